@@ -4,9 +4,13 @@ import ast
 import inspect
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import Field, fields, replace
+from functools import partial
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.base.errors import ConfigError
-from regard.cli.output import show, show_json, tell
+from regard.cli.output import check_folder, show, show_json, tell
 
 if TYPE_CHECKING:
-    from regard.conform.fact import Fact
     from regard.conform.report import Report
 
 
@@ -27,16 +30,9 @@ def _parameter(each: "Field[Any]") -> inspect.Parameter:
     """The command-line option of one field of CheckOptions."""
     flag, choices = f"--{each.name.replace('_', '-')}", each.metadata["choices"]
     text = f"{' or '.join(choices)}: {each.metadata['help']}" if choices else each.metadata["help"]
-    kind, default = each.type, each.default
-    if each.name in ("only", "without"):
-        kind, default = list[str] | None, None
-    if kind is bool:
-        option = typer.Option(flag, help=text)
-    elif kind == bool | None:
-        option = typer.Option(f"{flag}/--no-{flag[2:]}", help=text)
-    else:
-        option = typer.Option(help=text)
-    annotation = Annotated[kind, option]  # type: ignore[valid-type]
+    kind, default = (list[str] | None, None) if each.name in ("only", "without") else (each.type, each.default)
+    flags = [flag] if kind is bool else [f"{flag}/--no-{flag[2:]}"] if kind == bool | None else []
+    annotation = Annotated[kind, typer.Option(*flags, help=text)]  # type: ignore[valid-type]
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -58,30 +54,43 @@ def command(
         str | None, typer.Argument(help="What to check: package.module:name, or path/to/file.py:name")
     ] = None,
     *,
+    ignore_policy: Annotated[
+        bool, typer.Option("--ignore-policy", help="Exit with 0 if only our policy differs")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write the report as JUnit XML to this file")] = None,
+    github: Annotated[
+        bool, typer.Option("--github", envvar="GITHUB_ACTIONS", help="Also print findings as GitHub annotations")
+    ] = False,
     list_facts: Annotated[bool, typer.Option("--list", help="List every fact instead")] = False,
     libraries: Annotated[bool, typer.Option("--libraries", help="Check other libraries, as a Markdown table")] = False,
     **options: Any,
 ) -> None:
-    """Check which rules an attention or a decoder breaks."""
-    from regard.conform.checker import check, list_facts as every_fact
+    """Check which rules an attention or a decoder breaks.
+
+    Exit code 1: something is broken or inexact. 3: it only differs from our policy. 0: neither.
+    """
+    from regard.conform.options import CheckOptions
 
     if list_facts:
-        show_facts(every_fact(), json)
+        show_facts(json)
         return
     if libraries:
-        from regard.conform.libraries import table
+        from regard.conform.libraries import rows
 
-        print(table())
+        for row in rows():
+            print(row, flush=True)
         return
-    if target is None:
-        raise ConfigError("no target: pass package.module:name, or path/to/file.py:name")
+    # usage errors come first, without torch, which takes seconds to import
+    source, name = split_target(target)
     if junit is not None:
         _check_writable(junit)
-    given = {name: value or () if name in ("only", "without") else value for name, value in options.items()}
+    given = {key: value or () if key in ("only", "without") else value for key, value in options.items()}
+    CheckOptions.from_keywords(given)
+    from regard.conform.checker import check
+
     try:
-        report = check(load_target(target), progress=show_progress, **given)
+        report = check(load_target(source, name), progress=show_progress, **given)
     except ConfigError as error:
         raise ConfigError(with_flags(str(error))) from error
     if json:
@@ -89,19 +98,29 @@ def command(
     else:
         # example lines are not wrapped, so that they can be pasted
         Console(highlight=False).print(declare_with_flags(report), soft_wrap=True)
+    if github:
+        print("\n".join(report.annotations()), file=sys.stderr if json else sys.stdout)
     if junit is not None:
-        try:
-            junit.write_text(report.junit(), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{junit} cannot be written: {error.strerror or error}") from None
-    if not report.ok:
-        raise typer.Exit(1)
+        junit.write_text(report.junit(), encoding="utf-8")
+    if code := report.exit_code(ignore_policy):
+        raise typer.Exit(code)
+
+
+def split_target(target: str | None) -> tuple[str, str]:
+    """The module or file, and the name in it. A file has to exist."""
+    if target is None:
+        raise ConfigError("no target: pass package.module:name, or path/to/file.py:name")
+    source, _, name = target.rpartition(":")
+    if not source or not name:
+        raise ConfigError(f"{target!r} is not a target; write package.module:name, or path/to/file.py:name")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ConfigError(f"there is no file {source}; give its path from here")
+    return source, name
 
 
 def _check_writable(path: Path) -> None:
     """Raise before the check runs if the report cannot be written."""
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    check_folder(path)
     if path.is_dir():
         raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -124,38 +143,33 @@ def with_flags(words: str) -> str:
 
 def declare_with_flags(report: "Report") -> "Report":
     """The report, with declarations as command-line flags."""
-    facts = [
-        each
-        if each.failure is None
-        else replace(each, failure=replace(each.failure, declare=declaration_flags(each.failure.declare)))
-        for each in report.facts
-    ]
-    return replace(report, facts=tuple(facts))
+    failures = (
+        each.failure and replace(each.failure, declare=declaration_flags(each.failure.declare)) for each in report.facts
+    )
+    return replace(
+        report, facts=tuple(replace(each, failure=x) for each, x in zip(report.facts, failures, strict=True))
+    )
 
 
 def declaration_flags(declare: str) -> str:
     """A declaration as flags: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
-    if not declare:
-        return declare
     call = ast.parse(f"f({declare})", mode="eval").body
     assert isinstance(call, ast.Call)
-    words = []
-    for each in call.keywords:
-        name, value = str(each.arg).replace("_", "-"), ast.literal_eval(each.value)
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words.append(f"--{name} {f'{value!r}' if ' ' in str(value) else value}")
-    return " ".join(words)
+    given = {str(each.arg).replace("_", "-"): ast.literal_eval(each.value) for each in call.keywords}
+    return " ".join(
+        f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {shlex.quote(str(value))}"
+        for name, value in given.items()
+    )
 
 
-def load_target(target: str) -> object:
-    """The object named by module:name or file.py:name. A class is instantiated without arguments."""
-    source, colon, name = target.rpartition(":")
-    if not colon or not source or not name:
-        raise ConfigError(f"{target!r} is not a target; write package.module:name, or path/to/file.py:name")
-    module = _load_file(source) if source.endswith(".py") else _load_module(source)
-    found: object = module
+def load_target(source: str, name: str) -> object:
+    """The object of this name in a module or file. A class is instantiated without arguments."""
+    path = Path(source)
+    # as `python file.py` does: files in the same folder can be imported
+    sys.path.insert(0, str(path.resolve().parent if path.suffix == ".py" else Path.cwd()))
+    load = partial(_load_file, path) if path.suffix == ".py" else partial(import_module, source)
+    module: Any = _guard(load, f"{source} cannot be loaded", "; import it by itself")
+    found = module
     for part in name.split("."):
         if not hasattr(found, part):
             near = ", ".join(other for other in vars(module) if not other.startswith("_"))
@@ -164,10 +178,10 @@ def load_target(target: str) -> object:
     if not isinstance(found, type):
         return found
     advice = f"; check an instance: write mine = {found.__name__}(...) in a file of your own, and pass file.py:mine"
-    return _guard(found, f"{target} is a class that cannot be made without arguments", advice)
+    return _guard(found, f"{source}:{name} is a class that cannot be made without arguments", advice)
 
 
-def _guard(run: Callable[[], Any], words: str, advice: str) -> Any:
+def _guard(run: Callable[[], object], words: str, advice: str) -> object:
     """Call a foreign function; sys.exit() in it is an error too, so that it is not taken for success."""
     try:
         return run()
@@ -177,56 +191,33 @@ def _guard(run: Callable[[], Any], words: str, advice: str) -> Any:
         raise ConfigError(f"{words}: {type(error).__name__}: {error}{advice}") from error
 
 
-def _load_file(source: str) -> Any:
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    path = Path(source)
-    if not path.is_file():
-        raise ConfigError(f"there is no file {source}; give its path from here")
+def _load_file(path: Path) -> object:
+    """The module of a file, which stays in sys.modules if it can be loaded."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module, load = module_from_spec(spec), spec.loader.exec_module
-    # as `python file.py` does: files in the same folder can be imported, and the module is in sys.modules
-    sys.path.insert(0, str(path.resolve().parent))
+    module = module_from_spec(spec)
     known = sys.modules.setdefault(path.stem, module)
     try:
-        _guard(lambda: load(module), f"{source} cannot be loaded", "; run it by itself")
-    except ConfigError:
+        spec.loader.exec_module(module)
+    except BaseException:
         if known is module:
             del sys.modules[path.stem]
         raise
     return module
 
 
-def _load_module(source: str) -> Any:
-    from importlib import import_module
-
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return _guard(lambda: import_module(source), f"{source} cannot be loaded", "; import it by itself")
-    except ConfigError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError):
-            raise ConfigError(f"there is no module {source}: {error.__cause__}; pass a path, or install it") from error
-        raise
-
-
-def show_facts(facts: "Mapping[str, Sequence[Fact]]", json: bool) -> None:
+def show_facts(json: bool) -> None:
     """Print every fact, as tables or as JSON."""
+    from regard.conform.checker import list_facts
+
     if json:
-        texts = ("name", "student", "engineer", "cause")
-        show_json(
-            [
-                {"of": kind, **{x: getattr(fact, x) for x in texts}}
-                for kind, several in facts.items()
-                for fact in several
-            ]
-        )
+        facts = [(kind, fact) for kind, several in list_facts().items() for fact in several]
+        texts = ("name", "grade", "student", "engineer", "cause")
+        show_json([{"of": kind, **{x: getattr(fact, x) for x in texts}} for kind, fact in facts])
         return
-    for kind, several in facts.items():
-        lines = Table(
-            "fact", "rule", title=f"facts of a{'n' if kind == 'attention' else ''} {kind}", box=box.SIMPLE_HEAD
-        )
+    for kind, several in list_facts().items():
+        lines = Table("fact", "rule", title=f"facts of {kind}s", box=box.SIMPLE_HEAD)
         for fact in several:
             lines.add_row(fact.name, f"{fact.student}\n{fact.engineer}\n[dim]usual causes: {fact.cause}[/dim]")
         show(lines)

@@ -13,7 +13,7 @@ from regard.conform.inputs import AttentionInputs
 from regard.conform.options import CheckOptions
 from regard.conform.reset_state import StateReset
 from regard.see.adapters import Probe
-from regard.see.measure.mask_argument import MASK_NAMES, MaskArgument, find_mask_argument
+from regard.see.measure.mask_argument import AXES, MASK_NAMES, MaskArgument, find_mask_argument
 from regard.see.measure.read_weights import read_with_identity
 
 CAUSAL_NAMES = ("is_causal", "causal")
@@ -22,6 +22,7 @@ SCALE_NAMES = ("scale", "softmax_scale", "sm_scale")
 PADDING_NAMES = ("key_padding_mask", "key_mask", "padding_mask", "padding")
 DOCUMENT_NAMES = ("documents", "document_ids", "segment_ids", "doc_ids")
 DROPOUT_NAMES = ("dropout_p", "dropout")
+TRAINING_NAMES = ("training", "is_training", "train")
 WIDTHS = (4, 8, 12, 64)  # of heads, that are tried
 
 
@@ -169,15 +170,19 @@ def find_abilities(a: A) -> A:
         a = replace(a, dtype=torch.float64)
     if a.causal_argument is not None:
         a = replace(a, causal_works_alone=a.accepts(causal=True))
-    return replace(a, mask=_find_mask(a))
+    return replace(a, mask=_find_declared_mask(a))
 
 
-def _find_mask(a: AttentionUnderTest) -> MaskArgument | None:
-    """The argument that takes a mask, and what True means in it."""
+def find_mask(a: AttentionUnderTest, names: list[str], axes: tuple[str, ...] = AXES) -> MaskArgument | None:
+    """The argument of these that takes a mask, and what True means in it."""
+    inputs = a.random_inputs(6, 6, h=4, e=6, causal=False).with_zero_queries()
+    return find_mask_argument(lambda **mask: a.weights(inputs, **mask), names, inputs.pair_shape, inputs.dtype, axes)
+
+
+def _find_declared_mask(a: AttentionUnderTest) -> MaskArgument | None:
     declared = a.declared.mask_argument
     names = [name for name in ([declared] if declared else MASK_NAMES) if name in a.probe.parameters]
-    inputs = a.random_inputs(6, 6, h=4, e=6, causal=False).with_zero_queries()
-    found = find_mask_argument(lambda **mask: a.weights(inputs, **mask), names, inputs.pair_shape, inputs.dtype)
+    found = find_mask(a, names)
     if declared and found is None:
         raise ConfigError(
             f"mask_argument={declared!r} was declared, but {a.probe.name} accepts no mask of that name; "

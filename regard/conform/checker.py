@@ -4,8 +4,10 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,22 +18,24 @@ from regard.conform.attention_under_test import (
     CAUSAL_NAMES,
     DOCUMENT_NAMES,
     GROUPED_NAME,
+    TRAINING_NAMES,
     WIDTHS,
     find_abilities,
 )
-from regard.conform.conventions import MeasuredAttention
+from regard.conform.conventions import WIDE, MeasuredAttention
 from regard.conform.decoder import DecoderUnderTest, make_decoder, takes_tokens
 from regard.conform.example import Raised, find_call_code
-from regard.conform.fact import Fact, Failure, NotApplicableError
+from regard.conform.fact import POLICY, Fact, Failure, NotApplicableError
 from regard.conform.facts import ATTENTION, DECODER
 from regard.conform.facts.behaviour import raised_by
 from regard.conform.facts.dependence import memory_argument
 from regard.conform.inputs import AttentionInputs
 from regard.conform.options import CheckOptions
-from regard.conform.report import EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, FactResult, Report
+from regard.conform.report import DIFFERS, EXPLAINED, FAILED, NOT_APPLICABLE, PASSED, Convention, FactResult, Report
 from regard.conform.reset_state import find_reset
 from regard.conform.shrink import Violation, failure_of
 from regard.see.adapters import Probe, as_probe
+from regard.see.measure.mask_argument import MaskArgument
 from regard.see.measure.read_weights import training_mode
 
 Progress = Callable[[str], None]
@@ -61,7 +65,7 @@ def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Re
         if plan.kind == "decoder":
             decoder = make_decoder(fn, plan.options)
             results = _run_facts(plan.facts, decoder, progress)
-            return Report(decoder.name, plan.kind, results, decoder.conventions())
+            return Report(decoder.name, plan.kind, results, decoder.conventions(), *find_source(fn))
         probe_options = plan.options.probe_options
         reset = find_reset(fn, lambda: as_probe(fn, **probe_options))
         probe = as_probe(fn, **probe_options)
@@ -70,9 +74,22 @@ def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Re
             attention = replace(attention, code=find_call_code(fn, attention))
             results = _run_facts(plan.facts, attention, progress)
             found = [Convention("note", probe.note)] if probe.note else []
+            values = [f"{name} = {probe.filled_values.get(name, None)}" for name in probe.filled_in]
+            found += [Convention("filled in", "; ".join(values))] if values else []
             if not any(result.status == FAILED and result.fact.fatal for result in results):
                 found += [*describe_conventions(attention), *_untested_arguments(attention)]
-            return Report(probe.name, plan.kind, results, tuple(found))
+            return Report(probe.name, plan.kind, results, tuple(found), *find_source(fn))
+
+
+def find_source(fn: object) -> tuple[str | None, int]:
+    """The file and line that define a function, or the class of an object; the path is relative if it is below here."""
+    code = inspect.unwrap(fn) if inspect.isroutine(fn) else type(getattr(fn, "module", None) or fn)
+    try:
+        file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
+    except (OSError, TypeError):  # a builtin, or a function that was typed in
+        return None, 1
+    here = Path.cwd()
+    return None if file is None else str(Path(file).relative_to(here) if here in Path(file).parents else file), line
 
 
 check.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -102,8 +119,7 @@ def _no_exit(fn: object) -> Iterator[None]:
         ) from ended
 
 
-@dataclass(frozen=True)
-class CheckPlan:
+class CheckPlan(NamedTuple):
     """What a check does: the kind of callable, the facts to test, and the options."""
 
     kind: str
@@ -154,26 +170,31 @@ def _run_facts(
         if fatal is not None:
             results.append(FactResult(fact, EXPLAINED, f"explained by {fatal}"))
             continue
-        cause = next((causes[name] for name in fact.explained_by if name in causes), None)
-        try:
-            failure = fact.test(tested)
-        except NotApplicableError as reason:
-            results.append(FactResult(fact, NOT_APPLICABLE, str(reason)))
-            continue
-        except NotImplementedError as refusal:
-            results.append(FactResult(fact, NOT_APPLICABLE, f"not implemented: {Raised.from_error(refusal).message}"))
-            continue
-        except Exception as error:  # a foreign function may raise anything
-            cause = cause or next((name for name in RAISING_FACTS if name in causes), None)
-            failure = _raising_failure(tested, f"the call raises {Raised.from_error(error)}")
-        if failure is None:
-            results.append(FactResult(fact, PASSED))
-            continue
-        causes[fact.name] = cause or fact.name
-        fatal = causes[fact.name] if fact.fatal else None
-        explained = FactResult(fact, EXPLAINED, f"explained by {cause}")
-        results.append(explained if cause is not None else FactResult(fact, FAILED, failure.found, failure))
+        start = perf_counter()
+        result = _run_fact(fact, tested, causes)
+        results.append(replace(result, seconds=perf_counter() - start))
+        fatal = causes[fact.name] if fact.fatal and fact.name in causes else None
     return tuple(results)
+
+
+def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: dict[str, str]) -> FactResult:
+    """Test one fact. A finding is added to `causes`, with the fact that explains it."""
+    cause = next((causes[name] for name in fact.explained_by.split() if name in causes), None)
+    try:
+        failure = fact.test(tested)
+    except NotApplicableError as reason:
+        return FactResult(fact, NOT_APPLICABLE, str(reason))
+    except NotImplementedError as refusal:
+        return FactResult(fact, NOT_APPLICABLE, f"not implemented: {Raised.from_error(refusal).message}")
+    except Exception as error:  # a foreign function may raise anything
+        cause = cause or next((name for name in RAISING_FACTS if name in causes), None)
+        failure = _raising_failure(tested, f"the call raises {Raised.from_error(error)}")
+    if failure is None:
+        return FactResult(fact, PASSED)
+    causes[fact.name] = cause or fact.name
+    if cause is not None:
+        return FactResult(fact, EXPLAINED, f"explained by {cause}")
+    return FactResult(fact, DIFFERS if (failure.grade or fact.grade) == POLICY else FAILED, failure.found, failure)
 
 
 def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -> Failure:
@@ -202,8 +223,8 @@ def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
         "norm of q and k": (lambda: declared.qk_norm if a.scores_fit else None, declared.qk_norm),
         "sink": (lambda: _sink_words(a), declared.sink),
         "bias": (lambda: a.bias_name if a.bias_name != "none" else None, declared.bias),
-        "mask": (lambda: _mask_words(a), declared.mask_polarity),
-        "padding": (lambda: _padding_words(a), declared.mask_polarity),
+        "mask": (lambda: _mask_words(a.mask), declared.mask_polarity),
+        "padding": (lambda: _mask_words(a.padding), declared.mask_polarity),
         "mask and causal": (lambda: "a mask replaces the causal one" if a.mask_replaces_causal else None, None),
         "fully masked row": (lambda: a.fully_masked_rows, declared.fully_masked_rows),
         "lengths": (lambda: _lengths_words(a), None),
@@ -212,7 +233,6 @@ def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
         "layout": (lambda: None if a.probe.layout == "b h n c" else a.probe.layout, None),
         "memory argument": (lambda: memory_argument(a), None),
         "gradients": (lambda: None if a.has_gradients else "none", None),
-        "filled with None": (lambda: ", ".join(a.probe.filled_in) or None, None),
     }
     for name, (describe, wanted) in described.items():
         try:
@@ -226,10 +246,11 @@ def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
 def _untested_arguments(a: MeasuredAttention) -> Iterator[Convention]:
     """The arguments that were never used, so that nobody takes them for tested."""
     used: set[str | None] = {*CAUSAL_NAMES, GROUPED_NAME, *(a.declared.extra or {}), *a.probe.filled_in}
-    padding = a.padding.name if a.padding is not None and not a.padding.refused else None
+    padding = None if a.padding is None else a.padding.name
     scale = a.scale_argument if a.scale_argument and _accepts_scale(a, a.scale_argument) else None
     mask = None if a.mask is None else a.mask.name
-    used |= {mask, padding, scale, a.dropout_argument, memory_argument(a), a.find_parameter(DOCUMENT_NAMES)}
+    training = a.find_parameter(TRAINING_NAMES) if a.dropout_argument else None
+    used |= {mask, padding, scale, a.dropout_argument, training, memory_argument(a), a.find_parameter(DOCUMENT_NAMES)}
     unused = [name for name in a.probe.parameters if name not in used]
     if unused:
         advice = "" if a.mask is not None else "; declare mask_argument=... if one is a mask"
@@ -271,8 +292,9 @@ def _widths_words(widths: tuple[int, ...]) -> str | None:
 def _rotary_words(a: MeasuredAttention) -> str | None:
     if a.rotary is None:
         return None
-    pairing, base, share = a.rotary
-    return f"{pairing}, base {base:g}" + ("" if share == 1.0 else f", {share:.0%} of the coordinates")
+    share = a.rotary.width / a.measurement(c=WIDE).raw.reader.c
+    scheme = a.rotary_scheme or "frequencies of no known scheme"
+    return f"{a.rotary.pairing}, {scheme}" + ("" if share == 1.0 else f", {share:.0%} of the coordinates")
 
 
 def _sink_words(a: MeasuredAttention) -> str | None:
@@ -280,20 +302,13 @@ def _sink_words(a: MeasuredAttention) -> str | None:
     return None if found is None else f"logits {', '.join(f'{logit:.4g}' for logit in found)}"
 
 
-def _mask_words(a: MeasuredAttention) -> str | None:
-    argument = a.mask
+def _mask_words(argument: MaskArgument | None) -> str | None:
     if argument is None:
         return None
     one = "1" if argument.values == "ones" else "True"
     meanings = {"keep": f"{one} keeps", "drop": f"{one} drops", "transposed": "transposed", None: "hides nothing"}
     added = argument.works and argument.values == "additive"
     return f"{argument.name} ({argument.axes}), {'added to scores' if added else meanings[argument.polarity]}"
-
-
-def _padding_words(a: MeasuredAttention) -> str | None:
-    if a.padding is None or a.padding.polarity is None:
-        return None
-    return f"{a.padding.name} (b j), True {a.padding.polarity}s"
 
 
 def list_facts() -> dict[str, list[Fact]]:

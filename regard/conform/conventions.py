@@ -10,29 +10,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.conform.attention_under_test import PADDING_NAMES, AttentionUnderTest
+from regard.conform.attention_under_test import PADDING_NAMES, AttentionUnderTest, find_mask
 from regard.conform.expected import ExpectedAttention
 from regard.conform.inputs import AttentionInputs
 from regard.core.scores import alibi_slopes
 from regard.see.measure import AttentionMeasurement, measure_attention
 from regard.see.measure.biases import name_bias
 from regard.see.measure.heads import name_grouping
-from regard.see.measure.mask_argument import fully_masked_row
+from regard.see.measure.mask_argument import MaskArgument, fully_masked_row
 from regard.see.measure.mask_names import VisibleBand, smallest_band
+from regard.see.measure.rotary import RotaryScheme, Rotation
 from regard.see.measure.scale import SCALES, ScoreReading, Sizes, name_scale
 from regard.see.measure.stats import centre_rows
 
 LONG = 301  # keys: several blocks of a fast kernel, and a remainder
+WIDE = 64  # the width of heads at which rotary frequencies are named
 NORMS = {None: None, "rms": "rms", "layer": "layer", "l2": "rms"}  # as declared, and as measured
-
-
-@dataclass(frozen=True)
-class PaddingArgument:
-    """The argument for padded keys, and what True means in it: keep, drop, or None if neither hides them."""
-
-    name: str
-    polarity: str | None = None
-    refused: str = ""  # the exception, if it accepts no booleans of (b j)
 
 
 @dataclass(frozen=True)
@@ -182,14 +175,36 @@ class MeasuredAttention(AttentionUnderTest):
         return self.measurement().scores
 
     @cached_property
-    def rotary(self) -> tuple[str, float, float] | None:
-        """The pairing, base and share of rotated coordinates of rotary positions; None if there are none."""
-        if self.scores.rotary is None or self.scores.scale is None:
+    def rotary(self) -> Rotation | None:
+        """The rotation of q and k by position, at a width that shows its base; None if there is none."""
+        if self.scores.rotation is None or self.scores.scale is None:
             return None
-        wide = self.measurement(c=16)  # few coordinates do not show the base
-        found = wide.scores if wide.scores.rotary_base is not None else self.scores
-        share = (found.rotary_width or 0) / wide.raw.reader.c if found is wide.scores else 1.0
-        return found.rotary or self.scores.rotary, found.rotary_base or 10000.0, share
+        return self.measurement(c=WIDE).scores.rotation or self.scores.rotation
+
+    @cached_property
+    def rotary_scheme(self) -> RotaryScheme | None:
+        """The base and scaling of rotary frequencies; None if there is no rotary, or no known scheme."""
+        return None if self.rotary is None else self.rotary.scheme()
+
+    def rotation(self, c: int) -> Rotation | None:
+        """The rotation at this width: with the powers of its base if it has one, else with measured frequencies."""
+        found = None if self.rotary is None else self.measurement(c=c).scores.rotation
+        if found is None:
+            return None
+        base, wide = found.base(), self.rotary_scheme
+        # a base of few digits is measured more exactly in a wide head; NTK scaling makes another one at each width
+        if base is not None and wide is not None and math.isclose(base, wide.base, rel_tol=0.05):
+            base = wide.base if wide.base == float(f"{wide.base:.2g}") else base
+        return found if base is None else found.with_base(base)
+
+    @cached_property
+    def score_span(self) -> float | None:
+        """The largest difference of two scores of a row, if it does not grow with q; None if it does, or is unknown."""
+        spans, inputs = [], self.random_inputs(9, 9, b=1)
+        for factor in (100.0, 1000.0):
+            weights = self.weights(inputs.with_tensors(q=factor * inputs.q)).double()[..., -1, :]
+            spans.append((weights.amax(-1).log() - weights.amin(-1).log()).max().item())
+        return spans[1] if math.isfinite(spans[1]) and math.isclose(*spans, rel_tol=0.02) else None
 
     @property
     def scores_fit(self) -> bool:
@@ -215,6 +230,12 @@ class MeasuredAttention(AttentionUnderTest):
         sizes = reader.c, reader.value_width(reader.j), reader.h, reader.j
         return sizes, math.nan if scale is None else scale * (reader.c if self.declared.qk_norm == "l2" else 1)
 
+    @cached_property
+    def yarn_factor(self) -> float:
+        """By how much YaRN multiplies the scale, if it is measured to do so; else 1."""
+        factor = 1.0 if self.rotary_scheme is None else self.rotary_scheme.beta_factor
+        return factor if math.isclose(self.scales[0][1], factor * self.scales[0][0][0] ** -0.5, rel_tol=1e-3) else 1.0
+
     @property
     def scale_varies(self) -> bool:
         """Whether the scale differs between widths or lengths, so that no number declares it."""
@@ -225,6 +246,8 @@ class MeasuredAttention(AttentionUnderTest):
     def scale_name(self) -> str:
         """The rule behind the scale, or its value."""
         name = name_scale(self.scales, self.precision * 10)
+        if name is None and self.yarn_factor != 1.0:
+            return f"{self.yarn_factor:.4g}/sqrt(c), the scale of YaRN"
         if name is None and self.scale_varies:
             return ", ".join(f"{scale:.6g} at c={c}, j={j}" for (c, _, _, j), scale in self.scales)
         return name or f"{self.scales[0][1]:.6g}"
@@ -237,8 +260,9 @@ class MeasuredAttention(AttentionUnderTest):
         return scale if math.isfinite(scale) else self.expected_scale(inputs)
 
     def expected_scale(self, inputs: AttentionInputs) -> float:
-        """The declared scale, or 1/sqrt(c)."""
-        return inputs.sizes[5] ** -0.5 if self.declared.scale is None else self.declared.scale
+        """The declared scale, or 1/sqrt(c), times the factor of YaRN."""
+        usual = self.yarn_factor * inputs.sizes[5] ** -0.5
+        return usual if self.declared.scale is None else self.declared.scale
 
     @cached_property
     def has_gradients(self) -> bool:
@@ -258,26 +282,10 @@ class MeasuredAttention(AttentionUnderTest):
         return bool((masked & ~plain).any())
 
     @cached_property
-    def padding(self) -> PaddingArgument | None:
-        """The argument for padded keys, if there is one."""
+    def padding(self) -> MaskArgument | None:
+        """The argument for padded keys of (b j), if there is one that accepts booleans."""
         name = self.find_parameter(PADDING_NAMES)
-        if name is None:
-            return None
-        inputs, real = self.padded_inputs()
-        for polarity, given in (("keep", real), ("drop", ~real)):
-            try:
-                flat = self.weights(inputs, **{name: given})
-            except Exception as refused:  # a foreign function may raise anything
-                return PaddingArgument(name, refused=f"{type(refused).__name__}: {refused}"[:80])
-            if not bool(flat[1, :, :3, 3:].any()) and bool((flat[0, :, -1] > 0).all()):
-                return PaddingArgument(name, polarity)
-        return PaddingArgument(name)
-
-    def padded_inputs(self) -> tuple[AttentionInputs, Bool[Tensor, "2 5"]]:
-        """A call at q = 0, and which keys are real: all of the first sequence, and three of the second."""
-        real = torch.ones(2, 5, dtype=torch.bool)
-        real[1, 3:] = False
-        return self.random_inputs(5, 5, b=2, dtype=torch.float32).neutral(), real
+        return None if name is None else find_mask(self, [name], axes=("b j",))
 
     @cached_property
     def fully_masked_rows(self) -> str | None:
@@ -297,15 +305,12 @@ class MeasuredAttention(AttentionUnderTest):
         _, h, _, i, j, c, _ = inputs.sizes
         # a mask may replace the causal one or be added to it
         visible = (self.flat_weights(i, j, inputs.causal, h, inputs.visible is not None, c) > 0)[None]
-        pairing, base, share = self.rotary or (None, 10000.0, 1.0)
         sink = self.measurement(h=h).bias.sink if self.declared.sink else None
         return ExpectedAttention(
             visible=visible if inputs.visible is None else visible & inputs.visible,
             scale=self.scale(inputs),
             grouping="tile" if self.grouping == "tile" else "repeat",
-            rotary=pairing,
-            rotary_base=base,
-            rotary_share=share,
+            rotation=self.rotation(c),
             rotary_alignment=self.rotary_alignment or "bottom-right",
             norm=self.declared.qk_norm,
             epsilon=self.scores.norm.epsilon if self.scores.norm is not None else 0.0,

@@ -1,20 +1,19 @@
 """The decoder under test: tokens in, logits out, and how it takes padding, positions and a KV cache."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.conform.options import CheckOptions
 from regard.conform.report import Convention
-from regard.core.masks import padding
 from regard.see.measure.read_weights import training_mode
 
 TOKEN_NAMES = ("tokens", "input_ids", "token_ids", "ids", "idx", "inputs")
@@ -142,39 +141,19 @@ class DecoderUnderTest:
                 return found
         return None
 
-    def padding_keywords(self, lengths: list[int], n: int, side: str) -> dict[str, object]:
-        """The arguments for sequences padded to n tokens on one side; positions count real tokens."""
-        name = self.padding_argument
-        if name is None:
-            return {}
-        real = torch.tensor(lengths)
-        if name == "padding":
-            return {name: padding(real) if side == "right" else padding(real, side="left", width=n)}
-        position = torch.arange(n)[None, :]
-        kept = position < real[:, None] if side == "right" else position >= n - real[:, None]
-        given: dict[str, object] = {name: kept.long()}
-        if side == "left" and self.positions_argument is not None:
-            given[self.positions_argument] = (kept.long().cumsum(1) - 1).clamp(min=0)
-        return given
+    def run_code(self, tokens: Int[Tensor, "b n"], lines: Sequence[str], gradients: bool = False) -> dict[str, Any]:
+        """Run lines of an example on a copy of these tokens; the names that they assign."""
+        space = {**self.extra, "torch": torch, "tokens": tokens.clone(), self.name_in_code: self.run}
+        with torch.set_grad_enabled(gradients):
+            exec("\n".join(lines), space)
+        return space
 
-    def in_steps(
-        self, tokens: Int[Tensor, "b n"], sizes: list[int], capacity: int | None = None
-    ) -> Float[Tensor, "b n w"]:
-        """The logits of the same tokens, passed in steps through the KV cache."""
-        assert self.cache is not None
-        rows, start = [], 0
-        cache: object = None
-        if self.cache.argument == "cache" and self.cache.key is None and self.module is not None:
-            make: Any = self.module.cache
-            cache = make() if capacity is None else make(capacity)
-        for size in sizes:
-            step = tokens[:, start : start + size].clone()
-            with torch.no_grad():
-                out = self.call(step, **self.cache.keywords(start if self.cache.argument == START else cache))
-            cache = cache if self.cache.key is None else self.cache.from_output(out)
-            rows.append(get_logits(out))
-            start += size
-        return torch.cat(rows, 1)
+    @property
+    def name_in_code(self) -> str:
+        """The name of the decoder in an example."""
+        if self.module is not None:
+            return "model"
+        return self.name if self.name.isidentifier() else "f"
 
     def conventions(self) -> tuple[Convention, ...]:
         """Its vocabulary and arguments."""
@@ -214,24 +193,22 @@ def takes_tokens(fn: object) -> bool:
         return False
     if isinstance(fn, nn.Module):
         # an embedding alone does not show that: positions may be embedded too
-        return names[0] in TOKEN_NAMES or (names[0] == "x" and "k" not in names and _token_embedding(fn) is not None)
+        return names[0] in TOKEN_NAMES or (names[0] == "x" and "k" not in names and token_embedding(fn) is not None)
     return names[0] in TOKEN_NAMES and (len(names) < 2 or names[1] not in ("k", "keys", "key"))
 
 
-def _token_embedding(module: nn.Module) -> nn.Embedding | None:
-    """The embedding that receives the tokens of a call."""
-    parts = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+def token_embedding(module: nn.Module) -> str | None:
+    """The path of the embedding that receives the tokens of a call."""
     own = next(module.parameters(), torch.empty(0))
     tokens = torch.tensor([[1, 0, 0, 1]], device=own.device)
-    found: list[nn.Embedding] = []
+    found: list[str] = []
 
-    def record(part: nn.Module, given: tuple[Any, ...]) -> None:
-        read = given[0] if given else None
-        if isinstance(read, Tensor) and read.shape == tokens.shape and torch.equal(read, tokens):
-            assert isinstance(part, nn.Embedding)
-            found.append(part)
+    def record(path: str, part: nn.Module, given: tuple[Any, ...]) -> None:
+        if given and isinstance(given[0], Tensor) and torch.equal(given[0], tokens):
+            found.append(path)
 
-    hooks = [part.register_forward_pre_hook(record) for part in parts]
+    parts = {path: part for path, part in module.named_modules() if isinstance(part, nn.Embedding)}
+    hooks = [part.register_forward_pre_hook(partial(record, path)) for path, part in parts.items()]
     try:
         if parts:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), training_mode(module, training=False):
@@ -253,11 +230,10 @@ def make_decoder(fn: object, options: CheckOptions) -> DecoderUnderTest:
     for name in ("vocab", "vocab_size"):
         vocab = vocab or getattr(config, name, None)
     if vocab is None and module is not None:
-        embedding = _token_embedding(module)
-        sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-        vocab = embedding.num_embeddings if embedding is not None else sizes[0] if sizes else None
+        sizes = {path: part.num_embeddings for path, part in module.named_modules() if isinstance(part, nn.Embedding)}
+        vocab = sizes.get(token_embedding(module) or "", next(iter(sizes.values()), None))
     if vocab is None:
-        raise ConfigError("the vocabulary size of the decoder is unknown; pass vocab=")
+        raise ConfigError("the vocabulary size of the decoder is unknown; pass vocab=, as check(decoder, vocab=50257)")
     name = type(fn).__name__ if module is not None else getattr(fn, "__name__", type(fn).__name__)
     parameters = _parameters(fn)
     unknown = [each for each in options.extra or {} if each not in parameters]

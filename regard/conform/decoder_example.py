@@ -1,4 +1,4 @@
-"""Write a broken rule of a decoder as Python code that runs, with what it gives and what it should give."""
+"""Decoder calls as Python code: the code of an example is what the checker runs."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.conform.decoder import START, DecoderUnderTest
 from regard.conform.example import SIMPLE_TYPES, AtMost, result_comments
 from regard.conform.fact import Failure
+from regard.conform.tolerance import equal
 
 TOLERANCE = 2e-4  # of the largest logit: float32 rounding through a few layers
 
@@ -16,7 +17,7 @@ def fail(
     d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], got: object, expected: object = None
 ) -> Failure:
     """The failure with its example: the tokens, the lines, and what the last line gives and should give."""
-    before = [f"# {name_code(d)}: the {d.name} that was passed to check"] if name_code(d) != d.name else []
+    before = [f"# {d.name_in_code}: the {d.name} that was passed to check"] if d.name_in_code != d.name else []
     others = [name for name, value in d.extra.items() if not isinstance(value, SIMPLE_TYPES)]
     before += [f"# {', '.join(others)}: what was passed to check by that name"] if others else []
     before += ["model.eval()"] if d.module is not None else []
@@ -24,14 +25,28 @@ def fail(
     return Failure(words, "\n".join([*lines, *result_comments(lines[-1], got, expected)]))
 
 
-def fail_difference(
-    d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], got: Tensor, expected: Tensor, x: str, y: str
-) -> Failure:
-    """The failure of two logits that differ; `x` and `y` are their code. {} in the words is the difference."""
+def compare_logits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], x: str, y: str) -> Failure | None:
+    """The failure if the logits `x` differ from `y` by more than rounding. Both are code, evaluated after the lines.
+
+    words  of the failure; {} in them is the difference
+    """
+    got, expected = d.run_code(tokens, [*lines, f"both = {x}, {y}"])["both"]
+    if difference(got, expected) <= 1:
+        return None
     error = (got - expected).abs().max().item()
     most = max(expected.abs().max().item(), 1e-3) * TOLERANCE
     lines = [*lines, f"error = ({x} - {y}).abs().max().item()"]
     return fail(d, words.format(f"{error:.1e}"), tokens, lines, error, AtMost(most) if error > most else 0.0)
+
+
+def compare_bits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str]) -> Failure | None:
+    """The failure if `first` and `second`, which the lines assign, are not equal bit for bit."""
+    space = d.run_code(tokens, lines)
+    first, second = space["first"], space["second"]
+    if equal(first, second):
+        return None
+    words = words.format(f"{(first - second).abs().max():.1e}")
+    return fail(d, words, tokens, [*lines, "same = torch.equal(first, second)"], False, True)
 
 
 def difference(x: Tensor, y: Tensor) -> float:
@@ -42,11 +57,9 @@ def difference(x: Tensor, y: Tensor) -> float:
     return ((x - y).abs().nan_to_num(torch.inf).max() / scale).item()
 
 
-def name_code(d: DecoderUnderTest) -> str:
-    """The name of the decoder in an example."""
-    if d.module is not None:
-        return "model"
-    return d.name if d.name.isidentifier() else "f"
+def change_code(d: DecoderUnderTest, at: str) -> list[str]:
+    """The lines that make `other`: the same tokens, with others at one position or slice."""
+    return ["other = tokens.clone()", f"other[{at}] = (other[{at}] + 1) % {d.vocab}"]
 
 
 def logits_code(d: DecoderUnderTest, tokens: str = "tokens", *more: str) -> str:
@@ -61,7 +74,7 @@ def call_code(d: DecoderUnderTest, tokens: str, *more: str) -> str:
         simple = repr(value) if isinstance(value, SIMPLE_TYPES) else name
         given[name] = f"{name}({tokens})" if callable(value) else simple
     keywords = [f"{x}={value}" for x, value in given.items() if not any(each.startswith(f"{x}=") for each in more)]
-    return f"{name_code(d)}({', '.join([tokens, *keywords, *more])})"
+    return f"{d.name_in_code}({', '.join([tokens, *keywords, *more])})"
 
 
 def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
@@ -81,6 +94,30 @@ def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
     return found
 
 
+def padding_code(d: DecoderUnderTest, lengths: list[int], n: int, side: str) -> dict[str, str]:
+    """The arguments for sequences padded to n tokens on one side, each as code; positions count real tokens."""
+    left = "" if side == "right" else f", side={side!r}, width={n}"
+    if d.padding_argument == "padding":
+        return {"padding": f"masks.padding(torch.tensor({lengths}){left})"}
+    position, real = torch.arange(n)[None, :], torch.tensor(lengths)[:, None]
+    kept = (position < real if side == "right" else position >= n - real).long()
+    given = {str(d.padding_argument): f"torch.tensor({kept.tolist()})"}
+    if side == "left" and d.positions_argument is not None:
+        given[d.positions_argument] = f"torch.tensor({(kept.cumsum(1) - 1).clamp(min=0).tolist()})"
+    return given
+
+
+def keyword_lines(given: Mapping[str, str]) -> list[str]:
+    """The lines that assign arguments to their names."""
+    lines = [f"{name} = {code}" for name, code in given.items()]
+    return ["from regard.core import masks", *lines] if any("masks." in line for line in lines) else lines
+
+
+def keyword_logits(d: DecoderUnderTest, tokens: str, given: Mapping[str, str]) -> str:
+    """A call that gives logits with these arguments, as code."""
+    return logits_code(d, tokens, *(f"{name}={name}" for name in given))
+
+
 def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
     """The lines that pass tokens in steps through the KV cache; they leave the logits in `steps`."""
     assert d.cache is not None
@@ -94,10 +131,9 @@ def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", ca
             "steps = torch.cat(rows, 1)",
         ]
     if d.cache.key is None:
-        one = logits_code(d, "part", "cache=cache")
         return [
-            f"cache = {name_code(d)}.cache({'' if capacity is None else capacity})",
-            f"steps = torch.cat([{one} for part in {parts}], 1)",
+            f"cache = {d.name_in_code}.cache({'' if capacity is None else capacity})",
+            f"steps = torch.cat([{logits_code(d, 'part', 'cache=cache')} for part in {parts}], 1)",
         ]
     keywords = [f"{d.cache.argument}=past", *(f"{name}=True" for name in d.cache.flags)]
     return [
@@ -108,3 +144,9 @@ def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", ca
         f"    rows.append(out{_unwrap_code(d, cached=True)})",
         "steps = torch.cat(rows, 1)",
     ]
+
+
+def logits_in_steps(d: DecoderUnderTest, tokens: Tensor, sizes: list[int]) -> Tensor:
+    """The logits of the same tokens, passed in steps through the KV cache."""
+    steps: Tensor = d.run_code(tokens, steps_code(d, sizes))["steps"]
+    return steps

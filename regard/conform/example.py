@@ -13,7 +13,7 @@ from regard.conform.inputs import QKV, AttentionInputs, rounded_tensor_code, ten
 from regard.see.adapters import Probe
 from regard.see.measure.probes.functions import read_signature
 
-MAX_NUMBERS = 48  # of an output that is written in full; of a larger one only the worst entry is written
+MAX_NUMBERS = 24  # of an output that is written in full; of a larger one only the worst entry is written
 SIMPLE_TYPES = (int, float, str, bool)
 
 
@@ -90,6 +90,23 @@ def write_weights(call: CallWriter) -> list[str]:
     return [f"weights = {call.weights()}"]
 
 
+def run_lines(a: AttentionUnderTest, inputs: AttentionInputs, write: WriteLines) -> tuple[dict[str, Any], Any]:
+    """Run the lines of an example: the names that they assign, and the value of the last one."""
+    call = CallWriter(a, inputs)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
+        q, k, v = (x if x.requires_grad else x.detach().clone() for x in (q, k, v))
+        a.last_inputs[:] = [inputs.with_tensors(q=q.detach(), k=k.detach(), v=v.detach())]
+        return a.probe.call(q, k, v, **keywords)
+
+    space: dict[str, Any] = {"torch": torch, call.name: run, **{name: getattr(inputs, name).clone() for name in QKV}}
+    if inputs.visible is not None and a.mask is not None:
+        space[a.mask.name] = a.mask.convert(inputs.visible, inputs.dtype)
+    lines = write(call)
+    exec("\n".join(lines), space)
+    return space, space[lines[-1].partition(" = ")[0].strip()]
+
+
 def write_example(
     a: AttentionUnderTest,
     inputs: AttentionInputs,
@@ -160,7 +177,7 @@ def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
     """How a call is written: by the function's own name if it takes q, k and v in our layout, else with `as_probe`."""
     name = str(getattr(fn, "__name__", ""))
     if isinstance(fn, Probe):
-        return CallCode(("# probe: the one that was passed to check",), "probe.call")
+        return CallCode(("# probe: the one that was passed to check", "attend = probe.call"), "attend")
     given = a.declared.probe_options
     own = name if name.isidentifier() else "f"
     if not isinstance(fn, nn.Module) and not given and _is_plain(fn, a):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regard.conform.inputs import AttentionInputs
 from regard.core.attend import attend
-from regard.core.positions import Rotary
 from regard.core.scores import ScoreTerm, additive, sink, softcap
 from regard.see.measure.norms import normalise
+from regard.see.measure.rotary import Rotation
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,7 @@ class ExpectedAttention:
     visible: Bool[Tensor, "#b #h i j"]
     scale: float
     grouping: str = "repeat"
-    rotary: str | None = None
-    rotary_base: float = 10000.0
-    rotary_share: float = 1.0  # the share of coordinates that are rotated
+    rotation: Rotation | None = None  # of q and k, by position
     rotary_alignment: str = "bottom-right"  # the position of fewer queries than keys
     norm: str | None = None  # of q and k
     epsilon: float = 0.0  # of that norm
@@ -60,10 +58,9 @@ class ExpectedAttention:
         q, k, v = inputs.q, inputs.k, inputs.v
         _, h, g, i, j, _, _ = inputs.sizes
         q, k = (normalise(x, self.norm, self.epsilon) for x in (q, k))
-        if self.rotary is not None:
-            width = None if self.rotary_share == 1.0 else 2 * round(self.rotary_share * q.shape[-1] / 2)
-            rotate = Rotary(base=self.rotary_base, pairing=self.rotary, width=width)
-            q, k = rotate(q, j - i if self.rotary_alignment == "bottom-right" else 0), rotate(k, 0)
+        if self.rotation is not None:
+            start = j - i if self.rotary_alignment == "bottom-right" else 0
+            q, k = self.rotation.apply(q, start), self.rotation.apply(k)
         if self.grouping == "tile" and g < h:
             k, v = k.repeat(1, h // g, 1, 1), v.repeat(1, h // g, 1, 1)
         return q, k, v

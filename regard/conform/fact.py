@@ -1,10 +1,13 @@
 """A fact: a rule that every attention keeps, in the words of a student and of an engineer, and its test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from regard.base.registry import Registry
+
+# the grade of a finding: a wrong result; rounding beyond the tolerance; a choice that other projects make differently
+BROKEN, INEXACT, POLICY = "broken", "inexact", "differs from our policy"
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,12 @@ class Failure:
     found: str
     example: str = ""  # Python code
     declare: str = ""  # the options that make it right, if it is on purpose
+    grade: str = ""  # if it is not that of the fact
+
+
+def first_failure(found: Iterable[Failure | None]) -> Failure | None:
+    """The first failure, if there is one."""
+    return next((each for each in found if each is not None), None)
 
 
 class NotApplicableError(Exception):
@@ -30,7 +39,8 @@ class Fact:
     student, engineer  the rule in two wordings
     cause              the usual mistakes that break it
     fatal              if it is broken, later facts cannot be measured and are reported as explained by it
-    explained_by       other facts that break this one too
+    grade              "broken", "inexact" or "differs from our policy"
+    explained_by       names of other facts that break this one too
     slow               left out by `quick=True`
     """
 
@@ -40,7 +50,8 @@ class Fact:
     cause: str
     test: FactTest
     fatal: bool = False
-    explained_by: tuple[str, ...] = ()
+    grade: str = BROKEN
+    explained_by: str = ""
     slow: bool = False
 
 

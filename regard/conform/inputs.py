@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 MAX_LINE = 1200  # characters of a printed line of an example
+MAX_BITS = 32  # entries of a mask that is written as a list
 QKV = ("q", "k", "v")
 
 
@@ -62,23 +63,22 @@ class AttentionInputs:
 
     def select(self, axis: str, index: Tensor, square: bool = False) -> "AttentionInputs":
         """Only these entries of one axis: b, h, i, j, c or e. `square` selects the same of i and j."""
-        q, k, v, visible = self.q, self.k, self.v, self.visible
         _, h, g, *_ = self.sizes
-        if axis == "b":
-            q, k, v = q[index], k[index], v[index]
-            visible = None if visible is None else visible[index]
-        elif axis == "h":
-            q, visible = q[:, index], None if visible is None else visible[:, index]
-            k, v = (k, v) if g < h else (k[:, index], v[:, index])
-        elif axis == "c":
-            q, k = q[..., index], k[..., index]
-        elif axis == "e":
-            v = v[..., index]
-        if axis == "i" or (axis == "j" and square):
-            q, visible = q[:, :, index], None if visible is None else visible[:, :, index]
-        if axis == "j" or (axis == "i" and square):
-            k, v, visible = k[:, :, index], v[:, :, index], None if visible is None else visible[..., index]
-        return replace(self, q=q, k=k, v=v, visible=visible)
+        axes = {axis, *("ij" if square and axis in "ij" else "")}
+        key_axes = axes - {"h"} if g < h else axes  # shared key heads stay
+
+        def pick(x: Tensor, names: str, chosen: set[str]) -> Tensor:
+            for at, name in enumerate(names):
+                x = x.index_select(at, index) if name in chosen else x
+            return x
+
+        return replace(
+            self,
+            q=pick(self.q, "bhic", axes),
+            k=pick(self.k, "bhjc", key_axes),
+            v=pick(self.v, "bhje", key_axes),
+            visible=None if self.visible is None else pick(self.visible, "bhij", axes),
+        )
 
 
 def hide_later_half(inputs: AttentionInputs) -> AttentionInputs:
@@ -95,12 +95,12 @@ def tensor_code(x: Tensor) -> str:
         return f"{tensor_code(x.flatten(0, -3)[0])}.repeat({', '.join(map(str, x.shape[:-2]))}, 1, 1)"
     if not x.is_floating_point():
         first = x.flatten()[0].item()
+        if x.dtype == torch.bool and x.numel() > MAX_BITS and not _constant(x):  # the bits of one number
+            bits = sum(bit << n for n, bit in enumerate(x.flatten().tolist()))
+            return f"torch.tensor([{bits:#x} >> n & 1 for n in range({x.numel()})]).bool().reshape{tuple(x.shape)}"
         return f"torch.full({tuple(x.shape)}, {first})" if _constant(x) else f"torch.tensor({x.tolist()})"
-    rows = x.isnan().transpose(0, -2).flatten(1).all(1).nonzero()[:, 0] if x.dim() > 1 else x.new_zeros(0)
-    finite = x[~x.isnan()]
-    plain = x.nan_to_num(float(finite[0]) if len(finite) else 0.0)
-    if len(rows) and int(x.isnan().sum()) == len(rows) * x.numel() // x.shape[-2] and _constant(plain):
-        return f"{tensor_code(plain)}.index_fill(-2, torch.tensor({rows.tolist()}), float('nan'))"
+    if x.numel() > MAX_BITS and bool(((x == 0) | (x == -torch.inf)).all()) and not _constant(x):  # an additive mask
+        return f"torch.zeros{tuple(x.shape)}.masked_fill({tensor_code(x != 0)}, -torch.inf){_dtype_code(x)}"
     if _constant(x) and x.flatten()[0].item() in (0, 1):
         return f"torch.{'zeros' if x.flatten()[0] == 0 else 'ones'}{tuple(x.shape)}{_dtype_code(x)}"
     # the fewest digits that identify a number of this dtype

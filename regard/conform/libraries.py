@@ -3,10 +3,12 @@
 Only what is installed is run. Nothing is declared, so every convention that is not this project's own shows up.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -26,8 +28,7 @@ class LibraryAttention:
     package: str
     name: str
     make: Callable[[], Any]
-    declared: tuple[tuple[str, Any], ...] = ()  # its own conventions, under which it is correct
-    extra: tuple[tuple[str, Any], ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)  # arguments of every call
 
 
 def _flex() -> Callable[..., Tensor]:
@@ -46,90 +47,95 @@ def _flex() -> Callable[..., Tensor]:
     return flex
 
 
-def _hugging_face(
-    model: str, attention: str, config: str, kind: str, settings: dict[str, Any]
-) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        configured = getattr(import_module("transformers"), config)(**settings)
-        configured._attn_implementation = kind
-        module = getattr(import_module(f"transformers.models.{model}.modeling_{model}"), attention)
-        made = module(configured, layer_idx=0) if model in ("gpt2", "llama", "bert") else module(configured)
-        assert isinstance(made, nn.Module)
-        return made.eval()
-
-    return make
+def _hugging_face(model: str, name: str, config: str, kind: str, **settings: Any) -> nn.Module:
+    """An attention of transformers, with one of its attention functions."""
+    made = getattr(import_module(f"transformers.models.{model}.modeling_{model}"), name)
+    configured = getattr(import_module("transformers"), config)(**settings)
+    configured._attn_implementation = kind
+    layer = {"layer_idx": 0} if "layer_idx" in inspect.signature(made).parameters else {}
+    return _evaluated(made(configured, **layer))
 
 
-def _timm(**settings: Any) -> nn.Module:
-    made = import_module("timm.layers").Attention(12, num_heads=3, **settings)
+def _make(module: str, name: str, *sizes: int, **settings: Any) -> Callable[[], nn.Module]:
+    """The attention of this name in a module of a library."""
+    return lambda: _evaluated(getattr(import_module(module), name)(*sizes, **settings))
+
+
+def _evaluated(made: Any) -> nn.Module:
     assert isinstance(made, nn.Module)
     return made.eval()
 
 
-def _x_transformers(**settings: Any) -> nn.Module:
-    made = import_module("x_transformers.x_transformers").Attention(dim=24, dim_head=8, **settings)
-    assert isinstance(made, nn.Module)
-    return made.eval()
+def _unfused() -> nn.Module:
+    made = _make("timm.layers", "Attention", 12, num_heads=3)()
+    made.fused_attn = False  # type: ignore[assignment]
+    return made
+
+
+def _torchtune() -> nn.Module:
+    names = {"q_proj": 24, "k_proj": 12, "v_proj": 12, "output_proj": 24}
+    sizes = {"embed_dim": 24, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
+    made = _make("torchtune.modules", "MultiHeadAttention", **sizes, **{x: nn.Linear(24, n) for x, n in names.items()})
+    return made()
 
 
 HIDDEN = ("layout", "untested arguments")  # in the table
 _SMALL = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 1}
-_GPT2 = {"n_embd": 24, "n_head": 3, "n_layer": 1, "n_positions": 512, "vocab_size": 11}
-_POISON = (("masked_nan", "propagates"),)
-_ADDITIVE = (*_POISON, ("mask_values", "additive"), ("fully_masked_rows", "nan"))
+_GPT = {"n_embd": 24, "n_head": 3, "n_layer": 1, "n_positions": 512}
+_LATENT = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_FAMILIES: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
+    ("gpt2", "GPT2Attention", "GPT2Config", _GPT, ("eager", "sdpa")),
+    ("bert", "BertSelfAttention", "BertConfig", _SMALL, ("eager", "sdpa")),
+    ("vit", "ViTAttention", "ViTConfig", _SMALL, ("eager", "sdpa")),
+    (
+        "llama",
+        "LlamaAttention",
+        "LlamaConfig",
+        {**_SMALL, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8},
+        ("eager", "sdpa"),
+    ),
+    ("gptj", "GPTJAttention", "GPTJConfig", {**_GPT, "rotary_dim": 4}, ("eager",)),
+    ("bloom", "BloomAttention", "BloomConfig", {"hidden_size": 24, "n_head": 3, "n_layer": 1}, ("eager",)),
+    ("deberta_v2", "DisentangledSelfAttention", "DebertaV2Config", _SMALL, ("eager",)),
+    ("deepseek_v3", "DeepseekV3Attention", "DeepseekV3Config", {**_SMALL, **_LATENT}, ("eager", "sdpa")),
+)
+_X = ("x_transformers.x_transformers", "Attention")
 
 LIBRARIES = (
-    LibraryAttention(
-        "torch", "scaled_dot_product_attention", lambda: nn.functional.scaled_dot_product_attention, _POISON
-    ),
+    LibraryAttention("torch", "scaled_dot_product_attention", lambda: nn.functional.scaled_dot_product_attention),
     *(
         LibraryAttention(
             "torch",
             f"nn.MultiheadAttention, need_weights={wanted}",
             lambda: nn.MultiheadAttention(12, 3, batch_first=True),
-            (*_POISON, ("fully_masked_rows", "nan" if wanted else "zeros"), ("mask_polarity", "drop")),
-            (("need_weights", wanted),),
+            {"need_weights": wanted},
         )
         for wanted in (True, False)
     ),
     LibraryAttention("torch", "flex_attention, not compiled", _flex),
     *(
-        LibraryAttention("transformers", f"{name} ({kind})", _hugging_face(*spec, kind, settings), _ADDITIVE)
-        for name, spec, settings in (
-            ("GPT2Attention", ("gpt2", "GPT2Attention", "GPT2Config"), _GPT2),
-            ("BertSelfAttention", ("bert", "BertSelfAttention", "BertConfig"), _SMALL),
-            (
-                "LlamaAttention",
-                ("llama", "LlamaAttention", "LlamaConfig"),
-                {**_SMALL, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8},
-            ),
-            ("ViTAttention", ("vit", "ViTAttention", "ViTConfig"), _SMALL),
+        LibraryAttention(
+            "transformers", f"{name} ({kind})", partial(_hugging_face, model, name, config, kind, **settings)
         )
-        for kind in ("eager", "sdpa")
+        for model, name, config, settings, kinds in _FAMILIES
+        for kind in kinds
     ),
-    LibraryAttention("timm", "Attention, fused", lambda: _timm(), _POISON),
+    LibraryAttention("timm", "Attention, fused", _make("timm.layers", "Attention", 12, num_heads=3)),
+    LibraryAttention("timm", "Attention, not fused", _unfused),
+    LibraryAttention("x_transformers", "Attention", _make(*_X, dim=24, dim_head=8, heads=3)),
+    LibraryAttention("x_transformers", "Attention, flash", _make(*_X, dim=24, dim_head=8, heads=3, flash=True)),
+    LibraryAttention("x_transformers", "Attention, 6 heads on 3", _make(*_X, dim=24, dim_head=8, heads=6, kv_heads=3)),
+    LibraryAttention("labml_nn", "MultiHeadAttention", _make("labml_nn.transformers.mha", "MultiHeadAttention", 3, 12)),
+    LibraryAttention("vit_pytorch", "Attention", _make("vit_pytorch.vit", "Attention", 24, heads=3, dim_head=8)),
     LibraryAttention(
-        "timm", "Attention, not fused", lambda: _set_fused(_timm(), False), (*_POISON, ("fully_masked_rows", "nan"))
+        "diffusers", "Attention", _make("diffusers.models.attention", "Attention", 24, heads=3, dim_head=8)
     ),
-    LibraryAttention("x_transformers", "Attention", lambda: _x_transformers(heads=3), _POISON),
+    LibraryAttention("torchtune", "MultiHeadAttention", _torchtune),
     LibraryAttention(
-        "x_transformers",
-        "Attention, flash",
-        lambda: _x_transformers(heads=3, flash=True),
-        (*_POISON, ("causal", False)),
+        "xformers", "memory_efficient_attention", lambda: import_module("xformers.ops").memory_efficient_attention
     ),
-    LibraryAttention(
-        "x_transformers",
-        "Attention, 6 heads on 3",
-        lambda: _x_transformers(heads=6, kv_heads=3),
-        (*_POISON, ("grouping", "tile")),
-    ),
+    LibraryAttention("flash_attn", "flash_attn_func", lambda: import_module("flash_attn").flash_attn_func),
 )
-
-
-def _set_fused(module: nn.Module, fused: bool) -> nn.Module:
-    module.fused_attn = fused  # type: ignore[assignment]
-    return module
 
 
 def installed_version(package: str) -> str | None:
@@ -142,38 +148,37 @@ def installed_version(package: str) -> str | None:
         return "unknown"
 
 
-def reports(
-    packages: tuple[str, ...] = (), as_declared: bool = False
-) -> Iterator[tuple[LibraryAttention, Report | str]]:
-    """Every attention of every library that is here, checked with nothing declared, or as its owners mean it."""
+def reports(packages: tuple[str, ...] = ()) -> Iterator[tuple[LibraryAttention, Report | str]]:
+    """The report of every attention of every installed library, or why it could not be loaded."""
     let_torchvision_load()
     for library in LIBRARIES:
         if (not packages or library.package in packages) and installed_version(library.package) is not None:
-            declared = dict(library.declared) if as_declared else {}
             try:
                 made = library.make()
             except (ImportError, RuntimeError) as error:  # installed, and not fit for this torch
                 yield library, f"could not be loaded: {str(error).splitlines()[0]}"
                 continue
-            yield library, check(made, quick=True, extra=dict(library.extra), **declared)
+            yield library, check(made, quick=True, extra=library.extra)
 
 
 def rows(packages: tuple[str, ...] = ()) -> Iterator[str]:
-    """What was found, as the lines of a table in Markdown, each as soon as it is known."""
-    yield from ("| attention | conventions | broken facts |", "|---|---|---|")
+    """The lines of a table in Markdown, each as soon as it is known."""
+    yield from ("| attention | conventions | broken or inexact | differs from our policy |", "|---|---|---|---|")
     for library, report in reports(packages):
-        package = f"{library.package} {re.sub(r'[+].*', '', installed_version(library.package) or '')}"
+        name = f"{library.package} {re.sub(r'[+].*', '', installed_version(library.package) or '')}: {library.name}"
         if isinstance(report, str):
-            yield f"| {package}: {library.name} | {report} | not checked |"
+            yield f"| {name} | {report} | not checked | not checked |"
             continue
         conventions = "; ".join(f"{each.name}: {each.value}" for each in report.conventions if each.name not in HIDDEN)
-        broken = ", ".join(f"`{result.name}`" for result in report.failures) or "none"
-        yield f"| {package}: {library.name} | {conventions} | {broken} |"
-
-
-def table(packages: tuple[str, ...] = ()) -> str:
-    """The whole table."""
-    return "\n".join(rows(packages))
+        found = (
+            ", ".join(f"`{result.name}`" for result in results) or "none"
+            for results in (report.failures, report.policy_differences)
+        )
+        yield f"| {name} | {conventions} | {' | '.join(found)} |"
+    wanted = dict.fromkeys(each.package for each in LIBRARIES if not packages or each.package in packages)
+    absent = [package for package in wanted if installed_version(package) is None]
+    if absent:
+        yield f"\nNot installed, and so not checked: {', '.join(absent)}."
 
 
 if __name__ == "__main__":

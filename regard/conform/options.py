@@ -1,16 +1,19 @@
 """`CheckOptions`: every option of `check`, with its help text. The command line is derived from it too."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
 from regard.base.errors import ConfigError
 from regard.base.validation import check_integer, check_number
 
+LAYOUTS = ("b h n c", "b n h c", "n b h c", "b n c", "n b c", "n c")
 
-def _option(text: str, *choices: str, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
+
+def _option(text: str, *choices: str, default: Any = None, least: int = 1) -> Any:
+    """A field with its help text, its choices, and the least value of a whole number."""
+    return field(default=default, metadata={"help": text, "choices": choices, "least": least})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +27,18 @@ class CheckOptions:
     heads: int | None = _option("Number of heads of a module, if it cannot be read from the module")
     kv_heads: int | None = _option("Number of key heads, if it cannot be read from the module")
     width: int | None = _option("Width of a head, if it cannot be read from the module")
-    layout: str | None = _option("Axes of a function, such as 'b n h c'; of a wrapper module 'b n c' or 'n b c'")
+    layout: str | None = _option("axes of q, k and v, or of the input of a wrapper module", *LAYOUTS)
     extra: Mapping[str, object] | None = _option(
         "Arguments passed at every call; a decoder's may be functions of tokens"
     )
     vocab: int | None = _option("Vocabulary size of a decoder, if it cannot be read from its embedding")
     only: Iterable[str] = _option("Test this fact only; may be repeated", default=())
     without: Iterable[str] = _option("Leave this fact out; may be repeated", default=())
-    seed: int = _option("Seed of the random inputs", default=0)
+    seed: int = _option("Seed of the random inputs", default=0, least=0)
     quick: bool = _option("Leave out facts that take seconds (torch.compile)", default=False)
     causal: bool | None = _option("No query sees a later key, or some do")
-    window_before: int | None = _option("Number of earlier keys that a query sees, besides its own")
-    window_after: int | None = _option("Number of later keys that a query sees")
+    window_before: int | None = _option("Number of earlier keys that a query sees, besides its own", least=0)
+    window_after: int | None = _option("Number of later keys that a query sees", least=0)
     alignment: str | None = _option("position of fewer queries than keys", "bottom-right", "top-left")
     grouping: str | None = _option("order of key heads, 0 0 1 1 (expected) or 0 1 0 1", "repeat", "tile")
     scale: float | None = _option("Factor of q . k; 1/sqrt(c) is expected by default")
@@ -59,35 +62,12 @@ class CheckOptions:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, choices = getattr(self, each.name), each.metadata["choices"]
-            if value is not None and choices and value not in choices:
-                raise ConfigError(
-                    f"{each.name} is one of {', '.join(map(repr, choices))}, not {value!r}{_nearest(value, choices)}"
-                )
-        for name in ("causal", "sink"):
-            if not isinstance(getattr(self, name), bool | None):
-                raise ConfigError(f"{name} is True, False or None to measure it, not {getattr(self, name)!r}")
-        for name in ("heads", "kv_heads", "width", "vocab"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
+            if (value := getattr(self, each.name)) is not None:
+                _check_value(each, value)
         if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
             raise ConfigError(f"heads must be a multiple of kv_heads: heads={self.heads}, kv_heads={self.kv_heads}")
-        check_integer("seed", self.seed, 0)
         if not isinstance(self.extra, Mapping | None):
             raise ConfigError(f"extra is a dict of arguments by name, not {self.extra!r}")
-        if self.layout is not None:
-            from regard.see.adapters import check_layout  # imports torch, which `regard --help` does not need
-
-            check_layout(self.layout)
-        for name in ("only", "without"):
-            if not isinstance(getattr(self, name), Iterable):
-                raise ConfigError(f"{name} takes names of facts, as {name}=['scale'], not {getattr(self, name)!r}")
-        for name in ("window_before", "window_after"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 0, "neighbours")
-        for name in ("scale", "softcap"):
-            if getattr(self, name) is not None and not check_number(name, getattr(self, name)) > 0:
-                raise ConfigError(f"{name} is a positive number, not {getattr(self, name)!r}")
         if self.causal and self.window_after:
             raise ConfigError(
                 f"causal=True shows no later key, but window_after={self.window_after} shows some; declare one of them"
@@ -117,6 +97,21 @@ class CheckOptions:
         """The options of `as_probe` that were passed."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width, "layout": self.layout}
         return {name: value for name, value in sizes.items() if value is not None} | dict(self.extra or {})
+
+
+def _check_value(option: "Field[Any]", value: Any) -> None:
+    """Raise if the value is none of the choices, or not of the type of this option."""
+    name, choices, kind = option.name, option.metadata["choices"], option.type
+    if choices and value not in choices:
+        raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{_nearest(value, choices)}")
+    if kind == bool | None and not isinstance(value, bool):
+        raise ConfigError(f"{name} is True, False or None to measure it, not {value!r}")
+    if kind in (int, int | None):
+        check_integer(name, value, option.metadata["least"])
+    if kind == float | None and not check_number(name, value) > 0:
+        raise ConfigError(f"{name} is a positive number, not {value!r}")
+    if kind == Iterable[str] and not isinstance(value, Iterable):
+        raise ConfigError(f"{name} takes names of facts, as {name}=['scale'], not {value!r}")
 
 
 def _nearest(value: object, choices: Iterable[str]) -> str:

@@ -13,7 +13,8 @@ def conformance(fn: object, *, quick: bool = True, **options: Any) -> type:
 
     options  those of `check`, such as causal=True or only=["scale"]; a wrong one raises here
 
-    The check runs once, with the first test. Facts that do not apply are skipped with their reason.
+    The check runs once, with the first test. Facts that do not apply, and differences from our policy, are skipped with
+    their reason.
 
     >>> TestMine = conformance(my_attention, causal=True)
     """
@@ -29,7 +30,7 @@ def conformance(fn: object, *, quick: bool = True, **options: Any) -> type:
             if result.status == FAILED:
                 raise AssertionError(failure_text(result))
             if result.status != PASSED:
-                raise SkipTest(result.reason)
+                raise SkipTest(f"{result.grade}: {result.reason}" if result.grade else result.reason)
 
         return test
 

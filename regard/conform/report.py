@@ -13,7 +13,7 @@ from regard.base.display import TextDisplay
 from regard.conform.fact import Fact, Failure
 from regard.conform.inputs import MAX_LINE
 
-PASSED, FAILED, EXPLAINED, NOT_APPLICABLE = "passed", "failed", "explained", "not applicable"
+PASSED, FAILED, DIFFERS, EXPLAINED, NOT_APPLICABLE = "passed", "failed", "differs", "explained", "not applicable"
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,20 @@ class FactResult:
     """One fact and its result."""
 
     fact: Fact
-    status: str  # "passed", "failed", "explained" (by another broken fact) or "not applicable"
+    # "passed"; "failed"; "differs" from our policy; "explained" by the finding of another fact; or "not applicable"
+    status: str
     reason: str = ""
     failure: Failure | None = None
+    seconds: float = 0.0
 
     @property
     def name(self) -> str:
         return self.fact.name
+
+    @property
+    def grade(self) -> str | None:
+        """The grade of the finding: "broken", "inexact" or "differs from our policy"; None if there is none."""
+        return None if self.failure is None else self.failure.grade or self.fact.grade
 
 
 @dataclass(frozen=True)
@@ -47,16 +54,32 @@ class Report(TextDisplay):
     kind: str  # attention or decoder
     facts: tuple[FactResult, ...]
     conventions: tuple[Convention, ...]
+    file: str | None = None  # where the subject is defined
+    line: int = 1
+
+    def exit_code(self, ignore_policy: bool = False) -> int:
+        """1 if something is broken or inexact, 3 if it only differs from our policy, else 0."""
+        return 1 if not self.ok else 3 if self.policy_differences and not ignore_policy else 0
 
     @property
     def ok(self) -> bool:
-        """Whether no fact failed."""
+        """Whether nothing is broken or inexact. Differences from our policy are allowed."""
         return not self.failures
 
     @property
     def failures(self) -> tuple[FactResult, ...]:
-        """The results of the facts that failed."""
+        """The results of the facts that are broken, or kept inexactly."""
         return tuple(result for result in self.facts if result.status == FAILED)
+
+    @property
+    def policy_differences(self) -> tuple[FactResult, ...]:
+        """The results of the facts in which it differs from our policy, which other projects do not share."""
+        return tuple(result for result in self.facts if result.status == DIFFERS)
+
+    @property
+    def findings(self) -> tuple[FactResult, ...]:
+        """All failures, then all policy differences."""
+        return self.failures + self.policy_differences
 
     def __getitem__(self, name: str) -> FactResult:
         """The result of one fact."""
@@ -77,16 +100,25 @@ class Report(TextDisplay):
         for each in self.conventions:
             declared = "" if each.declared is None else f" (declared: {each.declared})"
             parts += _wrap(f"  {each.name:<18} ", f"{each.value}{declared}", width)
-        for result in self.failures:
+        for result in self.findings:
             parts += [Text(), *_failure_lines(result, width)]
-        statuses = (PASSED, FAILED, EXPLAINED, NOT_APPLICABLE)
-        passed, failed, explained, other = (sum(each.status == status for each in self.facts) for status in statuses)
-        names = ", ".join(result.name for result in self.failures)
-        summary = f"{passed} fact{'s' * (passed != 1)} passed, {failed} failed" + (f" ({names})" if names else "")
-        if explained:
-            summary += f", {explained} explained by {'this' if failed == 1 else 'these'}"
-        summary += f", {other} not applicable"
-        return [*parts, Text(), *_wrap("", summary, width, "bold green" if self.ok else "bold red")]
+        return [*parts, Text(), *_wrap("", self.summary, width, "bold green" if self.ok else "bold red")]
+
+    @property
+    def summary(self) -> str:
+        """The number of facts of every status in one line."""
+
+        def count(status: str, words: str) -> str:
+            names = [result.name for result in self.facts if result.status == status]
+            return f"{len(names)} {words}" + (f" ({', '.join(names)})" if names and status in (FAILED, DIFFERS) else "")
+
+        passed = sum(result.status == PASSED for result in self.facts)
+        parts = [f"{passed} fact{'s' * (passed != 1)} passed", count(FAILED, "failed")]
+        parts += [count(DIFFERS, "differ from our policy")] if self.policy_differences else []
+        found = len(self.findings)
+        explained = count(EXPLAINED, f"explained by {'this' if found == 1 else 'these'}")
+        parts += [explained] if not explained.startswith("0 ") else []
+        return ", ".join([*parts, count(NOT_APPLICABLE, "not applicable")])
 
     def json(self) -> str:
         """The report as JSON text."""
@@ -98,33 +130,56 @@ class Report(TextDisplay):
             "subject": self.subject,
             "kind": self.kind,
             "ok": self.ok,
+            "file": self.file,
+            "line": self.line,
             "conventions": {each.name: each.value for each in self.conventions},
             "facts": [_result_dict(result) for result in self.facts],
         }
 
     def junit(self) -> str:
         """The report as JUnit XML: one test case per fact."""
+        place = {} if self.file is None else {"file": self.file, "line": str(self.line)}
         suite = ElementTree.Element(
             "testsuite",
             name=f"regard check {self.subject}",
             tests=str(len(self.facts)),
             failures=str(len(self.failures)),
-            skipped=str(sum(result.status in (EXPLAINED, NOT_APPLICABLE) for result in self.facts)),
+            skipped=str(sum(result.status not in (PASSED, FAILED) for result in self.facts)),
+            time=f"{sum(result.seconds for result in self.facts):.3f}",
         )
         for result in self.facts:
-            case = ElementTree.SubElement(suite, "testcase", classname=self.subject, name=result.name)
-            if result.failure is not None:
+            case = ElementTree.SubElement(
+                suite, "testcase", {"time": f"{result.seconds:.3f}", **place}, classname=self.subject, name=result.name
+            )
+            if result.status == FAILED and result.failure is not None:
                 failure = ElementTree.SubElement(case, "failure", message=_printable(result.failure.found))
+                failure.set("type", str(result.grade))
                 failure.text = _printable(failure_text(result))
             elif result.status != PASSED:
-                ElementTree.SubElement(case, "skipped", message=_printable(result.reason))
+                reason = f"{result.grade}: {result.reason}" if result.grade else result.reason
+                ElementTree.SubElement(case, "skipped", message=_printable(reason))
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+    def annotations(self) -> list[str]:
+        """One GitHub annotation per finding: an error, or a warning if it only differs from our policy."""
+
+        def escape(words: str, more: str = "") -> str:
+            for letter in f"%\r\n{more}":
+                words = words.replace(letter, f"%{ord(letter):02X}")
+            return words
+
+        file = "" if self.file is None else f"file={escape(self.file, ':,')},line={self.line},"
+        return [
+            f"::{'error' if result.status == FAILED else 'warning'} {file}title={escape(result.name, ':,')}"
+            f"::{escape(f'{self.subject}: {result.reason} ({result.grade})')}"
+            for result in self.findings
+        ]
 
 
 def _result_dict(result: FactResult) -> dict[str, object]:
     fact, failure = result.fact, result.failure
     values: dict[str, object] = {"name": fact.name, "status": result.status, "reason": result.reason}
-    values |= {"student": fact.student, "engineer": fact.engineer}
+    values |= {"grade": result.grade, "student": fact.student, "engineer": fact.engineer}
     if failure is not None:
         values |= {"found": failure.found, "cause": fact.cause, "example": failure.example, "declare": failure.declare}
     return values
@@ -155,8 +210,10 @@ def _truncate(line: str) -> str:
 def _failure_lines(result: FactResult, width: int = 100) -> list[Text]:
     fact, failure = result.fact, result.failure
     assert failure is not None
+    style = "bold red" if result.status == FAILED else "bold yellow"
     lines = [
-        *_wrap("✗ ", f"{fact.name}: {failure.found}", width, "bold red"),
+        *_wrap("✗ " if result.status == FAILED else "≠ ", f"{fact.name}: {failure.found}", width, style),
+        *_wrap("  grade             ", str(result.grade), width),
         *_wrap("  for a student     ", fact.student, width),
         *_wrap("  for an engineer   ", fact.engineer, width),
         *_wrap("  usual causes      ", fact.cause, width),

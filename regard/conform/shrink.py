@@ -1,19 +1,22 @@
 """Shrink inputs that break a rule to the smallest ones found that still do, and write them as Python code."""
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.conform.attention_under_test import AttentionUnderTest
-from regard.conform.example import Raised, WriteLines, randn_like, write_example
+from regard.conform.example import Raised, WriteLines, randn_like, run_lines, write_example
 from regard.conform.fact import Failure
 from regard.conform.inputs import MAX_LINE, QKV, AttentionInputs, tensor_code
+from regard.conform.tolerance import distance
 
 MAX_TRIES = 160
 SEEDS_TRIED = 16
-MAX_NUMBERS = 200  # of a tensor that is written out; larger ones come from a seed
+MAX_NUMBERS = 64  # of a tensor that is written out; larger ones come from a seed
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,44 @@ class Violation:
     got: object = None
     expected: object = None
     lines: WriteLines | None = None  # None if the output itself is wrong
+    grade: str = ""  # if it is not that of the fact
 
 
 Detect = Callable[[AttentionInputs], Violation | None]  # tests a rule on some inputs
+
+
+def detect_lines(
+    a: AttentionUnderTest,
+    words: str,
+    write: WriteLines,
+    same: Callable[[Any, Any], bool] = operator.eq,
+    expected: object = None,
+    raises: str = "",
+) -> Detect:
+    """Detects that the last line of an example gives something else than it should.
+
+    words     what is wrong; {} in them is the largest difference
+    write     the lines; they assign `expected`, unless it is passed
+    same      compares what the last line gives with what is expected
+    raises    the words if the lines raise; by default the exception is passed on
+    """
+
+    def detect(inputs: AttentionInputs) -> Violation | None:
+        try:
+            space, got = run_lines(a, inputs, write)
+        except Exception as error:  # a foreign function may raise anything
+            if not raises:
+                raise
+            raised = Raised.from_error(error)
+            return Violation(f"{raises} {raised}", raised, lines=write)
+        want: Any = space["expected"] if expected is None else expected
+        got, want = (x.detach() if isinstance(x, Tensor) else x for x in (got, want))
+        if same(got, want):
+            return None
+        off = f"{distance(got, want):.1e}" if isinstance(got, Tensor) else ""
+        return Violation(words.format(off), got, want, write)
+
+    return detect
 
 
 def smallest_failure(
@@ -36,12 +74,14 @@ def smallest_failure(
     found: str = "",
     declare: str = "",
     square: bool = False,
+    grade: str = "",
 ) -> Failure | None:
     """The failure with the smallest inputs that break the rule; None if these inputs keep it.
 
     found    words to use in place of those of the violation
     declare  the options that make it right, if it is on purpose
     square   keep as many queries as keys
+    grade    of the failure, if it is not that of the fact
     """
     violation = detect(inputs)
     if violation is None:
@@ -52,16 +92,20 @@ def smallest_failure(
     inputs, violation, seeds = _use_seeds(inputs, detect, violation)
     if not seeds and _unreadable(inputs):  # larger inputs from a seed are shorter to read
         seeded, other, seeds = _use_seeds(whole, detect, violation)
-        inputs, violation = (seeded, other) if seeds else (inputs, violation)
+        if not seeds:
+            return Failure(f"{found or violation.words}; no input of few numbers shows it", "", declare, grade)
+        inputs, violation = seeded, other
     text = write_example(a, inputs, violation.got, violation.expected, violation.lines, seeds)
-    return Failure(found or violation.words, text, declare)
+    return Failure(found or violation.words, text, declare, grade or violation.grade)
 
 
 def failure_of(
-    a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, found: str, declare: str = "", square: bool = False
+    a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, found: str, declare: str = "", **options: Any
 ) -> Failure:
     """As `smallest_failure`, for a rule that is known to be broken: without an example if these inputs keep it."""
-    return smallest_failure(a, inputs, detect, found, declare, square) or Failure(found, declare=declare)
+    return smallest_failure(a, inputs, detect, found, declare, **options) or Failure(
+        found, declare=declare, grade=options.get("grade", "")
+    )
 
 
 def _same_kind(detect: Detect, first: Violation) -> Detect:

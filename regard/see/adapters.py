@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from regard.base.errors import ConfigError
+from regard.see.measure.probes.attention_interface import calls_attention_interface, probe_attention_interface
 from regard.see.measure.probes.functions import LAYOUTS, probe_function, read_signature
 from regard.see.measure.probes.hooked_layers import probe_layer
 from regard.see.measure.probes.module_copies import ModuleCopies
@@ -65,6 +66,8 @@ def _probe_module(module: nn.Module, name: str, options: ProbeOptions) -> Probe:
     known = known_projections(module)
     if known is not None:
         return probe_layer(module, known, name, options)
+    if calls_attention_interface(module):
+        return probe_attention_interface(module, name, options)
     inside = _attentions_inside(module)
     if len(inside) > 1:
         raise ConfigError(

@@ -162,7 +162,7 @@ class KeepsTheLastMask:
         return out
 
 
-@mutant("state-between-calls", "the output for i=2, j=6, c=4")
+@mutant("state-between-calls", "the output for i=3, j=13, c=4")
 class CutsTheMaskOfALargerCall(nn.Module):
     """Right until a larger call was there: of its mask the first rows are taken, where the last ones are meant."""
 
@@ -272,17 +272,17 @@ def masks_after_the_softmax(q, k, v):
     return attend(q, k, v, seen, weigh=lambda scores, seen: scores.softmax(-1) * seen)
 
 
-@mutant("keys-ignored")
+@mutant("input-ignored", "another k gives the same output")
 def takes_values_for_keys(q, k, v):
     return attend(q, v, v)
 
 
-@mutant("queries-ignored")
+@mutant("input-ignored", "another q gives the same output")
 def takes_keys_for_queries(q, k, v):
     return attend(k.repeat(1, q.shape[1] // k.shape[1], 1, 1)[:, :, : q.shape[2]], k, v)
 
 
-@mutant("values-ignored", "another v gives the same output")
+@mutant("input-ignored", "another v gives the same output")
 def takes_keys_for_values(q, k, v):
     if v.shape != k.shape:
         raise ValueError("values as wide as keys")
@@ -447,7 +447,7 @@ def forgets_what_is_far(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=2))
 
 
-@mutant("all-keys-visible", causal=False)
+@mutant("window", "row 0 of head 0 does not see key 1", causal=False)
 def is_causal_in_an_encoder(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]))
 
@@ -457,25 +457,23 @@ def forgets_what_is_40_keys_away(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=40))
 
 
-@mutant(
-    "mask-differs-by-length", "of 37 keys, row 0 of head 0 does not see key 16, though of 11 keys it sees: every key"
-)
+@mutant("mask-pattern", "of 37 keys, row 0 of head 0 does not see key 16, though of 11 keys it sees: every key")
 def cuts_off_after_16_keys(q, k, v):
     return attend(q, k[:, :, :16], v[:, :, :16])
 
 
-@mutant("mask-differs-by-length", "of 131 keys")
+@mutant("mask-pattern", "of 131 keys")
 def cuts_off_after_128_keys(q, k, v):
     return attend(q, k[:, :, :128], v[:, :, :128])
 
 
-@mutant("mask-differs-by-length", "of 301 keys, row 0 of head 0 does not see key 256")
+@mutant("mask-pattern", "of 301 keys, row 0 of head 0 does not see key 256")
 def leaves_out_the_rest_of_a_large_block(q, k, v):
     whole = max(k.shape[2] // 256 * 256, min(k.shape[2], 256))
     return attend(q, k[:, :, :whole], v[:, :, :whole])
 
 
-@mutant("mask-differs-by-head", "row 0 of head 1 sees key 1, unlike head 0")
+@mutant("mask-pattern", "row 0 of head 1 sees key 1, unlike head 0")
 def is_causal_in_the_first_head_only(q, k, v):
     first = torch.arange(q.shape[1])[:, None, None] == 0
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | ~first)
@@ -487,24 +485,24 @@ def is_causal_in_all_heads_but_the_last(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | last)
 
 
-@mutant("mask-differs-by-row", "row 1 of head 0 does not see key 0, though other rows see as far")
+@mutant("mask-pattern", "row 1 of head 0 does not see key 0, though other rows see as far")
 def hides_the_first_key_from_odd_rows(q, k, v):
     rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     return attend(q, k, v, (rows % 2 == 0) | (columns > 0) | (rows * columns.max() == 0))
 
 
-@mutant("cache-mask-off-by-one", "too early", causal=True)
+@mutant("mask-in-decode", "too early", causal=True)
 def stands_one_place_too_early_in_the_cache(q, k, v):
     i, j = q.shape[2], k.shape[2]
     return attend(q, k, v, triangle(i, j, shift=-1 if i < j else 0))
 
 
-@mutant("window-in-decode", causal=True, window_before=4)
+@mutant("mask-in-decode", causal=True, window_before=4)
 def forgets_the_window_when_decoding(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=None if q.shape[2] == 1 else 4))
 
 
-@mutant("causality-in-decode", causal=True)
+@mutant("mask-in-decode", causal=True)
 def is_causal_only_without_a_cache(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]) if q.shape[2] == k.shape[2] else None)
 
@@ -521,7 +519,7 @@ def counts_the_bias_from_the_first_query(q, k, v):
     return attend(q, k, v, triangle(i, j), bias=-alibi_slopes(q.shape[1])[:, None, None] * apart)
 
 
-@mutant("last-queries-alone", "the last 1 of 2 queries give another output alone than among all", causal=True)
+@mutant("last-queries-alone", "queries give another output alone than among all", causal=True)
 def turns_every_step_from_zero(q, k, v):
     turn = Rotary(pairing="half")
     return attend(turn(q, 0), turn(k, 0), v, triangle(q.shape[2], k.shape[2]))
@@ -738,7 +736,7 @@ def sums_in_half_precision(q, k, v):
     return out
 
 
-@mutant("overflow", "NaN or infinity")
+@mutant("overflow", "scores of 10000 in torch.float32 overflow")
 def exponentiates_without_the_maximum(q, k, v):
     def bare(scores, seen):
         return scores.exp() / scores.exp().sum(-1, keepdim=True)
@@ -746,7 +744,68 @@ def exponentiates_without_the_maximum(q, k, v):
     return attend(q, k, v, weigh=bare)
 
 
+@mutant("overflow", "scores of 40000 in torch.float16 overflow: q . k exceeds 65504 before it is scaled")
+def scales_after_the_product(q, k, v):
+    """In float16 the product exceeds the largest number before it is scaled."""
+    k, v = spread(k, q.shape[1]), spread(v, q.shape[1])
+    return ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
 @mutant("extreme-scores")
+def clamps_scores_at_65504(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: scores.clamp(-65504, 65504).softmax(-1))
+
+
+@mutant("scores", "scores are clamped or capped, since they differ by 6 at most")
+def clamps_scores_at_3(q, k, v):
+    return attend(q, k, v, weigh=lambda scores, seen: scores.clamp(-3, 3).softmax(-1))
+
+
+def soft_capped_before_the_scale(q, k, v):
+    scores = 20 * torch.tanh(q @ spread(k, q.shape[1]).mT / 20) * q.shape[-1] ** -0.5
+    return scores.softmax(-1) @ spread(v, q.shape[1])
+
+
+@mutant("scores", "the soft-cap is applied before the scale, so that it is 10 at c=4, 5.774 at c=12", softcap=20.0)
+def caps_scores_before_the_scale(q, k, v):
+    return soft_capped_before_the_scale(q, k, v)
+
+
+@mutant("random-state", "the call sets the seed")
+def sets_the_seed(q, k, v):
+    torch.manual_seed(0)
+    return attend(q, k, v)
+
+
+@mutant("random-state", "the call sets the seed")
+def sets_the_seed_for_dropout(q, k, v, dropout=0.0):
+    if dropout:
+        random.seed(0)
+    return attend(q, k, v, weigh=lambda scores, seen: functional.dropout(weigh(scores, seen), dropout))
+
+
+@mutant("weights-sum-to-one", "values are rotated by their position, not only q and k")
+def rotates_values_too(q, k, v):
+    if v.shape[-1] % 2:
+        raise ValueError("an even width")
+    turn = Rotary()
+    start = k.shape[2] - q.shape[2]
+    return attend(turn(q, start), turn(k, 0), turn(v, 0), triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("key-order", "ALiBi has the wrong sign: farther keys get more weight", causal=True, bias="alibi")
+def adds_the_distance(q, k, v):
+    i, j = q.shape[2], k.shape[2]
+    apart = (torch.arange(j - i, j)[:, None] - torch.arange(j)).abs()
+    return attend(q, k, v, triangle(i, j), bias=alibi_slopes(q.shape[1])[:, None, None] * apart)
+
+
+@mutant("key-order", "ALiBi has the wrong sign", causal=True, bias="any")
+def adds_the_distance_on_purpose(q, k, v):
+    return adds_the_distance(q, k, v)
+
+
+@mutant("extreme-scores", "they are clamped, since scores of a row differ by 100 at most")
 def clamps_scores(q, k, v):
     return attend(q, k, v, weigh=lambda scores, seen: scores.clamp(-50, 50).softmax(-1))
 
@@ -763,22 +822,22 @@ class HalvesTheGradient(torch.autograd.Function):
         return gradient / 2
 
 
-@mutant("gradient-of-q")
+@mutant("gradients", "the gradient of q")
 def halves_the_gradient_of_q(q, k, v):
     return attend(HalvesTheGradient.apply(q), k, v)
 
 
-@mutant("gradient-of-k")
+@mutant("gradients", "the gradient of k")
 def detaches_k(q, k, v):
     return attend(q, k.detach(), v)
 
 
-@mutant("gradient-of-k")
+@mutant("gradients", "the gradient of k")
 def detaches_k_on_the_long_path(q, k, v):
     return attend(q, k if k.shape[2] <= 16 else k.detach(), v)
 
 
-@mutant("gradient-of-k")
+@mutant("gradients", "the gradient of k")
 def sums_one_query_head_of_each_group(q, k, v):
     def first(x, heads):
         copies = spread(x.detach(), heads).clone()
@@ -788,7 +847,7 @@ def sums_one_query_head_of_each_group(q, k, v):
     return attend(q, first(k, q.shape[1]), v)
 
 
-@mutant("gradient-of-v")
+@mutant("gradients", "the gradient of v")
 def shrinks_the_gradient_of_v(q, k, v):
     return attend(q, k, 0.9 * v + 0.1 * v.detach())
 
@@ -878,7 +937,7 @@ def adds_a_boolean_mask(q, k, v, mask=None):
     return attend(q, k, v, mask > -math.inf)
 
 
-@mutant("mask-transposed")
+@mutant("mask-ignored", "hides row j, not key j")
 def transposes_the_mask(q, k, v, mask=None):
     return attend(q, k, v, mask if mask is None or q.shape[2] != k.shape[2] else mask.mT)
 
@@ -888,7 +947,7 @@ def reads_true_as_hidden(q, k, v, mask=None):
     return attend(q, k, v, None if mask is None else ~mask)
 
 
-@mutant("mask-per-row", "the mask of row 0 is used for all rows")
+@mutant("masked-outputs", "the mask of row 0 is used for all rows")
 def uses_the_first_row_for_all(q, k, v, mask=None):
     if mask is None:
         return attend(q, k, v)
@@ -896,12 +955,12 @@ def uses_the_first_row_for_all(q, k, v, mask=None):
     return scores.masked_fill(~mask[..., :1, :], -math.inf).softmax(-1).nan_to_num() @ spread(v, q.shape[1])
 
 
-@mutant("mask-per-sequence")
+@mutant("masked-outputs", "the mask of sequence 0 is used for all sequences")
 def uses_the_first_mask_for_all(q, k, v, mask=None):
     return attend(q, k, v, None if mask is None else mask[:1])
 
 
-@mutant("mask-per-head")
+@mutant("masked-outputs", "the mask of head 0 is used for all heads")
 def uses_the_first_head_for_all(q, k, v, mask=None):
     return attend(q, k, v, None if mask is None else mask[:, :1])
 
@@ -930,12 +989,12 @@ def fills_a_given_mask_with_minus_1e4(q, k, v, mask=None):
     return attend(q, k, v, mask, weigh=finite)
 
 
-@mutant("fully-masked-row-nan")
+@mutant("fully-masked-row")
 def lets_blind_rows_be_nan(q, k, v, mask=None):
     return attend(q, k, v, mask, weigh=lambda scores, seen: scores.masked_fill(~seen, -math.inf).softmax(-1))
 
 
-@mutant("fully-masked-row-mean")
+@mutant("fully-masked-row")
 def fills_with_the_smallest_number(q, k, v, mask=None):
     """Values are not cleared, or the mean would be one of zeros."""
     scores = q @ spread(k, q.shape[1]).mT * q.shape[-1] ** -0.5
@@ -948,7 +1007,7 @@ def fills_with_the_smallest_number(q, k, v, mask=None):
     return torch.where(awake, weights @ clean, spread(v, q.shape[1]).nan_to_num().mean(2, keepdim=True))
 
 
-@mutant("fully-masked-row-unmasked", "gives its unmasked output", masked_nan="propagates")
+@mutant("fully-masked-row", "gives its unmasked output", masked_nan="propagates")
 def adds_the_same_number_to_a_blind_row(q, k, v, mask=None):
     bias = 0.0 if mask is None else (~mask).to(q.dtype) * -1e4
     return attend(q, k, v, bias=bias, weigh=lambda scores, seen: scores.softmax(-1))
@@ -962,14 +1021,14 @@ def sweeps_nan_under_nan_to_num(q, k, v, mask=None):
     return attend(q, k, v, mask, weigh=swept)
 
 
-@mutant("nan-in-masked-value")
+@mutant("nan-in-masked-input")
 def trusts_zero_times_nan(q, k, v, mask=None):
     visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool) if mask is None else mask
     k, v = spread(k, q.shape[1]), spread(v, q.shape[1])
-    return weigh(q @ k.mT * q.shape[-1] ** -0.5, visible) @ v
+    return weigh(q * q.shape[-1] ** -0.5 @ k.mT, visible) @ v
 
 
-@mutant("nan-in-masked-key")
+@mutant("nan-in-masked-input")
 def adds_minus_infinity_to_nan(q, k, v, mask=None):
     if mask is None:
         return attend(q, k, v)

@@ -1,6 +1,7 @@
 """`regard check` prints what is broken to stdout, and its exit code says whether anything is."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +19,21 @@ FILE = """
 import torch
 
 def twice(q, k, v):
-    return (q @ k.mT / q.shape[-1]).softmax(-1) @ v
+    return (q / q.shape[-1] @ k.mT).softmax(-1) @ v
 
 def causal(q, k, v):
     n = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
-    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~n, -torch.inf).softmax(-1) @ v
+    return (q * q.shape[-1] ** -0.5 @ k.mT).masked_fill(~n, -torch.inf).softmax(-1) @ v
 
 def heads_first(q, k, v):
     return torch.einsum("bhij,bjhc->bihc", torch.einsum("bihc,bjhc->bhij", q, k).softmax(-1), v)
 
 def tiles(q, k, v):
     k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
-    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
 
 def forgets(q, k, v, mask=None):
-    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+    return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
 
 def stops(q, k, v):
     raise SystemExit(0)
@@ -58,7 +59,7 @@ class Settings:
     scale: float = 1.0
 
 def uses_a_neighbour(q, k, v):
-    return (q @ k.mT * scale(q)).softmax(-1) @ v
+    return (q * scale(q) @ k.mT).softmax(-1) @ v
 """
 
 
@@ -121,6 +122,36 @@ def test_a_correct_attention_exits_with_zero() -> None:
     assert "0 failed" in done.stdout
 
 
+def test_a_difference_from_our_policy_exits_with_three_unless_it_is_ignored() -> None:
+    words = ("mine.py:tiles", "--only", "grouping")
+    done = run(*words)
+    assert done.exit_code == 3
+    assert "≠ grouping: query heads use key heads by tile" in done.stdout
+    assert "0 facts passed, 0 failed, 1 differ from our policy (grouping)" in done.stdout
+    assert run(*words, "--ignore-policy").exit_code == 0
+    assert run(*words, "--only", "scale", "--scale", "2", "--ignore-policy").exit_code == 1
+
+
+def test_findings_are_annotated_on_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("mine.py:twice", "--only", "scale", "--github")
+    expected = "::error file=mine.py,line=4,title=scale::twice: q . k is multiplied by 1/c"
+    assert expected in done.stdout
+    assert (
+        "::warning file=mine.py,line=14,title=grouping::"
+        in run("mine.py:tiles", "--only", "grouping", "--github").stdout
+    )
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert expected in run("mine.py:twice", "--only", "scale", "--json").stderr
+
+
+def test_a_usage_error_comes_without_importing_torch(here: Path) -> None:
+    for words in (["yours.py:f"], ["mine.py"], ["mine.py:causal", "--heads", "0"], ["mine.py:causal", "--layout", "x"]):
+        code = f"import sys; from regard.cli import app; app({['check', *words]!r}, standalone_mode=False)"
+        code = f"try:\n    {code}\nexcept BaseException:\n    pass\nprint('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "False", (words, done.stderr)
+
+
 def test_what_is_declared_is_tested() -> None:
     done = run("mine.py:causal", "--causal", "--window-before", "4", "--quick", "--json")
     assert done.exit_code == 1
@@ -171,13 +202,13 @@ def test_every_fact_is_listed_with_its_words() -> None:
         (["mine.py:Sized"], "write mine = Sized(...) in a file of your own, and pass file.py:mine"),
         (["torch.nn:MultiheadAttention"], "is a class that cannot be made without arguments: TypeError"),
         (["mine.py:causal", "--layout", "n b"], "layout is one of 'b h n c'"),
-        (["no_such_module:f"], "there is no module no_such_module"),
+        (["no_such_module:f"], "no_such_module cannot be loaded: ModuleNotFoundError: No module named"),
         (["unfinished.py:f"], "unfinished.py cannot be loaded: SyntaxError: invalid syntax"),
         (["unfinished:f"], "unfinished cannot be loaded: SyntaxError: invalid syntax"),
         (["lacking.py:f"], "lacking.py cannot be loaded: ModuleNotFoundError: No module named 'nothing_here'"),
         (["mine.py:causal", "--junit", "none/out.xml"], "none/out.xml cannot be written: there is no folder none"),
         (["mine.py:causal", "--junit", "folder"], "folder cannot be written: it is a folder; name a file in it"),
-        (["leaves.py:f"], "leaves.py cannot be loaded: SystemExit: 0; run it by itself"),
+        (["leaves.py:f"], "leaves.py cannot be loaded: SystemExit: 0; import it by itself"),
         (["leaves:f"], "leaves cannot be loaded: SystemExit: 0; import it by itself"),
         (["mine.py:stops", "--quick"], "stops could not be checked: it raised SystemExit(0)"),
         (["mine.py:Stops"], "is a class that cannot be made without arguments: SystemExit: 0"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.conform import check
-from regard.conform.libraries import LIBRARIES, LibraryAttention, installed_version, rows, table
+from regard.conform.libraries import LIBRARIES, LibraryAttention, installed_version, rows
 from regard.core.attend import attend
 from regard.core.masks import causal, window
 from regard.core.positions import Rotary
@@ -86,7 +86,7 @@ def test_widths_that_are_refused_are_named_and_no_fault() -> None:
 
 def of_a_tokenizer(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
     """A mask of (b j), as tokenizers give it; one of more axes is spread over others without an error."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = q * q.shape[-1] ** -0.5 @ k.mT
     if attention_mask is not None:
         scores = scores.masked_fill(attention_mask[:, None, None, :] == 0, -math.inf)
     return scores.softmax(-1) @ v
@@ -95,7 +95,7 @@ def of_a_tokenizer(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | Non
 def ones_keep(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
     """As BERT first did: numbers that are 1 and 0, where 1 keeps."""
     hidden = 0.0 if attention_mask is None else (1.0 - attention_mask) * -1e4
-    return (q @ k.mT * q.shape[-1] ** -0.5 + hidden).softmax(-1) @ v
+    return (q * q.shape[-1] ** -0.5 @ k.mT + hidden).softmax(-1) @ v
 
 
 def time_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def test_other_layouts_masks_and_argument_orders_break_nothing(
 
 
 def test_q_k_and_v_are_passed_by_name_and_swapped_names_are_detected() -> None:
-    facts = ["runs", "keys-ignored", "k-and-v-swapped", "q-and-k-swapped", "scale"]
+    facts = ["runs", "input-ignored", "k-and-v-swapped", "q-and-k-swapped", "scale"]
     for fn in (in_another_order, InAnotherOrder()):
         assert check(fn, only=facts).ok
     report = check(lambda value, query, key: attend(key, query, value), only=facts)  # one that lies
@@ -223,14 +223,18 @@ SLOW = "flex"  # each of its masks is traced again
     [pytest.param(each, marks=[pytest.mark.slow] * (SLOW in each.name)) for each in LIBRARIES],
     ids=[f"{each.package}: {each.name}" for each in LIBRARIES],
 )
-def test_a_library_breaks_nothing_in_its_own_conventions(library: LibraryAttention) -> None:
+def test_a_library_breaks_nothing(library: LibraryAttention) -> None:
     if installed_version(library.package) is None:
         pytest.skip(f"{library.package} is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fn = library.make()
-    report = check(fn, quick=True, extra=dict(library.extra), **dict(library.declared))
-    assert report.ok, report
+    report = check(fn, quick=True, extra=library.extra)
+    names = [result.name for result in report.failures]
+    # with flash=True its causal argument has no effect; others multiply q and k in float16 before they scale
+    assert names == (["causality"] if library.name == "Attention, flash" else names[:1])
+    assert set(names) <= {"causality", "overflow"}, report
+    assert "overflow" not in names or "eager" in library.name or library.package == "x_transformers"
 
 
 CONFIG = GPTConfig(vocab=19, context=32, width=12, depth=1, heads=3)
@@ -314,12 +318,12 @@ def test_a_function_that_gives_logits_is_a_decoder() -> None:
 
 def test_the_table_of_libraries_names_conventions_and_broken_facts() -> None:
     pytest.importorskip("timm")
-    lines = table(("timm",)).splitlines()
-    assert lines[0] == "| attention | conventions | broken facts |"
+    lines = list(rows(("timm",)))
+    assert lines[0] == "| attention | conventions | broken or inexact | differs from our policy |"
     assert len(lines) == 4
     assert "causal argument: is_causal=True" in lines[2]
-    assert lines[2].endswith("| `nan-in-masked-value`, `nan-in-masked-key` |")
-    assert lines[3].endswith("| `fully-masked-row-nan`, `nan-in-masked-value`, `nan-in-masked-key` |")
+    assert lines[2].endswith("| none | `nan-in-masked-input` |")
+    assert lines[3].endswith("| none | `fully-masked-row`, `nan-in-masked-input` |")
 
 
 class Growing(nn.Module):
@@ -356,5 +360,6 @@ def test_an_object_that_counts_its_calls_is_right_and_keeps_what_it_holds() -> N
 
 def test_the_rows_of_the_table_come_one_by_one() -> None:
     lines = rows(("torch",))
-    assert [next(lines) for _ in range(2)] == ["| attention | conventions | broken facts |", "|---|---|---|"]
+    assert next(lines).startswith("| attention | conventions |")
+    assert next(lines) == "|---|---|---|---|"
     assert "scaled_dot_product_attention" in next(lines)

@@ -51,10 +51,10 @@ def is_decoder(mutant: Mutant) -> bool:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_is_reported_under_its_name_alone_with_an_example_that_runs(name: str) -> None:
-    mutant, report = MUTANTS[name], check_mutant(name)
-    assert [result.name for result in report.failures] == [mutant.breaks], report
-    assert mutant.words in report.failures[0].reason
-    failure = report.failures[0].failure
+    mutant, findings = MUTANTS[name], check_mutant(name).findings
+    assert [result.name for result in findings] == [mutant.breaks], check_mutant(name)
+    assert mutant.words in findings[0].reason
+    failure = findings[0].failure
     assert failure is not None
     assert_example_holds(failure.example, mutant.fn() if isinstance(mutant.fn, type) else mutant.fn)
 
@@ -68,7 +68,7 @@ def test_a_correct_attention_breaks_no_fact(name: str) -> None:
 def test_every_fact_has_a_mutant_that_breaks_it_and_a_correct_attention_that_keeps_it(kind: str, fact: str) -> None:
     broken = [name for name, each in MUTANTS.items() if each.breaks == fact and is_decoder(each) == (kind == "decoder")]
     assert broken, f"no mutant breaks {fact}"
-    assert fact in [result.name for result in check_mutant(broken[0]).failures]
+    assert fact in [result.name for result in check_mutant(broken[0]).findings]
     reports = (check_correct(name) for name in CORRECT)
     passed = [report.subject for report in reports if report.kind == kind and report_status(report, fact) == "passed"]
     assert passed, f"{fact} does not apply to any correct attention"
@@ -91,7 +91,7 @@ def test_a_second_fault_is_found_besides_the_first() -> None:
     def tiles_and_scales_twice(q, k, v):
         return MUTANTS["tiles_grouped_heads"].fn(q / q.shape[-1] ** 0.5, k, v)
 
-    assert [result.name for result in check(tiles_and_scales_twice, quick=True).failures] == ["grouping", "scale"]
+    assert [result.name for result in check(tiles_and_scales_twice, quick=True).findings] == ["scale", "grouping"]
 
 
 def test_what_follows_from_a_fault_is_explained_by_it() -> None:

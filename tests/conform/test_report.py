@@ -6,6 +6,7 @@ from unittest import SkipTest
 from xml.etree import ElementTree
 
 import pytest
+from torch import nn
 
 from regard.base.errors import RegardError
 from regard.conform import check, conformance
@@ -60,6 +61,12 @@ def test_junit_has_a_case_for_every_fact(report: Report) -> None:
     assert [case.get("name") for case in failed] == ["scale"]
     assert "applied twice" in str(failed[0].find("failure").text)  # type: ignore[union-attr]
     assert len(suite.findall("testcase/skipped")) == int(suite.get("skipped") or 0) > 5
+    assert {case.get("file") for case in suite} == {report.file}
+    assert report.file is not None
+    assert report.file.endswith("mutants.py")
+    assert float(suite.get("time") or 0) == pytest.approx(sum(float(case.get("time") or 0) for case in suite), abs=0.1)
+    assert float(failed[0].get("time") or 0) > 0
+    assert failed[0].find("failure").get("type") == "broken"  # type: ignore[union-attr]
 
 
 def test_a_fact_is_looked_up_by_name(report: Report) -> None:
@@ -114,6 +121,27 @@ def test_wrong_options_raise_when_the_class_is_made(fn: object, settings: dict[s
     with pytest.raises(RegardError) as error:
         conformance(fn, **settings)
     assert words in str(error.value)
+
+
+def test_findings_are_graded() -> None:
+    grades = {"scales_twice": "broken", "rounds_the_output_to_bfloat16": "inexact", "sums_in_half_precision": "inexact"}
+    grades |= dict.fromkeys(("tiles_grouped_heads", "trusts_zero_times_nan"), "differs from our policy")
+    for name, grade in grades.items():
+        mutant = mutants.MUTANTS[name]
+        report = check(mutant.fn, only=mutant.breaks)
+        assert [result.grade for result in report.findings] == [grade]
+        assert report.ok == (grade == "differs from our policy")
+        assert bool(report.policy_differences) == report.ok
+        assert report.exit_code() == (3 if report.ok else 1)
+        assert report.exit_code(ignore_policy=True) == (0 if report.ok else 1)
+        assert json.loads(report.json())["facts"][0]["grade"] == grade
+
+
+def test_torch_breaks_nothing_and_differs_in_hidden_nan() -> None:
+    report = check(nn.functional.scaled_dot_product_attention, quick=True)
+    assert report.ok, report
+    assert [result.name for result in report.policy_differences] == ["nan-in-masked-input"]
+    assert report.exit_code() == 3
 
 
 def test_the_summary_counts_facts() -> None:

@@ -1,9 +1,10 @@
 """Facts about the call itself: it returns, it is deterministic, it keeps no state and changes no input."""
 
 import random
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch import Tensor
 from regard.base.registry import Registry
 from regard.conform.attention_under_test import AttentionUnderTest
 from regard.conform.conventions import MeasuredAttention
-from regard.conform.example import CallWriter, Raised
-from regard.conform.fact import Fact, Failure, fact
+from regard.conform.example import CallWriter, Raised, WriteLines, run_lines
+from regard.conform.fact import Fact, Failure, fact, first_failure
 from regard.conform.inputs import QKV, AttentionInputs, hide_later_half
 from regard.conform.reset_state import fresh_dtype
-from regard.conform.shrink import Detect, Violation, failure_of, smallest_failure
-from regard.conform.tolerance import distance, equal
+from regard.conform.shrink import Detect, Violation, detect_lines, failure_of, smallest_failure
+from regard.conform.tolerance import distance, equal, same_up_to_rounding
+from regard.see.measure.probes.probe import missing_argument_hint
+from regard.see.measure.read_weights import training_mode
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -52,7 +55,8 @@ def runs(a: MeasuredAttention) -> Failure | None:
     def detect(inputs: AttentionInputs) -> Violation | None:
         raised = raised_by(a, inputs)
         if raised is not None:
-            return Violation(f"an ordinary call raises {raised}", raised)
+            lacking = missing_argument_hint(a.probe.name, a.probe.filled_in).strip()
+            return Violation(f"an ordinary call raises {raised}{'; ' * bool(lacking)}{lacking}", raised)
         if not bool(a(inputs).isnan().all()):
             return None
         words = "an ordinary call gives NaN everywhere"
@@ -71,14 +75,13 @@ def output_shape(a: MeasuredAttention) -> Failure | None:
     """
     calls = [a.random_inputs(5, 5, causal=False), a.random_inputs(5, 7, b=3), a.random_inputs(5, 5, b=1)]
     single = a.random_inputs(5, 5, b=1, h=1)
-    for inputs in [*calls, *([single] if raised_by(a, single) is None else [])]:
-        found = smallest_failure(a, inputs, lambda inputs: _wrong_shape(a, inputs, "the output"))
-        if found is not None:
-            return found
-    return None
+    detect = partial(_wrong_shape, a, "the output")
+    return first_failure(
+        smallest_failure(a, inputs, detect) for inputs in [*calls, *([single] if raised_by(a, single) is None else [])]
+    )
 
 
-def _wrong_shape(a: MeasuredAttention, inputs: AttentionInputs, what: str) -> Violation | None:
+def _wrong_shape(a: MeasuredAttention, what: str, inputs: AttentionInputs) -> Violation | None:
     b, h, _, i, _, _, e = inputs.sizes
     shape = tuple(a(inputs).shape)
     if shape == (b, h, i, e):
@@ -106,29 +109,20 @@ def dropout_in_eval(a: MeasuredAttention) -> Failure | None:
         return None  # random, but not by dropout: the fact `determinism`
     share = 1 - torch.stack(kept).float().mean().item() / torch.stack(kept).any(0).float().mean().item()
     words = f"about {share:.0%} of the visible weights are zero, different ones at each call"
-    return failure_of(a, inputs, lambda inputs: _differs_by_seed(a, inputs), words)
+    return failure_of(a, inputs, detect_lines(a, words, _seed_lines, expected=True), words)
 
 
-def _differs_by_seed(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
-    outs = []
-    for seed in (0, 1):
-        seed_all(seed)
-        outs.append(a(inputs).detach())
-    if equal(*outs):
-        return None
-    lines = [
+def _seed_lines(call: CallWriter) -> list[str]:
+    """The lines that call it with two seeds."""
+    return [
         "import random",
         "import numpy",
         "outs = []",
         "for seed in (0, 1):",
         "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)",
+        f"    outs.append({call()})",
+        "same = torch.equal(*outs)",
     ]
-    return Violation(
-        f"two calls differ by up to {distance(*outs):.1e}",
-        False,
-        True,
-        lambda call: [*lines, f"    outs.append({call()})", "same = torch.equal(*outs)"],
-    )
 
 
 @fact(FACTS, "determinism", fatal=True)
@@ -144,7 +138,40 @@ def determinism(a: MeasuredAttention) -> Failure | None:
     for other in others:
         if not equal(first, other) and equal(first, again):
             words = f"two calls differ by up to {distance(first, other):.1e}"
-            return failure_of(a, inputs, lambda inputs: _differs_by_seed(a, inputs), words)
+            return failure_of(a, inputs, detect_lines(a, words, _seed_lines, expected=True), words)
+    return None
+
+
+@fact(FACTS, "random-state")
+def random_state(a: MeasuredAttention) -> Failure | None:
+    """A call does not reset the random numbers of the rest of the program.
+
+    Random numbers that are drawn after a call depend on the seed before it, in torch, numpy and random, with dropout
+    and in training mode too.
+
+    Usual causes: torch.manual_seed() inside the attention, so that dropout and shuffling repeat at every step
+    """
+    inputs, dropout = a.random_inputs(5, 5), a.dropout_argument
+    more = [[]] if dropout is None else [[], [f"{dropout}=0.25"]]
+
+    def lines(given: list[str], call: CallWriter) -> list[str]:
+        return [
+            "import random",
+            "import numpy",
+            "draws = []",
+            "for seed in (0, 1):",
+            "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)",
+            f"    {call(*QKV, *given)}",
+            "    draws.append((torch.rand(()).item(), random.random(), numpy.random.rand()))",
+            "reset = any(one == other for one, other in zip(*draws))",
+        ]
+
+    words = "random numbers after the call are the same for every seed before it: the call sets the seed"
+    for training, given in product((False, True) if a.probe.module is not None else (False,), more):
+        with suppress(Exception), training_mode(a.probe.module, training=training):  # an argument that it refuses
+            detect = detect_lines(a, words, partial(lines, given), expected=False)
+            if (found := smallest_failure(a, inputs, detect)) is not None:
+                return found
     return None
 
 
@@ -173,43 +200,26 @@ def state_between_calls(a: MeasuredAttention) -> Failure | None:
     Usual causes: a mask or cache kept from an earlier call, such as a larger one, and cut to size; a scale kept
     from the first width; a buffer that is updated in forward()
     """
-    if a.reset is not None:
-        try:
-            found = _differs_from_first_call(a)
-        finally:
+    try:
+        return _differs_from_first_call(a)
+    finally:
+        if a.reset is not None:
             a.reset.restore()
-        if found is not None:
-            return found
-    # lengths that were not used before: state that depends on them is created now
-    calls = {
-        (6, 6): [a.random_inputs(6, 6, seed=1), a.random_inputs(9, 9, b=1, seed=2), a.random_inputs(4, 4, b=3, seed=3)],
-        (3, 13): [a.random_inputs(17, 17, b=1, seed=4), a.random_inputs(13, 13, c=12, seed=5)],
-    }
-    for (i, j), others in calls.items():
-        inputs = a.random_inputs(i, j)
-        if raised_by(a, inputs) is not None:
-            continue  # longer than it accepts
-        first = _output(a, inputs)
-        for other in others:
-            if raised_by(a, other) is not None:
-                continue
-            again = _output(a, inputs)
-            if not equal(first, again):
-                words = f"after a call with other inputs the same call differs by {distance(first, again):.1e}"
-                return _failure_after_another(a, inputs, words, fresh=False)
-    return None
 
 
 def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
-    """Failure: the same call gives another result after other calls."""
-    dtype = fresh_dtype(a.probe)
+    """Failure: the same call gives another result after other calls than as the first one."""
+    # lengths that were not used before: state that depends on them is created now
     sizes: tuple[dict[str, Any], ...] = (
         {"i": 2, "j": 6},
         {"i": 6, "j": 6},
         {"i": 11, "j": 11, "b": 1},
         {"i": 4, "j": 4, "b": 3},
         {"i": 6, "j": 6, "c": 12},
+        {"i": 3, "j": 13},
+        {"i": 17, "j": 17, "b": 1},
     )
+    dtype = a.dtype if a.reset is None else fresh_dtype(a.probe)
     calls = [a.random_inputs(dtype=dtype, seed=seed, **each) for seed, each in enumerate(sizes)]
     calls = [each for each in calls if raised_by(a, each) is None]
     alone = [_output(_fresh(a), each) for each in calls]
@@ -219,72 +229,50 @@ def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
             after = _output(fresh, calls[number])
             if not equal(after, alone[number]):
                 _, _, _, i, j, c, _ = calls[number].sizes
-                off = distance(after, alone[number])
-                words = (
-                    f"the output for i={i}, j={j}, c={c} as the first call and after other calls differs by {off:.1e}"
+                off = f"differs by {distance(after, alone[number]):.1e}"
+                return _failure_after_another(
+                    a,
+                    calls[number],
+                    f"the output for i={i}, j={j}, c={c} as the first call and after other calls {off}",
                 )
-                return _failure_after_another(a, calls[number], words, fresh=True)
     return None
 
 
 def _fresh(a: MeasuredAttention) -> MeasuredAttention:
-    assert a.reset is not None
-    return replace(a, probe=a.reset.fresh_probe())
+    """The attention in the state before its first call, if that can be restored."""
+    return a if a.reset is None else replace(a, probe=a.reset.fresh_probe())
 
 
-def _repeat(x: Tensor, axis: int) -> Tensor:
-    return torch.cat([x, x], axis)
+TWICE_AS_LONG, TWICE_AS_WIDE = "torch.cat([{0}, {0}], 2)", "torch.cat([{0}, {0}], 3)"
+EARLIER_CALLS = (  # how q, k and v are written in a call before the one that changes
+    ("k", "k", "v"),
+    ("{}[:, :, -1:]", "k", "v"),
+    (TWICE_AS_LONG,) * 3,
+    (TWICE_AS_WIDE, TWICE_AS_WIDE, "v"),
+    (TWICE_AS_WIDE,) * 3,
+    ("2 * {}.flip(2) + 1",) * 3,
+    ("{}[:, :, :-1]",) * 3,
+)
 
 
-# earlier calls: how each of q, k and v is written, and how it is made
-EARLIER_CALLS: dict[tuple[str, str, str], Callable[[AttentionInputs], AttentionInputs]] = {
-    ("k", "k", "v"): lambda x: x.with_tensors(q=x.k),
-    ("{}[:, :, -1:]", "k", "v"): lambda x: x.with_tensors(q=x.q[:, :, -1:]),
-    ("torch.cat([{0}, {0}], 2)",) * 3: lambda x: x.map(lambda y: _repeat(y, 2)),
-    ("torch.cat([{0}, {0}], 3)", "torch.cat([{0}, {0}], 3)", "v"): lambda x: x.with_tensors(
-        q=_repeat(x.q, 3), k=_repeat(x.k, 3)
-    ),
-    ("torch.cat([{0}, {0}], 3)",) * 3: lambda x: x.map(lambda y: _repeat(y, 3)),
-    ("2 * {}.flip(2) + 1",) * 3: lambda x: x.map(lambda y: 2 * y.flip(2) + 1),
-    ("{}[:, :, :-1]",) * 3: lambda x: x.map(lambda y: y[:, :, :-1]),
-}
+def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
+    """The failure with the smallest call whose output one of EARLIER_CALLS changes."""
+    if a.probe.module is None and (a.code is None or a.code.name == "attend"):
+        return Failure(words)  # as_probe calls a function before the example does, so its state is not fresh there
+    for forms in EARLIER_CALLS:
 
+        def lines(call: CallWriter, forms: tuple[str, str, str] = forms) -> list[str]:
+            return [f"other = {call(*(form.format(x) for form, x in zip(forms, QKV, strict=True)))}", f"out = {call()}"]
 
-def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str, fresh: bool) -> Failure:
-    """The failure with the smallest call that one of EARLIER_CALLS changes.
+        def detect(inputs: AttentionInputs, lines: WriteLines = lines) -> Violation | None:
+            first = _output(_fresh(a), inputs)
+            after = run_lines(_fresh(a), inputs, lines)[1].detach()
+            return None if equal(first, after) else Violation(words, after, first, lines)
 
-    fresh  compare with the output in a fresh state; else with the same call just before
-    """
-    copied = a.probe.module is not None
-    # as_probe calls a function before the example does, so that its state is not fresh there
-    fresh = fresh and (copied or (a.code is not None and a.code.name != "attend"))
-
-    def detect_after(written: tuple[str, str, str], make: Callable[[AttentionInputs], AttentionInputs]) -> Detect:
-        def lines(call: CallWriter) -> list[str]:
-            other = call(*(form.format(name) for form, name in zip(written, QKV, strict=True)))
-            if fresh and not copied:
-                return [f"other = {other}", f"out = {call()}"]
-            renew = [line for line in call.before if line.startswith("attend = ")] if fresh else []
-            calls = [f"first = {call()}", *renew, f"other = {other}", f"after = {call()}"]
-            return [*calls, "same = torch.equal(first, after)"]
-
-        def detect(inputs: AttentionInputs) -> Violation | None:
-            first = _output(_fresh(a) if fresh else a, inputs)
-            tested = _fresh(a) if fresh else a
-            _output(tested, make(inputs))
-            after = _output(tested, inputs)
-            if equal(first, after):
-                return None
-            by_value = fresh and not copied
-            return Violation(words, after, first, lines) if by_value else Violation(words, False, True, lines)
-
-        return detect
-
-    for written, make in EARLIER_CALLS.items():
         with suppress(Exception):  # a width or length that it does not accept
-            if (found := smallest_failure(a, inputs, detect_after(written, make), words)) is not None:
+            if (found := smallest_failure(a, inputs, detect, words)) is not None:
                 return found
-    return _failure_after_another(a, inputs, words, fresh=False) if fresh else Failure(words)
+    return Failure(words)
 
 
 @fact(FACTS, "inputs-changed")
@@ -295,34 +283,23 @@ def inputs_changed(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: an in-place operation on an argument: q *= scale, k.masked_fill_(...), mask.logical_not_()
     """
-    inputs = a.random_inputs(5, 5)
-    for name in QKV:
+    mask, inputs = a.mask, a.random_inputs(5, 5)
 
-        def detect(inputs: AttentionInputs, name: str = name) -> Violation | None:
-            given = {x: getattr(inputs, x).clone() for x in QKV}
-            a.call(given["q"], given["k"], given["v"], inputs)
-            return _input_change(name, given[name], getattr(inputs, name))
+    def detect(name: str, inputs: AttentionInputs) -> Violation | None:
+        given = {x: getattr(inputs, x).clone() for x in QKV}
+        keywords: dict[str, Tensor] = {}
+        if mask is not None and inputs.visible is not None:
+            keywords = {mask.name: mask.convert(inputs.visible, inputs.dtype)}
+        before = (given | keywords)[name].clone()
+        a.call(given["q"], given["k"], given["v"], replace(inputs, visible=None), **keywords)
+        after = (given | keywords)[name]
+        if equal(after, before):
+            return None
+        return Violation(f"the call changes {name}", after, before, lambda call: [call(), f"after = {name}"])
 
-        if (found := smallest_failure(a, inputs, detect)) is not None:
-            return found
-    mask = a.mask
-    if mask is None:
-        return None
-
-    def detect_mask(inputs: AttentionInputs) -> Violation | None:
-        assert inputs.visible is not None
-        before = mask.convert(inputs.visible, inputs.dtype)
-        given = before.clone()
-        a(replace(inputs, visible=None), **{mask.name: given})
-        return _input_change(mask.name, given, before)
-
-    return smallest_failure(a, hide_later_half(a.random_inputs(5, 5, causal=False)), detect_mask)
-
-
-def _input_change(name: str, after: Tensor, before: Tensor) -> Violation | None:
-    if equal(after, before):
-        return None
-    return Violation(f"the call changes {name}", after, before, lambda call: [call(), f"after = {name}"])
+    masked = hide_later_half(a.random_inputs(5, 5, causal=False))
+    calls = [(name, inputs) for name in QKV] + ([] if mask is None else [(mask.name, masked)])
+    return first_failure(smallest_failure(a, each, partial(detect, name)) for name, each in calls)
 
 
 @fact(FACTS, "output-dtype")
@@ -335,31 +312,18 @@ def output_dtype(a: MeasuredAttention) -> Failure | None:
     """
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         inputs = a.random_inputs(5, 5, dtype=dtype)
-        if raised_by(a, inputs) is not None:
+        if raised_by(a, inputs) is not None or (have := a(inputs).dtype) == dtype:
             continue  # an exception is not a silent change
-
-        def detect(inputs: AttentionInputs, dtype: torch.dtype = dtype) -> Violation | None:
-            have = a(inputs).dtype
-            if inputs.dtype != dtype or have == dtype:
-                return None
-            words = f"for {dtype} the output is {have}"
-            return Violation(words, have, dtype, lambda call: [f"dtype = {call()}.dtype"])
-
-        if (found := smallest_failure(a, inputs, detect)) is not None:
-            return found
+        words = f"for {dtype} the output is {have}"
+        detect = detect_lines(a, words, lambda call: ["expected = q.dtype", f"dtype = {call()}.dtype"])
+        return smallest_failure(a, inputs, detect)
     return None
 
 
-STRIDES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "transposed": (
-        "{}.transpose(1, 2).contiguous().transpose(1, 2)",
-        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    ),
-    "sliced": (
-        "torch.stack([{0}, {0} + 1], -1).flatten(-2)[..., ::2]",
-        lambda x: torch.stack([x, x + 1], -1).flatten(-2)[..., ::2],
-    ),
-    "column-major": ("{}.mT.contiguous().mT", lambda x: x.mT.contiguous().mT),
+STRIDES = {
+    "transposed": "{}.transpose(1, 2).contiguous().transpose(1, 2)",
+    "sliced": "torch.stack([{0}, {0} + 1], -1).flatten(-2)[..., ::2]",
+    "column-major": "{}.mT.contiguous().mT",
 }
 
 
@@ -371,30 +335,15 @@ def memory_layout(a: MeasuredAttention) -> Failure | None:
 
     Usual causes: view() or as_strided() on a tensor that is not contiguous, a kernel that assumes strides
     """
-    for name, (form, change) in STRIDES.items():
 
-        def detect(
-            inputs: AttentionInputs, name: str = name, form: str = form, change: Callable[[Tensor], Tensor] = change
-        ) -> Violation | None:
-            expected = a(inputs).detach()
-            q, k, v = (change(x) for x in (inputs.q, inputs.k, inputs.v))
+    def lines(form: str, call: CallWriter) -> list[str]:
+        return [f"expected = {call()}", f"out = {call.each(form)}"]
 
-            def lines(call: CallWriter) -> list[str]:
-                return [f"out = {call.each(form)}"]
+    def detect(name: str, form: str) -> Detect:
+        words = f"{name} inputs give outputs that differ by {{}} from contiguous ones"
+        return detect_lines(a, words, partial(lines, form), same_up_to_rounding, raises=f"{name} inputs raise")
 
-            try:
-                out = a.call(q, k, v, inputs).detach()
-            except Exception as error:  # a foreign function may raise anything
-                raised = Raised.from_error(error)
-                return Violation(f"{name} inputs raise {raised}", raised, lines=lines)
-            if (out - expected).abs().max().nan_to_num().item() <= 1e-5:
-                return None
-            words = f"{name} inputs give outputs that differ by {distance(out, expected):.1e} from contiguous ones"
-            return Violation(words, out, expected, lines)
-
-        if (found := smallest_failure(a, a.random_inputs(5, 5), detect)) is not None:
-            return found
-    return None
+    return first_failure(smallest_failure(a, a.random_inputs(5, 5), detect(*each)) for each in STRIDES.items())
 
 
 def _test_lengths(a: MeasuredAttention, lengths: list[tuple[int, int]], what: str) -> Failure | None:
@@ -408,7 +357,7 @@ def _test_lengths(a: MeasuredAttention, lengths: list[tuple[int, int]], what: st
                 return None  # not a length of this fact
             if (raised := raised_by(a, inputs)) is not None:
                 return Violation(f"{what} (i={i}, j={j}) raises {raised}", raised)
-            return _wrong_shape(a, inputs, f"the output for {what} (i={i}, j={j})")
+            return _wrong_shape(a, f"the output for {what} (i={i}, j={j})", inputs)
 
         inputs = a.random_inputs(i, j, dtype=torch.float32)
         if (found := smallest_failure(a, inputs, detect, square=i == j)) is not None:

@@ -1,5 +1,6 @@
 """Facts about conventions: visible keys, scale, heads and positions are as declared or as expected."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,21 +11,22 @@ from torch import Tensor
 
 from regard.base.registry import Registry
 from regard.conform.conventions import LONG, MeasuredAttention
-from regard.conform.example import CallWriter, write_example, write_weights
-from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.example import CallWriter, run_lines, write_example, write_weights
+from regard.conform.fact import BROKEN, POLICY, Fact, Failure, NotApplicableError, fact, first_failure
 from regard.conform.facts.dependence import all_ones, row_sums
 from regard.conform.inputs import QKV, AttentionInputs
-from regard.conform.shrink import Detect, Violation, failure_of, smallest_failure
+from regard.conform.shrink import Detect, Violation, detect_lines, failure_of, smallest_failure
 from regard.conform.tolerance import max_error
 from regard.core.scores import alibi_slopes
 from regard.see.measure.biases import ALIBI_DISTANCE, ALIBI_KEY, NO_BIAS
 from regard.see.measure.mask_names import VisibleBand
+from regard.see.measure.rotary import Rotation, usual_rotations
 
 FACTS: Registry[Fact] = Registry("fact")
 
 LENGTHS = (11, 67)  # one block of a fast kernel, and several with a remainder
 STEPS = ((1, 9), (3, 9), (1, 67), (3, 67))  # queries, and keys including cached ones
-MASK_FACTS = ("diagonal-hidden", "causal-off-by-one", "causality", "window-off-by-one", "window", "all-keys-visible")
+MASK_FACTS = "diagonal-hidden causal-off-by-one causality window-off-by-one window"
 CAUSAL = VisibleBand(None, 0)
 
 
@@ -112,7 +114,7 @@ def causal_off_by_one(a: MeasuredAttention) -> Failure | None:
     return None
 
 
-@fact(FACTS, "causality", explained_by=("causal-off-by-one",))
+@fact(FACTS, "causality", explained_by="causal-off-by-one")
 def causality(a: MeasuredAttention) -> Failure | None:
     """A token does not see the tokens after it.
 
@@ -141,31 +143,17 @@ def causality(a: MeasuredAttention) -> Failure | None:
 
 
 def _changed_by_later_keys(a: MeasuredAttention, n: int, b: int = 1) -> Failure | None:
-    def detect(inputs: AttentionInputs) -> Violation | None:
-        n = inputs.q.shape[2]
-        cut = n // 2
-        if cut < 1 or inputs.k.shape[2] != n:
-            return None
-        other = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
-        for later in (other.k[:, :, cut:], other.v[:, :, cut:]):
-            later.copy_(later.flip(-1) * 3 + 1)
-        before, after = (a(x).detach()[:, :, :cut] for x in (inputs, other))
-        if max_error(after, before) <= 1e-9 * max(1.0, before.abs().max().item()):
-            return None
-        changed = []
+    def lines(call: CallWriter) -> list[str]:
+        cut, changed = call.inputs.q.shape[2] // 2, []
         for x in ("k", "v"):
             changed += [f"later_{x} = {x}.clone()", f"later_{x}[:, :, {cut}:] = {x}[:, :, {cut}:].flip(-1) * 3 + 1"]
-        return Violation(
-            f"rows before {cut} of {n} change with keys and values from {cut} on",
-            after,
-            before,
-            lambda call: [
-                *changed,
-                f"expected = {call()}[:, :, :{cut}]",
-                f"out = {call('q', 'later_k', 'later_v')}[:, :, :{cut}]",
-            ],
-        )
+        expected = f"expected = {call()}[:, :, :{cut}]"
+        return [*changed, expected, f"out = {call('q', 'later_k', 'later_v')}[:, :, :{cut}]"]
 
+    def same(after: Tensor, before: Tensor) -> bool:
+        return not before.numel() or max_error(after, before) <= 1e-9 * max(1.0, before.abs().max().item())
+
+    detect = detect_lines(a, "rows of the first half change with keys and values of the second half", lines, same)
     return smallest_failure(a, a.random_inputs(n, n, b=b), detect, square=True)
 
 
@@ -199,17 +187,19 @@ def _window_length(a: MeasuredAttention) -> int:
     return max(a.declared.window_before or 0, a.declared.window_after or 0) + 7
 
 
-@fact(FACTS, "window", explained_by=("window-off-by-one", "causality", "causal-off-by-one"))
+@fact(FACTS, "window", explained_by="window-off-by-one causality causal-off-by-one")
 def window(a: MeasuredAttention) -> Failure | None:
-    """Every token sees as far as the window, and no farther.
+    """Every token sees as far as the window, and no farther; without a window it sees everything.
 
-    The visible band is the declared one; without a declared window, every earlier key is visible.
+    The visible band is the declared one; without a declared window every earlier key is visible, and every key if
+    causal=False is declared.
 
-    Usual causes: the window dropped when another mask is passed, counted in blocks, or applied to one side only
+    Usual causes: the window dropped when another mask is passed, counted in blocks, or applied to one side only; a
+    causal mask left on in an encoder, top-k or a threshold on weights
     """
-    if not a.declared.windowed and not a.declared.causal:
+    if not a.declared.windowed and a.declared.causal is None:
         raise NotApplicableError("neither a window nor causal was declared")
-    for n in (_window_length(a), *LENGTHS[1:]):
+    for n in (_window_length(a), *LENGTHS):
         seen = a.visible(n, n)
         wrong = seen != VisibleBand(a.declared.window_before, a.declared.after).visible(n, n)
         if bool(wrong.any()):
@@ -225,26 +215,36 @@ def _declaration(found: VisibleBand | None) -> str:
     return ", ".join([f"causal={found.after == 0}", *(f"{x}={end}" for x, end in ends.items() if end is not None)])
 
 
-@fact(FACTS, "all-keys-visible")
-def all_keys_visible(a: MeasuredAttention) -> Failure | None:
-    """Without a mask every token sees every token.
+@fact(FACTS, "mask-pattern", explained_by=MASK_FACTS)
+def mask_pattern(a: MeasuredAttention) -> Failure | None:
+    """All heads, all tokens and all lengths follow the same rule of what is visible.
 
-    If causal=False and no window is declared, every weight at q = 0 is positive.
+    The visible keys are one band around the diagonal, the same in every head and row, and at 7, 11, 13, 37, 67, 131 and
+    301 keys, unless mask_pattern='any' is declared.
 
-    Usual causes: a causal mask left on in an encoder, top-k or a threshold on weights
+    Usual causes: a mask that is applied to one head only; an index that is off in some rows or blocks; a block that is
+    never visited; keys cut off at a block or at a context length
     """
-    if a.declared.causal is not False or a.declared.windowed:
-        raise NotApplicableError("not declared to see every key (causal=False)")
-    for n in LENGTHS:
-        seen = a.visible(n, n)
-        if not bool(seen.all()):
-            return _wrong_band(a, n, _pair_words(n, seen, ~seen), "causal=True")
-    return None
-
-
-def _require_band(a: MeasuredAttention) -> None:
     if a.declared.mask_pattern == "any":
         raise NotApplicableError("mask_pattern='any' was declared: heads, rows or lengths see different keys")
+    for n in LENGTHS:
+        seen = a.visible(n, n)
+        if bool((other := seen != seen[:, :1]).any()):
+            words = f"{_pair_words(n, seen, other)}, unlike head 0"
+            return _inconsistent_mask(a, n, lambda inputs: {"visible": a.expected(inputs).visible[:, :1]}, words)
+    band = a.band or a.smallest_band(11)
+    if band is None:
+        raise NotApplicableError("no key is visible")
+    for n in (11, 7, 13, 37, 67, 131, LONG):
+        try:
+            seen = a.visible(n, n)
+        except Exception:
+            continue  # longer than it accepts
+        if bool((other := seen != band.visible(n, n)).any()):
+            same = "other rows see as far" if n == 11 else f"of 11 keys it sees: {band}"
+            words = f"{_pair_words(n, seen, other)}, though {same}"
+            return _inconsistent_mask(a, n, lambda inputs: _band_for(band, inputs), words)
+    return None
 
 
 def _inconsistent_mask(
@@ -253,70 +253,6 @@ def _inconsistent_mask(
     """The failure of a mask that differs between heads, rows or lengths."""
     detect = detect_difference(a, changes, words)
     return failure_of(a, a.random_inputs(n, n, b=1), detect, words, "mask_pattern='any'", square=True)
-
-
-@fact(FACTS, "mask-differs-by-head", explained_by=MASK_FACTS)
-def mask_differs_by_head(a: MeasuredAttention) -> Failure | None:
-    """All heads see the same tokens.
-
-    At q = 0 the same keys are visible in every head, unless mask_pattern='any' is declared.
-
-    Usual causes: a mask that is applied to one head only, or one of (b i j) that is broadcast along the heads
-    """
-    _require_band(a)
-    for n in LENGTHS:
-        seen = a.visible(n, n)
-        other = seen != seen[:, :1]
-        if bool(other.any()):
-            words = f"{_pair_words(n, seen, other)}, unlike head 0"
-            return _inconsistent_mask(a, n, lambda inputs: {"visible": a.expected(inputs).visible[:, :1]}, words)
-    return None
-
-
-@fact(FACTS, "mask-differs-by-row", explained_by=(*MASK_FACTS, "mask-differs-by-head"))
-def mask_differs_by_row(a: MeasuredAttention) -> Failure | None:
-    """Every token sees equally far.
-
-    The visible keys are a band around the diagonal, the same in every row, unless mask_pattern='any' is declared.
-
-    Usual causes: an index that is off in some rows or blocks, a mask kept from another call, a block that is never
-    visited
-    """
-    _require_band(a)
-    if a.band is not None:
-        return None
-    band = a.smallest_band(11)
-    if band is None:
-        raise NotApplicableError("no key is visible")
-    head, row, key = _first_pair(band.visible(11, 11) & ~a.visible(11, 11))
-    words = f"of 11 keys, row {row} of head {head} does not see key {key}, though other rows see as far"
-    return _inconsistent_mask(a, 11, lambda inputs: _band_for(band, inputs), words)
-
-
-@fact(FACTS, "mask-differs-by-length", explained_by=(*MASK_FACTS, "mask-differs-by-head", "mask-differs-by-row"))
-def mask_differs_by_length(a: MeasuredAttention) -> Failure | None:
-    """The mask of a short text and of a long one follow the same rule.
-
-    The band that is visible at 11 keys is visible at 7, 13, 37, 67, 131 and 301 too, unless mask_pattern='any' is
-    declared.
-
-    Usual causes: keys cut off at a block or at a context length, a mask built for another length, a last block left
-    out
-    """
-    _require_band(a)
-    band = a.band
-    if band is None:
-        raise NotApplicableError("the visible keys are no band: the fact `mask-differs-by-row`")
-    for n in (7, 13, 37, 67, 131, LONG):
-        try:
-            seen = a.visible(n, n)
-        except Exception:
-            continue  # longer than it accepts
-        other = seen != band.visible(n, n)
-        if bool(other.any()):
-            words = f"{_pair_words(n, seen, other)}, though of 11 keys it sees: {band}"
-            return _inconsistent_mask(a, n, lambda inputs: _band_for(band, inputs), words)
-    return None
 
 
 def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
@@ -331,76 +267,40 @@ def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Ten
 def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: Tensor, declare: str = "") -> Failure:
     """The failure of a mask of fewer queries than keys; the example shows what head 0 sees."""
     inputs = a.random_inputs(i, j, b=1, h=1, dtype=torch.float32).neutral()
-    seen = a.weights(inputs)[0, 0] > 0
-    code = write_example(
-        a, inputs, seen, expected[0, 0], lambda call: [*write_weights(call), "visible = weights[0, 0] > 0"]
-    )
-    return Failure(words, code, declare)
+
+    def lines(call: CallWriter) -> list[str]:
+        return [*write_weights(call), "visible = weights[0, 0] > 0"]
+
+    return Failure(words, write_example(a, inputs, run_lines(a, inputs, lines)[1], expected[0, 0], lines), declare)
 
 
-@fact(FACTS, "cache-mask-off-by-one")
-def cache_mask_off_by_one(a: MeasuredAttention) -> Failure | None:
-    """With a KV cache, new tokens see all cached tokens and themselves.
+@fact(FACTS, "mask-in-decode", explained_by="causality causal-off-by-one")
+def mask_in_decode(a: MeasuredAttention) -> Failure | None:
+    """With a KV cache, new tokens see the cached tokens that they see in one pass, and none of each other's future.
 
-    With j - i cached keys, row r sees the band around position j - i + r, not around a neighbour of it.
+    With j - i cached keys, i queries see the keys that the last i of j rows see, unless they are aligned top-left.
 
-    Usual causes: the position of the first query is the length of the cache plus or minus one (transformers#30417)
+    Usual causes: the position of the first query is the length of the cache plus or minus one (transformers#30417); a
+    path for i = 1 without the window (nanochat#452); causal only if i = j, or switched off if there is a cache
     """
     for i, j in STEPS:
         seen, whole, band = _visible_in_steps(a, i, j)
+        if a.alignment == "top-left" or bool((seen == whole).all()):
+            continue
+        _, row, key = _first_pair(seen != whole)
+        words = f"{i} of {j} rows: row {row} {'sees' if seen[0, 0, row, key] else 'does not see'} key {key}"
+        words += ", a later one" if key > j - i + row else ", unlike in one pass"
         for shift in (-1, 1):
             before = band.before and band.before - shift
             moved = VisibleBand(before, None if band.after is None else band.after + shift).visible(i, j)
-            shifted = bool((seen == moved).all()) and not bool((seen == whole).all())
-            if a.alignment != "top-left" and shifted:
-                words = f"{i} queries after {j - i} cached keys are one position too {'late' if shift > 0 else 'early'}"
-                return _wrong_in_steps(a, i, j, words, whole)
+            if bool((seen == moved).all()):
+                late = "late" if shift > 0 else "early"
+                words = f"{i} queries after {j - i} cached keys are one position too {late}"
+        return _wrong_in_steps(a, i, j, words, whole)
     return None
 
 
-@fact(FACTS, "window-in-decode", explained_by=("cache-mask-off-by-one",))
-def window_in_decode(a: MeasuredAttention) -> Failure | None:
-    """The window is as wide in decoding as in one pass.
-
-    One query with j cached keys sees the window that the last row of the whole sequence sees.
-
-    Usual causes: a decode path for i = 1 without any mask (nanochat#452)
-    """
-    if a.band is None or a.band.before is None:
-        raise NotApplicableError("there is no window")
-    return _sees_more_in_steps(a, "which it does not see in one pass")
-
-
-@fact(
-    FACTS,
-    "causality-in-decode",
-    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality", "causal-off-by-one"),
-)
-def causality_in_decode(a: MeasuredAttention) -> Failure | None:
-    """New tokens that are passed together do not see each other's future.
-
-    With cached keys, i > 1 queries are causal among each other.
-
-    Usual causes: causal only if i = j, or switched off if there is a cache
-    """
-    require_causal(a)
-    return _sees_more_in_steps(a, "a later one")
-
-
-def _sees_more_in_steps(a: MeasuredAttention, what: str) -> Failure | None:
-    for i, j in STEPS:
-        seen, whole, _ = _visible_in_steps(a, i, j)
-        if a.alignment != "top-left" and bool((seen & ~whole).any()):
-            _, row, key = _first_pair(seen & ~whole)
-            return _wrong_in_steps(a, i, j, f"{i} of {j} rows: row {row} sees key {key}, {what}", whole)
-    return None
-
-
-@fact(
-    FACTS,
-    "causal-alignment",
-    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality-in-decode", "causality"),
-)
+@fact(FACTS, "causal-alignment", explained_by="mask-in-decode causality")
 def causal_alignment(a: MeasuredAttention) -> Failure | None:
     """With more keys than queries, the queries are the newest tokens, unless declared otherwise.
 
@@ -419,7 +319,7 @@ def causal_alignment(a: MeasuredAttention) -> Failure | None:
     return _wrong_in_steps(a, 3, 9, words, wanted, f"alignment={a.alignment!r}")
 
 
-@fact(FACTS, "grouping")
+@fact(FACTS, "grouping", grade=POLICY)
 def grouping(a: MeasuredAttention) -> Failure | None:
     """If several query heads share a key head, neighbouring ones share it.
 
@@ -438,7 +338,8 @@ def grouping(a: MeasuredAttention) -> Failure | None:
         words = f"query heads use {a.grouping}, so that weights are applied to the values of another head"
     detect = detect_difference(a, lambda inputs: {"grouping": wanted}, words)
     declare = f"grouping={a.grouping!r}" if a.grouping == "tile" else ""
-    return failure_of(a, a.random_inputs(2, 2, b=1, h=4, g=2), detect, words, declare)
+    grade = POLICY if declare and a.declared.grouping is None else BROKEN
+    return failure_of(a, a.random_inputs(2, 2, b=1, h=4, g=2), detect, words, declare, grade=grade)
 
 
 @fact(FACTS, "key-order")
@@ -454,16 +355,21 @@ def key_order(a: MeasuredAttention) -> Failure | None:
     wanted, name = a.declared.bias, a.bias_name
     if (found := _bias_changes_with_width(a)) is not None:
         return found
-    is_alibi = name.startswith((ALIBI_DISTANCE, ALIBI_KEY))
+    inverted = max(a.bias_reading[1] or (0.0,)) < 0  # no declaration allows it
+    is_alibi = name.startswith((ALIBI_DISTANCE, ALIBI_KEY)) and not inverted
     usual = name in (NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY)  # other slopes may be a mistake
-    if wanted == "any" or name == wanted or (wanted is None and usual) or (wanted == "alibi" and is_alibi):
+    allowed = wanted == "any" or name == wanted or (wanted is None and usual) or (wanted == "alibi" and is_alibi)
+    if allowed and not inverted:
         return None
-    declare = "bias='alibi'" if is_alibi else "bias='any'"
+    declare = "" if inverted else "bias='alibi'" if is_alibi else "bias='any'"
     row = ", ".join(f"{x:.4f}" for x in a.flat_weights(5, 5, a.uses_causal_argument)[0, -1].tolist())
     words = f"visible keys have different weights at q = 0, by position: {row}{f', by {name}' if is_alibi else ''}"
-    if wanted is not None:
+    if inverted:
+        words = "ALiBi has the wrong sign: farther keys get more weight"
+    elif wanted is not None:
         words = f"scores have {'no bias' if name == NO_BIAS else f'the bias {name}'}, but {wanted} was declared"
-    detect = detect_difference(a, lambda inputs: {"bias": _alibi(inputs) if wanted == "alibi" else None}, words)
+    with_alibi = wanted == "alibi" or inverted
+    detect = detect_difference(a, lambda inputs: {"bias": _alibi(inputs) if with_alibi else None}, words)
     return failure_of(a, a.random_inputs(7, 7, b=1), detect, words, declare, square=True)
 
 
@@ -486,7 +392,7 @@ def _alibi(inputs: AttentionInputs) -> Tensor:
     return -(alibi_slopes(h).double()[:, None, None] * distance)[None]
 
 
-@fact(FACTS, "scores", fatal=True, explained_by=("causality", "causal-off-by-one", "window", "grouping"))
+@fact(FACTS, "scores", fatal=True, explained_by="causality causal-off-by-one window grouping")
 def scores(a: MeasuredAttention) -> Failure | None:
     """The weight of a key depends on its product with the query, and on nothing else.
 
@@ -495,14 +401,19 @@ def scores(a: MeasuredAttention) -> Failure | None:
     Usual causes: q or k normalised, projected or rounded, top-k, another function than exp, an undeclared soft-cap,
     values permuted against keys
     """
-    if a.scores_fit:
+    early = _softcap_before_scale(a)
+    if a.scores_fit and not early:
         return None
-    words, declare = "weights do not follow exp(scale q . k)", ", ".join(_score_declarations(a))
-    if a.scores.residual is not None and a.scores.scale is None:
+    words, declare = "weights do not follow exp(scale q . k)", "" if early else ", ".join(_score_declarations(a))
+    if early:
+        words += f": {early}"
+    elif a.score_span is not None:
+        words += f": scores are clamped or capped, since they differ by {a.score_span:.4g} at most"
+    elif a.scores.residual is not None and a.scores.scale is None:
         words += f": a share of {a.scores.residual:.2g} of the scores is not explained"
 
     def changes(inputs: AttentionInputs) -> dict[str, Any]:
-        return {"scale": a.expected_scale(inputs), "rotary": a.declared.rotary}
+        return {"scale": a.expected_scale(inputs), "rotation": usual_rotation(a, inputs)}
 
     for most in (1e-3, 1e-5):
         detect = detect_difference(a, changes, words, most)
@@ -510,6 +421,19 @@ def scores(a: MeasuredAttention) -> Failure | None:
         if found is not None:
             return found
     return Failure(words, declare=declare)
+
+
+def _softcap_before_scale(a: MeasuredAttention) -> str:
+    """In words that the soft-cap falls with the scale, or is the declared one times the scale; empty if it is not."""
+    caps = {c: a.measurement(c=c).scores.softcap for c in (a.random_inputs(c=width).sizes[5] for width in (4, 12))}
+    cap, *others = caps.values()
+    varies = any(cap and other and not math.isclose(cap, other, rel_tol=1e-2) for other in others)
+    declared, scale = a.declared.softcap, a.scores.scale
+    scaled = declared and cap and scale and math.isclose(cap, declared * scale, rel_tol=1e-2) and scale < 0.99
+    if not varies and not scaled:
+        return ""
+    sizes = ", ".join(f"{cap or 0:.4g} at c={c}" for c, cap in caps.items())
+    return f"the soft-cap is applied before the scale, so that it is {sizes}"
 
 
 def _score_declarations(a: MeasuredAttention) -> Iterator[str]:
@@ -536,8 +460,9 @@ def scale(a: MeasuredAttention) -> Failure | None:
     inputs = a.random_inputs(7, 7, b=1)
     have, want = a.scales[0][1], a.expected_scale(a.random_inputs(7, 7, b=1, c=4))
     near = abs(have - want) <= 10 * a.precision * want
+    usual = a.scale_name.endswith(("1/sqrt(c)", "the scale of YaRN"))
     # a declared number has to hold at every width and length
-    if near and (a.scale_name == "1/sqrt(c)" if a.declared.scale is None else not a.scale_varies):
+    if near and (usual if a.declared.scale is None else not a.scale_varies):
         return _scale_argument_ignored(a)
     if not a.declared.sink and not all(
         all_ones(row_sums(a, a.random_inputs(n, n, b=1, c=c))) for c, n in ((4, 7), (12, 7), (4, 9))
@@ -562,21 +487,22 @@ def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
     def detect(inputs: AttentionInputs) -> Violation | None:
         plain = a(inputs).detach()
         others = [a(inputs, **{name: size}).detach() for size in (0.0, 0.37, 1.7)]
-        expected = a.reference(inputs, scale=1.7)
+        expected = a.reference(inputs, scale=1.7).to(plain.dtype)
         if any(not torch.equal(plain, other) for other in others) or max_error(plain, expected) <= 1e-3:
             return None
-        lines = f"{name}=1.7"
-        return Violation(
-            f"{name}=1.7 changes nothing",
-            plain,
-            expected.to(plain.dtype),
-            lambda call: [f"out = {call(*QKV, lines)}"],
-        )
+        words = f"{name}=1.7 changes nothing"
+        return Violation(words, plain, expected, lambda call: [f"out = {call(*QKV, f'{name}=1.7')}"])
 
     try:
         return smallest_failure(a, a.random_inputs(7, 7, b=1), detect)
     except Exception:
         return None  # it accepts no number, and is listed among the untested arguments
+
+
+def usual_rotation(a: MeasuredAttention, inputs: AttentionInputs) -> Rotation | None:
+    """The declared rotation with the usual base; None if no rotary was declared."""
+    found = (each for each in usual_rotations(inputs.sizes[5]) if each.pairing == a.declared.rotary)
+    return next(found, None)
 
 
 @fact(FACTS, "rotary-pairing")
@@ -589,19 +515,15 @@ def rotary_pairing(a: MeasuredAttention) -> Failure | None:
     """
     if a.declared.rotary is None:
         raise NotApplicableError("no rotary pairing was declared")
-    have = None if a.rotary is None else a.rotary[0]
+    have = None if a.rotary is None else a.rotary.pairing
     if have == a.declared.rotary:
         return None
     words = f"the rotary pairing is {have or 'none'}, not {a.declared.rotary}"
-    detect = detect_difference(a, lambda inputs: {"rotary": a.declared.rotary}, words)
+    detect = detect_difference(a, lambda inputs: {"rotation": usual_rotation(a, inputs)}, words)
     return failure_of(a, a.random_inputs(3, 3, b=1), detect, words, "" if have is None else f"rotary={have!r}")
 
 
-@fact(
-    FACTS,
-    "last-queries-alone",
-    explained_by=("cache-mask-off-by-one", "window-in-decode", "causality-in-decode", "causality", "diagonal-hidden"),
-)
+@fact(FACTS, "last-queries-alone", explained_by="mask-in-decode causality diagonal-hidden")
 def last_queries_alone(a: MeasuredAttention) -> Failure | None:
     """A token has the same position whether it is passed alone or with the tokens before it.
 
@@ -618,28 +540,19 @@ def last_queries_alone(a: MeasuredAttention) -> Failure | None:
     by_rotary = a.alignment is None and a.rotary is not None  # every key is visible, and positions still matter
     if a.alignment != "bottom-right" and not by_rotary:
         raise NotApplicableError("fewer queries than keys are not at the end")
-    from_zero = a.rotary_alignment == "top-left"
+    from_zero = ": rotary positions of queries are counted from 0" if a.rotary_alignment == "top-left" else ""
+    declare = "alignment='top-left'" if by_rotary else ""
 
-    def detect(inputs: AttentionInputs) -> Violation | None:
-        _, _, i, j = inputs.pair_shape
-        together = a(inputs).detach()
-        for count in (1, j // 2):
-            if i != j or not 0 < count < j:
-                continue
-            whole, alone = together[:, :, -count:], a(replace(inputs, q=inputs.q[:, :, -count:])).detach()
-            if alone.shape == whole.shape and max_error(alone, whole) > 1e-4 * max(1.0, whole.abs().max().item()):
-                words = f"the last {count} of {j} queries give another output alone than among all"
-                words += ": rotary positions of queries are counted from 0" if from_zero else ""
-                return Violation(words, alone, whole, partial(_last_queries_lines, f"[:, :, -{count}:]"))
-        return None
+    def lines(share: int, call: CallWriter) -> list[str]:
+        rows = f"[:, :, {-(call.inputs.k.shape[2] // share or 1)}:]"
+        return [f"expected = {call()}{rows}", f"out = {call(f'q{rows}')}"]
 
-    for n in LENGTHS:
+    def same(alone: Tensor, whole: Tensor) -> bool:
+        return alone.shape != whole.shape or max_error(alone, whole) <= 1e-4 * max(1.0, whole.abs().max().item())
+
+    def find(n: int, share: int) -> Failure | None:
         inputs = a.random_inputs(n, n, b=1, dtype=torch.float32)
-        found = smallest_failure(a, inputs, detect, declare="alignment='top-left'" if by_rotary else "", square=True)
-        if found is not None:
-            return found
-    return None
+        words = f"the last of {n} queries give another output alone than among all{from_zero}"
+        return smallest_failure(a, inputs, detect_lines(a, words, partial(lines, share), same), words, declare, True)
 
-
-def _last_queries_lines(rows: str, call: CallWriter) -> list[str]:
-    return [f"expected = {call()}{rows}", f"out = {call(f'q{rows}')}"]
+    return first_failure(find(n, share) for n in LENGTHS for share in (n, 2))

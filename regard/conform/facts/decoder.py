@@ -1,20 +1,28 @@
 """Facts about decoders: what a token may see, alone, in a batch, with padding, packed and through a KV cache."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.base.registry import Registry
 from regard.conform.attention_under_test import DOCUMENT_NAMES
-from regard.conform.decoder import CACHE_NAMES, START, DecoderCache, DecoderUnderTest, get_logits
-from regard.conform.decoder_example import difference, fail, fail_difference, logits_code, steps_code
+from regard.conform.decoder import CACHE_NAMES, START, DecoderCache, DecoderUnderTest, token_embedding
+from regard.conform.decoder_example import (
+    change_code,
+    compare_bits,
+    compare_logits,
+    difference,
+    fail,
+    keyword_lines,
+    keyword_logits,
+    logits_code,
+    logits_in_steps,
+    padding_code,
+    steps_code,
+)
 from regard.conform.example import Raised
-from regard.conform.fact import Fact, Failure, NotApplicableError, fact
-from regard.conform.facts.behaviour import seed_all
-from regard.conform.tolerance import equal
-from regard.core.masks import documents
+from regard.conform.fact import Fact, Failure, NotApplicableError, fact, first_failure
 
 FACTS: Registry[Fact] = Registry("fact")
 
@@ -31,27 +39,6 @@ def _change_token(d: DecoderUnderTest, tokens: Tensor, at: int | slice) -> Tenso
     other = tokens.clone()
     other[:, at] = (other[:, at] + 1) % d.vocab
     return other
-
-
-def _change_code(d: DecoderUnderTest, at: str) -> list[str]:
-    return ["other = tokens.clone()", f"other[{at}] = (other[{at}] + 1) % {d.vocab}"]
-
-
-def _shrink_tokens(tokens: Tensor, broken: Callable[[Tensor], bool]) -> Tensor:
-    """Fewer sequences, fewer tokens and smaller numbers, as long as the rule is broken."""
-    for _ in range(3):
-        cuts = [tokens[:1], tokens[-1:], *(tokens[:, :n] for n in range(2, tokens.shape[1])), tokens % 2, tokens % 3]
-        for smaller in cuts:
-            if smaller.shape != tokens.shape or not torch.equal(smaller, tokens):
-                try:
-                    if broken(smaller):
-                        tokens = smaller
-                        break
-                except Exception:
-                    continue
-        else:
-            break
-    return tokens
 
 
 @fact(FACTS, "runs", fatal=True)
@@ -94,58 +81,7 @@ def output_shape(d: DecoderUnderTest) -> Failure | None:
     return fail(d, words, tokens, [f"sizes = tuple({logits_code(d)}.shape[:2])"], tuple(out.shape[:2]), (3, 7))
 
 
-@fact(FACTS, "dropout-in-eval", fatal=True)
-def dropout_in_eval(d: DecoderUnderTest) -> Failure | None:
-    """Dropout is for training. In eval mode every output is exact.
-
-    In eval() two calls with different seeds are equal bit for bit.
-
-    Usual causes: F.dropout(x, p) without training=self.training; a part that eval() does not reach (pytorch#124464)
-    """
-    tokens, outs = d.random_tokens(), []
-    for seed in (0, 0, 1, 2):
-        seed_all(seed)
-        outs.append(d(tokens))
-    if not equal(outs[0], outs[1]) or all(equal(outs[0], out) for out in outs[2:]):
-        return None
-    seed = 1 if not equal(outs[0], outs[2]) else 2
-    lines = [
-        "torch.manual_seed(0)",
-        f"first = {logits_code(d)}",
-        f"torch.manual_seed({seed})",
-        f"second = {logits_code(d)}",
-        "same = torch.equal(first, second)",
-    ]
-    words = f"two seeds give logits that differ by {(outs[0] - outs[seed + 1]).abs().max():.1e}"
-    return fail(d, words, tokens, lines, False, True)
-
-
-@fact(FACTS, "state-between-calls", fatal=True)
-def state_between_calls(d: DecoderUnderTest) -> Failure | None:
-    """An output depends on the tokens, not on earlier calls.
-
-    f(x), f(y), f(x): the first and the last are equal bit for bit.
-
-    Usual causes: a cache that is not emptied, a mask kept from another length
-    """
-    tokens = d.random_tokens()
-    first = d(tokens)
-    for other in (d.random_tokens(9, seed=1), d.random_tokens(5, 1, seed=2)):
-        d(other)
-        if not equal(first, d(tokens)):
-            lines = [
-                f"first = {logits_code(d)}",
-                f"other = {logits_code(d, f'torch.tensor({other.tolist()})')}",
-                f"again = {logits_code(d)}",
-                "same = torch.equal(first, again)",
-            ]
-            return fail(
-                d, "the same tokens give other logits after a call with other tokens", tokens, lines, False, True
-            )
-    return None
-
-
-@fact(FACTS, "inputs-changed")
+@fact(FACTS, "inputs-changed", fatal=True)
 def inputs_changed(d: DecoderUnderTest) -> Failure | None:
     """A call does not change its tokens.
 
@@ -161,11 +97,49 @@ def inputs_changed(d: DecoderUnderTest) -> Failure | None:
     return fail(d, "the call changes its tokens", tokens, [logits_code(d), "after = tokens"], given, tokens)
 
 
+@fact(FACTS, "dropout-in-eval", fatal=True)
+def dropout_in_eval(d: DecoderUnderTest) -> Failure | None:
+    """Dropout is for training. In eval mode every output is exact.
+
+    In eval() two calls with different seeds are equal bit for bit.
+
+    Usual causes: F.dropout(x, p) without training=self.training; a part that eval() does not reach (pytorch#124464)
+    """
+    first, tokens = f"first = {logits_code(d)}", d.random_tokens()
+
+    def compare(seed: int) -> Failure | None:
+        second = [f"torch.manual_seed({seed})", f"second = {logits_code(d)}"]
+        words = "two seeds give logits that differ by {}"
+        return compare_bits(d, words, tokens, ["torch.manual_seed(0)", first, *second])
+
+    if compare(0) is not None:
+        return None  # it changes with every call: the fact `state-between-calls`
+    return compare(1) or compare(2)
+
+
+@fact(FACTS, "state-between-calls", fatal=True)
+def state_between_calls(d: DecoderUnderTest) -> Failure | None:
+    """An output depends on the tokens, not on earlier calls.
+
+    f(x), f(y), f(x): the first and the last are equal bit for bit.
+
+    Usual causes: a cache that is not emptied, a mask kept from another length
+    """
+    words = "the same tokens give other logits after a call with other tokens"
+
+    def compare(other: Tensor) -> Failure | None:
+        call = logits_code(d, f"torch.tensor({other.tolist()})")
+        lines = [f"first = {logits_code(d)}", f"other = {call}", f"second = {logits_code(d)}"]
+        return compare_bits(d, words, d.random_tokens(), lines)
+
+    return compare(d.random_tokens(9, seed=1)) or compare(d.random_tokens(5, 1, seed=2))
+
+
 def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
     """Which logits change with which token: (positions, tokens) of booleans. Several sizes are steps with a cache."""
 
     def run(tokens: Tensor) -> Tensor:
-        return d(tokens) if len(sizes) == 1 else d.in_steps(tokens, list(sizes))
+        return d(tokens) if len(sizes) == 1 else logits_in_steps(d, tokens, list(sizes))
 
     def measure() -> Tensor:
         tokens = d.random_tokens(9, 1)
@@ -221,16 +195,17 @@ def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
 
 def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
     """The failure with the fewest tokens for which earlier logits change with the last token."""
-
-    def logits(tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return d(_change_token(d, tokens, -1))[:, :-1], d(tokens)[:, :-1]
-
-    tokens = _shrink_tokens(d.random_tokens(9, 1), lambda tokens: difference(*logits(tokens)) > 1)
-    x, y = f"{logits_code(d, 'other')}[:, :-1]", f"{logits_code(d)}[:, :-1]"
-    return fail_difference(d, words, tokens, _change_code(d, ":, -1"), *logits(tokens), x, y)
+    tokens = d.random_tokens(9, 1)
+    return first_failure(_changed_from(d, words, tokens[:, :n], n - 1) for n in range(2, 10)) or Failure(words)
 
 
-@fact(FACTS, "causality", explained_by=("targets-leaked",))
+def _changed_from(d: DecoderUnderTest, words: str, tokens: Tensor, cut: int) -> Failure | None:
+    """The failure if logits before a position change with the tokens from there on."""
+    before, after = (f"{logits_code(d, name)}[:, :{cut}]" for name in ("tokens", "other"))
+    return compare_logits(d, words, tokens, change_code(d, f":, {cut}:"), after, before)
+
+
+@fact(FACTS, "causality", explained_by="targets-leaked")
 def causality(d: DecoderUnderTest) -> Failure | None:
     """A token does not see the tokens after it.
 
@@ -246,17 +221,15 @@ def causality(d: DecoderUnderTest) -> Failure | None:
         return _show_later_token(d, f"logits at position {row} change with token {token}")
     for n in (13, 17, 33, 48, LONG):
         tokens, cut = d.random_tokens(n, 1), n // 2
-        if (before := d.logits_or_none(tokens)) is None:
-            return None
-        after = d(_change_token(d, tokens, slice(cut, None)))[:, :cut]
-        if difference(after, before[:, :cut]) > 1:
-            words = f"of {n} tokens, logits before {cut} change with tokens from {cut} on"
-            x, y = f"{logits_code(d, 'other')}[:, :{cut}]", f"{logits_code(d)}[:, :{cut}]"
-            return fail_difference(d, words, tokens, _change_code(d, f":, {cut}:"), after, before[:, :cut], x, y)
+        if d.logits_or_none(tokens) is None:
+            return None  # longer than it accepts
+        words = f"of {n} tokens, logits before {cut} change with tokens from {cut} on"
+        if (found := _changed_from(d, words, tokens, cut)) is not None:
+            return found
     return None
 
 
-@fact(FACTS, "causality-by-gradient", explained_by=("targets-leaked", "causality"))
+@fact(FACTS, "causality-by-gradient", explained_by="targets-leaked causality")
 def causality_by_gradient(d: DecoderUnderTest) -> Failure | None:
     """Logits have no gradient with respect to later tokens.
 
@@ -267,42 +240,24 @@ def causality_by_gradient(d: DecoderUnderTest) -> Failure | None:
     _require_causal(d)
     if d.module is None:
         raise NotApplicableError("it is a function")
-    found: list[tuple[nn.Module, Tensor]] = []
-    tokens = d.random_tokens(7, 1)
-
-    def replace_embedding(module: nn.Module, given: tuple[Any, ...], out: Any) -> Tensor | None:
-        reads = bool(given) and isinstance(given[0], Tensor) and given[0].shape == tokens.shape
-        if found or not reads or not isinstance(out, Tensor) or out.shape[:-1] != tokens.shape:
-            return None
-        found.append((module, out.detach().requires_grad_()))
-        return found[0][1]
-
-    hooks = [part.register_forward_hook(replace_embedding) for part in d.module.modules() if part is not d.module]
-    try:
-        rows = get_logits(d.call(tokens))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not found:
+    path = token_embedding(d.module)
+    if path is None:
         raise NotApplicableError("no part of it embeds the tokens")
-    if not rows.requires_grad:
+    lines = [
+        "embedded = []",
+        "keep = lambda part, given, out: embedded.append(out.detach().requires_grad_()) or embedded[-1]",
+        f"hook = model.get_submodule({path!r}).register_forward_hook(keep)",
+        f"logits = {logits_code(d)}",
+        "hook.remove()",
+    ]
+    tokens = d.random_tokens(7, 1)
+    if not d.run_code(tokens, lines, gradients=True)["logits"].requires_grad:
         raise NotApplicableError("its logits have no gradient")
-    embedding, embedded = found[0]
     for at in range(6):
-        (gradient,) = torch.autograd.grad(rows[:, at].square().sum(), embedded, retain_graph=True)
-        if bool(gradient[:, at + 1 :].any()):
-            path = next(path for path, part in d.module.named_modules() if part is embedding)
-            lines = [
-                "embedded = []",
-                "keep = lambda part, given, out: embedded.append(out.detach().requires_grad_()) or embedded[-1]",
-                f"hook = model.get_submodule({path!r}).register_forward_hook(keep)",
-                f"logits = {logits_code(d)}",
-                "hook.remove()",
-                f"gradient = torch.autograd.grad(logits[:, {at}].square().sum(), embedded[0])[0]",
-                f"later = gradient[:, {at + 1}:].abs().max().item()",
-            ]
-            words = f"logits at {at} have a gradient with respect to later tokens"
-            return fail(d, words, tokens, lines, gradient[:, at + 1 :].abs().max().item(), 0.0)
+        gradient = f"gradient = torch.autograd.grad(logits[:, {at}].square().sum(), embedded[0])[0]"
+        code = [*lines, gradient, f"later = gradient[:, {at + 1}:].abs().max().item()"]
+        if later := d.run_code(tokens, code, gradients=True)["later"]:
+            return fail(d, f"logits at {at} have a gradient with respect to later tokens", tokens, code, later, 0.0)
     return None
 
 
@@ -318,7 +273,7 @@ def context_ignored(d: DecoderUnderTest) -> Failure | None:
     if bool(dependence(d)[-1, -2]):
         return None
     lines = [
-        *_change_code(d, ":, -2"),
+        *change_code(d, ":, -2"),
         f"before, after = {logits_code(d)}[:, -1], {logits_code(d, 'other')}[:, -1]",
         "changes = bool((after - before).abs().max() > before.abs().max() * 1e-6)",
     ]
@@ -333,18 +288,12 @@ def batch_mixed(d: DecoderUnderTest) -> Failure | None:
 
     Usual causes: a norm or mean over axis 0, reshape in the wrong order, position ids shared by accident
     """
-    tokens = d.random_tokens(7, 3)
-    other = tokens.clone()
-    other[2] = (other[2] + 1) % d.vocab
-    got, expected = d(other)[:2], d(tokens)[:2]
-    if difference(got, expected) <= 1:
-        return None
     words = "changing the last sequence changes the logits of others"
-    x, y = f"{logits_code(d, 'other')}[:2]", f"{logits_code(d)}[:2]"
-    return fail_difference(d, words, tokens, _change_code(d, "2"), got, expected, x, y)
+    got, expected = f"{logits_code(d, 'other')}[:2]", f"{logits_code(d)}[:2]"
+    return compare_logits(d, words, d.random_tokens(7, 3), change_code(d, "2"), got, expected)
 
 
-@fact(FACTS, "batch-size", explained_by=("batch-mixed",))
+@fact(FACTS, "batch-size", explained_by="batch-mixed")
 def batch_size(d: DecoderUnderTest) -> Failure | None:
     """Logits do not depend on the size of the batch.
 
@@ -352,13 +301,9 @@ def batch_size(d: DecoderUnderTest) -> Failure | None:
 
     Usual causes: another code path for batches, padding to a common size without a mask (transformers#26869)
     """
-    tokens = d.random_tokens(7, 5)
-    together, alone = d(tokens), torch.cat([d(row[None]) for row in tokens])
-    if difference(together, alone) <= 1:
-        return None
-    lines = [f"alone = torch.cat([{logits_code(d, 'row[None]')} for row in tokens])"]
     words = "five sequences in one batch differ from one at a time"
-    return fail_difference(d, words, tokens, lines, together, alone, logits_code(d), "alone")
+    lines = [f"alone = torch.cat([{logits_code(d, 'row[None]')} for row in tokens])"]
+    return compare_logits(d, words, d.random_tokens(7, 5), lines, logits_code(d), "alone")
 
 
 def _require_cache(d: DecoderUnderTest) -> DecoderCache:
@@ -370,7 +315,7 @@ def _require_cache(d: DecoderUnderTest) -> DecoderCache:
     return d.cache
 
 
-@fact(FACTS, "static-cache-unmasked", explained_by=("causality", "targets-leaked"))
+@fact(FACTS, "static-cache-unmasked", explained_by="causality targets-leaked")
 def static_cache_unmasked(d: DecoderUnderTest) -> Failure | None:
     """Empty slots of a cache are not attended to.
 
@@ -384,53 +329,44 @@ def static_cache_unmasked(d: DecoderUnderTest) -> Failure | None:
         return _later_slots_seen(d)
     if cache != DecoderCache("cache"):
         raise NotApplicableError("it has no cache() method that takes a capacity, and keeps none inside")
-    tokens, sizes = d.random_tokens(7, 2), [3, 1, 3]
+    tokens, sizes, words = (
+        d.random_tokens(7, 2),
+        [3, 1, 3],
+        "with 13 slots for 7 tokens logits differ by {} from one pass",
+    )
     try:
-        stepped = d.in_steps(tokens, sizes, capacity=13)
+        found = compare_logits(d, words, tokens, steps_code(d, sizes, capacity=13), "steps", logits_code(d))
     except TypeError as error:
         raise NotApplicableError("its cache() takes no capacity") from error
-    whole = d(tokens)
-    if difference(stepped, whole) <= 1 or difference(d.in_steps(tokens, sizes), whole) > 1:
-        return None  # steps that differ without empty slots too break the fact `cache`
-    words = "with 13 slots for 7 tokens logits differ by {} from one pass"
-    lines = steps_code(d, sizes, capacity=13)
-    return fail_difference(d, words, tokens, lines, stepped, whole, "steps", logits_code(d))
+    # steps that differ without empty slots too break the fact `cache`
+    return found if difference(logits_in_steps(d, tokens, sizes), d(tokens)) <= 1 else None
 
 
 def _later_slots_seen(d: DecoderUnderTest) -> Failure | None:
-    """The failure of a cache inside the decoder if later slots change the logits of a step."""
+    """The failure of a cache inside the decoder if the contents of slots 5 and 6 change the logits of token 3."""
     tokens = d.random_tokens(7, 1)
-    if difference(d.in_steps(tokens, [3, 1, 1, 2]), d(tokens)) <= 1:
-        return None
-
-    def run(filled: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of token 3 after tokens 0 to 2, with slots 5 and 6 filled: two equal calls."""
-        for start, stop in ((0, 3), (5, 7)):
-            d(filled[:, start:stop], **{START: start})
-        first, again = (d(filled[:, 3:4], **{START: 3}) for _ in range(2))
-        return first, again
-
-    try:
-        (before, again), (after, _) = run(tokens), run(_change_token(d, tokens, slice(5, None)))
-    except Exception as error:  # a foreign function may raise anything
-        raise NotApplicableError(f"it accepts no steps out of order: {str(error)[:80]}") from error
-    if not torch.equal(before, again):
-        raise NotApplicableError("its cache has no slots: a step that is repeated is stored twice")
-    if difference(after, before) <= 1:
+    if difference(logits_in_steps(d, tokens, [3, 1, 1, 2]), d(tokens)) <= 1:
         return None
     calls = [logits_code(d, f"each[:, {at}]", f"{START}={at[0]}") for at in ("0:3", "5:7", "3:4")]
     lines = [
-        *_change_code(d, ":, 5:"),
+        *change_code(d, ":, 5:"),
         "steps = []",
         "for each in (tokens, other):",
         *(f"    {line}" for line in calls[:2]),
-        f"    steps.append({calls[2]})",
+        f"    steps += [{calls[2]}, {calls[2]}]",
     ]
     words = "logits of token 3 change with the contents of slots 5 and 6 of the cache, which are later"
-    return fail_difference(d, words, tokens, lines, after, before, "steps[1]", "steps[0]")
+    try:
+        first, again, *_ = d.run_code(tokens, lines)["steps"]
+        found = compare_logits(d, words, tokens, lines, "steps[2]", "steps[0]")
+    except Exception as error:  # a foreign function may raise anything
+        raise NotApplicableError(f"it accepts no steps out of order: {str(error)[:80]}") from error
+    if not torch.equal(first, again):
+        raise NotApplicableError("its cache has no slots: a step that is repeated is stored twice")
+    return found
 
 
-@fact(FACTS, "longer-input-changes-prefix", explained_by=("causality", "targets-leaked", "static-cache-unmasked"))
+@fact(FACTS, "longer-input-changes-prefix", explained_by="causality targets-leaked static-cache-unmasked")
 def longer_input_changes_prefix(d: DecoderUnderTest) -> Failure | None:
     """Adding a token does not change the logits of earlier ones.
 
@@ -441,18 +377,13 @@ def longer_input_changes_prefix(d: DecoderUnderTest) -> Failure | None:
     _require_causal(d)
 
     def compare(tokens: Tensor, n: int) -> Failure | None:
-        alone, whole = d(tokens[:, :n]), d(tokens)[:, :n]
-        if difference(alone, whole) <= 1:
-            return None
         words = f"the first {n} tokens alone give other logits than within {tokens.shape[1]}"
-        x, y = logits_code(d, f"tokens[:, :{n}]"), f"{logits_code(d)}[:, :{n}]"
-        return fail_difference(d, words, tokens, [], alone, whole, x, y)
+        return compare_logits(d, words, tokens, [], logits_code(d, f"tokens[:, :{n}]"), f"{logits_code(d)}[:, :{n}]")
 
     tokens = d.random_tokens(9, 1)
     for n in range(1, 9):
-        if (found := compare(tokens, n)) is not None:
-            shorter = (compare(tokens[:, :m], n) for m in range(n + 1, 9))
-            return next((each for each in shorter if each is not None), found)
+        if compare(tokens, n) is not None:
+            return first_failure(compare(tokens[:, :m], n) for m in range(n + 1, 10))
     tokens = d.random_tokens(LONG, 1)
     return None if d.logits_or_none(tokens) is None else compare(tokens, LONG // 2)
 
@@ -463,66 +394,35 @@ SMALL_PADDING = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tok
 def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failure | None:
     """The failure of 5 real tokens of 9 in a batch of 2, with the smallest sizes that show it."""
     found = test(5, 9, 2)
-    if found is None:
-        return None
     smaller = (test(real, n, b) for real, n in SMALL_PADDING for b in (1, 2))
-    return next((each for each in smaller if each is not None), found)
+    return found and (first_failure(smaller) or found)
 
 
 def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) -> Failure | None:
     """The failure if `real` tokens, padded to n in a batch of b, give other logits than alone."""
-    tokens = d.random_tokens(n, b)
-    alone, lengths = d(tokens[:1, :real]), [real, n][:b]
-    given = d.padding_keywords(lengths, n, side)
+    tokens, given = d.random_tokens(n, b), padding_code(d, [real, n][:b], n, side)
     rows = slice(0, real) if side == "right" else slice(n - real, n)
-    for filler in (0, d.vocab - 1):
+    at = f"[:1, {rows.start}:{rows.stop}]"
+    words = f"{real} token{'s' * (real != 1)} padded on the {side} to {n} give logits that differ by {{}} from alone"
+
+    def compare(filler: int) -> Failure | None:
         filled = tokens.clone()
         filled[0] = filler
         filled[0, rows] = tokens[0, :real]
-        padded = d(filled, **given)[:1, rows]
-        if difference(padded, alone) > 1:
-            count = f"{real} token{'s' * (real != 1)}"
-            words = f"{count} padded on the {side} to {n} give logits that differ by {{}} from {real} alone"
-            at = f"[:1, {rows.start}:{rows.stop}]"
-            x, y = f"{_keyword_logits(d, 'tokens', given)}{at}", logits_code(d, f"tokens{at}")
-            lines = _keyword_lines(given, _padding_code(lengths, n, side))
-            return fail_difference(d, words, filled, lines, padded, alone, x, y)
-    return None
+        padded, alone = f"{keyword_logits(d, 'tokens', given)}{at}", logits_code(d, f"tokens{at}")
+        return compare_logits(d, words, filled, keyword_lines(given), padded, alone)
+
+    return compare(0) or compare(d.vocab - 1)
 
 
 def _padding_seen(d: DecoderUnderTest, real: int, n: int, b: int) -> Failure | None:
     """The failure if logits of real tokens change with the contents of padding on their left."""
-    tokens, lengths = d.random_tokens(n, b), [real, n][:b]
-    given = d.padding_keywords(lengths, n, "left")
-    other = tokens.clone()
-    other[0, : n - real] = (other[0, : n - real] + 1) % d.vocab
-    before, after = (d(x, **given)[:1, n - real :] for x in (tokens, other))
-    if not bool((before - after).isfinite().all()) or difference(after, before) <= 1:
-        return None  # NaN in padded rows is allowed
-    lines = _keyword_lines(given, _padding_code(lengths, n, "left")) + _change_code(d, f"0, :{n - real}")
-    x, y = (f"{_keyword_logits(d, each, given)}[:1, {n - real}:]" for each in ("other", "tokens"))
+    given = padding_code(d, [real, n][:b], n, "left")
+    # NaN in padded rows is allowed
+    before, after = (f"{keyword_logits(d, name, given)}[:1, {n - real}:].nan_to_num()" for name in ("tokens", "other"))
+    lines = keyword_lines(given) + change_code(d, f"0, :{n - real}")
     words = f"logits of real tokens change with the contents of the padding before them, {n - real} of {n} tokens"
-    return fail_difference(d, words, tokens, lines, after, before, x, y)
-
-
-def _keyword_logits(d: DecoderUnderTest, tokens: str, given: Mapping[str, object]) -> str:
-    return logits_code(d, tokens, *(f"{name}={name}" for name in given))
-
-
-def _padding_code(lengths: list[int], n: int, side: str) -> str:
-    left = "" if side == "right" else f", side={side!r}, width={n}"
-    return f"padding(torch.tensor({lengths}){left})"
-
-
-def _keyword_lines(given: Mapping[str, object], mask: str) -> list[str]:
-    """The lines that make the arguments: tensors, and a mask of regard by the call that makes it."""
-    lines = []
-    for name, value in given.items():
-        if isinstance(value, Tensor):
-            lines.append(f"{name} = torch.tensor({value.tolist()})")
-        else:
-            lines += [f"from regard.core.masks import {mask.partition('(')[0]}", f"{name} = {mask}"]
-    return lines
+    return compare_logits(d, words, d.random_tokens(n, b), lines, after, before)
 
 
 def _require_padding(d: DecoderUnderTest) -> None:
@@ -530,9 +430,7 @@ def _require_padding(d: DecoderUnderTest) -> None:
         raise NotApplicableError("it has no padding argument")
 
 
-@fact(
-    FACTS, "padding-leaks", explained_by=("causality", "targets-leaked", "batch-mixed", "longer-input-changes-prefix")
-)
+@fact(FACTS, "padding-leaks", explained_by="causality targets-leaked batch-mixed longer-input-changes-prefix")
 def padding_leaks(d: DecoderUnderTest) -> Failure | None:
     """Padding does not change the logits of real tokens.
 
@@ -547,7 +445,7 @@ def padding_leaks(d: DecoderUnderTest) -> Failure | None:
     return right or _smallest_padding(lambda real, n, b: _padding_seen(d, real, n, b))
 
 
-@fact(FACTS, "left-padding", explained_by=("padding-leaks", "causality", "targets-leaked"))
+@fact(FACTS, "left-padding", explained_by="padding-leaks causality targets-leaked")
 def left_padding(d: DecoderUnderTest) -> Failure | None:
     """A sequence that is padded on the left starts with its first token all the same.
 
@@ -560,7 +458,7 @@ def left_padding(d: DecoderUnderTest) -> Failure | None:
     return _smallest_padding(lambda real, n, b: _padding_differs(d, "left", real, n, b))
 
 
-@fact(FACTS, "packed-documents-leak", explained_by=("causality", "targets-leaked", "left-padding"))
+@fact(FACTS, "packed-documents-leak", explained_by="causality targets-leaked left-padding")
 def packed_documents_leak(d: DecoderUnderTest) -> Failure | None:
     """Documents that are packed into one row do not see each other.
 
@@ -568,27 +466,24 @@ def packed_documents_leak(d: DecoderUnderTest) -> Failure | None:
 
     Usual causes: document ids not passed on, positions not restarted (transformers#46634, pytorch#177378)
     """
-    tokens, ids = d.random_tokens(9, 1), torch.tensor([[0] * 4 + [1] * 5])
+    tokens, ids = d.random_tokens(9, 1), f"torch.tensor({[[0] * 4 + [1] * 5]})"
     name = d.find_parameter(DOCUMENT_NAMES)
-    given: dict[str, object] = {name: ids} if name is not None else {}
+    given = {name: ids} if name is not None else {}
     if name is None and d.padding_argument == "padding":
-        given = {"padding": documents(ids)}
+        given = {"padding": f"masks.documents({ids})"}
     has_ids = bool(given)
     if d.positions_argument is not None:
-        given[d.positions_argument] = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+        given[d.positions_argument] = "torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])"
     if not given:
         raise NotApplicableError("it has no argument for document ids")
-    together = d(tokens, **given)
-    for start, stop in ((0, 4), (4, 9)):
-        packed, alone = together[:, start:stop], d(tokens[:, start:stop])
-        if difference(packed, alone) > 1:
-            if not has_ids:
-                raise NotApplicableError("positions that restart do not separate documents")
-            at = f"[:, {start}:{stop}]"
-            lines = _keyword_lines(given, f"documents(torch.tensor({ids.tolist()}))")
-            words = f"the document at {start} gives other logits packed than alone"
-            x, y = f"{_keyword_logits(d, 'tokens', given)}{at}", logits_code(d, f"tokens{at}")
-            return fail_difference(d, words, tokens, lines, packed, alone, x, y)
+    for at in ("[:, 0:4]", "[:, 4:9]"):
+        packed, alone = f"{keyword_logits(d, 'tokens', given)}{at}", logits_code(d, f"tokens{at}")
+        words = f"the document at {at[4]} gives other logits packed than alone"
+        found = compare_logits(d, words, tokens, keyword_lines(given), packed, alone)
+        if found is not None and not has_ids:
+            raise NotApplicableError("positions that restart do not separate documents")
+        if found is not None:
+            return found
     return None
 
 
@@ -605,7 +500,7 @@ def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Ten
             continue
         row, token = pairs.nonzero()[0].tolist()
         lines = [
-            *_change_code(d, f":, {token}"),
+            *change_code(d, f":, {token}"),
             *steps_code(d, list(sizes)),
             "before = steps",
             *steps_code(d, list(sizes), "other"),
@@ -617,7 +512,7 @@ def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Ten
     return None
 
 
-@fact(FACTS, "cache-mask-off-by-one", explained_by=("static-cache-unmasked", "causality", "targets-leaked"))
+@fact(FACTS, "cache-mask-off-by-one", explained_by="static-cache-unmasked causality targets-leaked")
 def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
     """With a KV cache, new tokens see all cached tokens and themselves.
 
@@ -628,7 +523,7 @@ def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
     return _differs_in_steps(d, lambda whole, steps: whole & ~steps, False)
 
 
-@fact(FACTS, "window-in-decode", explained_by=("static-cache-unmasked", "causality", "targets-leaked"))
+@fact(FACTS, "window-in-decode", explained_by="static-cache-unmasked causality targets-leaked")
 def window_in_decode(d: DecoderUnderTest) -> Failure | None:
     """The window is as wide in decoding as in one pass.
 
@@ -642,7 +537,7 @@ def window_in_decode(d: DecoderUnderTest) -> Failure | None:
 @fact(
     FACTS,
     "cache",
-    explained_by=("static-cache-unmasked", "cache-mask-off-by-one", "window-in-decode", "causality", "targets-leaked"),
+    explained_by="static-cache-unmasked cache-mask-off-by-one window-in-decode causality targets-leaked",
 )
 def cache(d: DecoderUnderTest) -> Failure | None:
     """A KV cache gives the logits of one pass.
@@ -656,11 +551,9 @@ def cache(d: DecoderUnderTest) -> Failure | None:
     long = [LONG // 2, 1, LONG - LONG // 2 - 1]
     for sizes in ([1] * 9, *([n, 9 - n] for n in range(1, 9)), [2, 3, 4], long):
         tokens = d.random_tokens(sum(sizes), 1 if sizes == long else 2)
-        whole = d.logits_or_none(tokens)
-        if whole is None:
+        if d.logits_or_none(tokens) is None:
             break  # longer than it accepts
-        steps = d.in_steps(tokens, sizes)
-        if difference(steps, whole) > 1:
-            words = f"in steps of {sizes} logits differ by {{}} from one pass"
-            return fail_difference(d, words, tokens, steps_code(d, sizes), steps, whole, "steps", logits_code(d))
+        words = f"in steps of {sizes} logits differ by {{}} from one pass"
+        if (found := compare_logits(d, words, tokens, steps_code(d, sizes), "steps", logits_code(d))) is not None:
+            return found
     return None

@@ -1,17 +1,19 @@
 """Facts about dependence: which entries of q, k and v an output may depend on, and how."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.base.registry import Registry
 from regard.conform.conventions import LONG, MeasuredAttention
 from regard.conform.example import CallWriter, result_comments, write_weights
-from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.fact import Fact, Failure, NotApplicableError, fact, first_failure
 from regard.conform.facts.behaviour import raised_by
 from regard.conform.inputs import QKV, AttentionInputs
-from regard.conform.shrink import Violation, smallest_failure
+from regard.conform.shrink import Detect, Violation, detect_lines, smallest_failure
 from regard.conform.tolerance import equal, max_error, same_up_to_rounding
 from regard.see.measure.probes.hooked_layers import MEMORIES
 from regard.see.measure.probes.probe import first_tensor
@@ -47,54 +49,30 @@ def softmax_axis(a: MeasuredAttention) -> Failure | None:
     return smallest_failure(a, a.random_inputs(7, 7, b=3), detect)
 
 
-@fact(FACTS, "keys-ignored", fatal=True)
-def keys_ignored(a: MeasuredAttention) -> Failure | None:
-    """Keys decide how much of each value is used.
+@fact(FACTS, "input-ignored", fatal=True)
+def input_ignored(a: MeasuredAttention) -> Failure | None:
+    """Queries and keys decide how much of each value is used, and the output is made of the values.
 
-    The output changes with k: scores are made of q and k, not of v.
+    The output changes with q, with k and with v.
 
-    Usual causes: attend(q, v, v): a mistyped name, or the key projection assigned twice
+    Usual causes: attend(q, v, v), attend(k, k, v) or attend(q, k, k): a mistyped name; a projection assigned twice
     """
-    return _find_ignored(a, "k")
-
-
-@fact(FACTS, "queries-ignored", fatal=True)
-def queries_ignored(a: MeasuredAttention) -> Failure | None:
-    """The output depends on the query.
-
-    The output changes with q.
-
-    Usual causes: attend(k, k, v): a mistyped name; scores made of k and k
-    """
-    return _find_ignored(a, "q")
-
-
-@fact(FACTS, "values-ignored", fatal=True)
-def values_ignored(a: MeasuredAttention) -> Failure | None:
-    """The output is made of the values.
-
-    The output changes with v.
-
-    Usual causes: attend(q, k, k): a mistyped name, or the value projection uses the weights of the key projection
-    """
-    return _find_ignored(a, "v")
+    return first_failure(_find_ignored(a, name) for name in ("k", "q", "v"))
 
 
 def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
+    changed = [f"{x}.flip(-2) * 2 + 1" if x == name else x for x in QKV]
+    detect_same = detect_lines(
+        a,
+        f"another {name} gives the same output",
+        lambda call: [f"out = {call()}", f"other = {call(*changed)}", "same = torch.equal(out, other)"],
+        expected=False,
+    )
+
     def detect(inputs: AttentionInputs) -> Violation | None:
         other = inputs.with_tensors(**{name: getattr(inputs, name).flip(-2) * 2 + 1})
-        before, after = a(inputs).detach(), a(other).detach()
         # inputs for which the right output would be the same show nothing
-        should_change = max_error(_last_row(other), _last_row(inputs)) > 1e-2
-        if not should_change or not equal(before, after):
-            return None
-        arguments = [f"{x}.flip(-2) * 2 + 1" if x == name else x for x in QKV]
-        return Violation(
-            f"another {name} gives the same output",
-            True,
-            False,
-            lambda call: [f"out = {call()}", f"other = {call(*arguments)}", "same = torch.equal(out, other)"],
-        )
+        return detect_same(inputs) if max_error(_last_row(other), _last_row(inputs)) > 1e-2 else None
 
     return smallest_failure(a, a.random_inputs(7, 7), detect, square=True)
 
@@ -114,29 +92,30 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
     Usual causes: q, v, k = qkv.chunk(3): unpacked in another order; arguments in another order
     """
 
+    detect_linear = detect_lines(
+        a,
+        "the output is linear in k, and v is compared with q",
+        lambda call: [f"twice = {call('q', '2 * k', 'v')}", f"swapped = bool(torch.allclose(twice, 2 * {call()}))"],
+        expected=False,
+    )
+
     def detect(inputs: AttentionInputs) -> Violation | None:
-        if inputs.k.shape != inputs.v.shape or not _is_linear(a, inputs, "k") or _is_linear(a, inputs, "v"):
-            return None
-        return Violation(
-            "the output is linear in k, and v is compared with q",
-            True,
-            False,
-            lambda call: [f"twice = {call('q', '2 * k', 'v')}", f"swapped = bool(torch.allclose(twice, 2 * {call()}))"],
-        )
+        is_linear = inputs.k.shape != inputs.v.shape or _detect_nonlinear(a, "v")(inputs) is None
+        return None if is_linear or _detect_nonlinear(a, "k")(inputs) is not None else detect_linear(inputs)
 
     return smallest_failure(a, a.random_inputs(7, 7), detect)
 
 
-def _linear_combination(a: MeasuredAttention, inputs: AttentionInputs, name: str) -> tuple[Tensor, Tensor]:
-    """f(8 x - 4 u) and 8 f(x) - 4 f(u), where x is k or v, and u is 1.5 x.flip(2)."""
-    x = getattr(inputs, name)
-    u = x.flip(2) * 1.5
-    combined, one, two = (a(inputs.with_tensors(**{name: y})).detach() for y in (8 * x - 4 * u, x, u))
-    return combined, 8 * one - 4 * two
+def _detect_nonlinear(a: MeasuredAttention, name: str) -> Detect:
+    """Detects an output that is not linear in k or in v."""
 
+    def lines(call: CallWriter) -> list[str]:
+        other, combined = ([code if x == name else x for x in QKV] for code in ("u", f"8 * {name} - 4 * u"))
+        expected = f"expected = 8 * {call()} - 4 * {call(*other)}"
+        return [f"u = {name}.flip(2) * 1.5", expected, f"out = {call(*combined)}"]
 
-def _is_linear(a: MeasuredAttention, inputs: AttentionInputs, name: str) -> bool:
-    return same_up_to_rounding(*_linear_combination(a, inputs, name))
+    words = f"f(8 {name} - 4 u) is not 8 f({name}) - 4 f(u), where u is 1.5 {name}.flip(2)"
+    return detect_lines(a, words, lines, same_up_to_rounding)
 
 
 @fact(FACTS, "linear-in-v", fatal=True)
@@ -149,26 +128,17 @@ def linear_in_v(a: MeasuredAttention) -> Failure | None:
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:
-        combined, expected = _linear_combination(a, inputs, "v")
-        if same_up_to_rounding(combined, expected) or _only_rounds(a, inputs, combined, expected):
-            return None
-        return Violation(
-            "f(8 v - 4 u) is not 8 f(v) - 4 f(u), where u is 1.5 v.flip(2)",
-            combined,
-            expected,
-            lambda call: [
-                "u = v.flip(2) * 1.5",
-                f"expected = 8 * {call()} - 4 * {call('q', 'k', 'u')}",
-                f"out = {call('q', 'k', '8 * v - 4 * u')}",
-            ],
-        )
+        found = _detect_nonlinear(a, "v")(inputs)
+        return None if found is None or _only_rounds(a, inputs, found) else found
 
     return smallest_failure(a, a.random_inputs(7, 7), detect)
 
 
-def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, combined: Tensor, expected: Tensor) -> bool:
+def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, found: Violation) -> bool:
     """Whether outputs are rounded to few digits: the difference is small, and zero and powers of two are exact."""
-    if not max_error(combined, expected) <= 0.02 * expected.double().abs().max().item():
+    assert isinstance(found.got, Tensor)
+    assert isinstance(found.expected, Tensor)
+    if not max_error(found.got, found.expected) <= 0.02 * found.expected.double().abs().max().item():
         return False
     zero, one, four = (a(inputs.with_tensors(v=factor * inputs.v)).detach() for factor in (0, 1, 4))
     return not bool(zero.any()) and equal(four, 4 * one)
@@ -193,20 +163,31 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
         out = row_sums(a, inputs)
         if all_ones(out):
             return None
+        words = f"the weights of a row sum to {_farthest_from_one(out):.4g}, not to 1"
         return Violation(
-            f"the weights of a row sum to {_farthest_from_one(out):.4g}, not to 1",
-            out,
-            torch.ones_like(out),
-            lambda call: [f"out = {call('q', 'k', 'torch.ones_like(v)')}"],
+            words, out, torch.ones_like(out), lambda call: [f"out = {call('q', 'k', 'torch.ones_like(v)')}"]
         )
 
     if (found := smallest_failure(a, inputs, detect)) is not None:
+        if _rotates_values(a):
+            return replace(found, found=f"values are rotated by their position, not only q and k: {found.found}")
         return replace(found, declare="sink=True") if _has_sink(a, inputs) else found
     for n, h in ((67, 6), (LONG, 1)):
         longer = a.random_inputs(n, n, b=1, h=h, dtype=torch.float32)
         if raised_by(a, longer) is None and (found := smallest_failure(a, longer, detect)) is not None:
             return found
     return None
+
+
+def _rotates_values(a: MeasuredAttention) -> bool:
+    """Whether a value keeps its length but not its direction, depending on its position."""
+    inputs = a.random_inputs(5, 5, b=1)
+    v = torch.zeros_like(inputs.v).expand(5, *inputs.v.shape[1:]).clone()
+    v[range(5), :, range(5), 0] = 1.0  # in sequence n only key n has a value, which points along the first axis
+    q, k = (x.expand(5, *x.shape[1:]) for x in (inputs.q, inputs.k))
+    rows = a(inputs.with_tensors(q=q, k=k, v=v)).detach()[:, :, -1].double()
+    kept = all_ones(rows.norm(dim=-1).sum(0))
+    return kept and bool((rows[1:, :, 0].abs() < 0.999 * rows[1:].norm(dim=-1)).any())
 
 
 def row_sums(a: MeasuredAttention, inputs: AttentionInputs) -> Tensor:
@@ -298,45 +279,27 @@ def queries_mixed(a: MeasuredAttention) -> Failure | None:
 
 def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
     """The failure if a change of the last entry of an axis changes the outputs of others."""
-    inputs = a.random_inputs(5, 5, b=3)
+    inputs, last = a.random_inputs(5, 5, b=3), f"[{':, ' * axis}-1]"
     if inputs.q.shape[axis] < 2:
         raise NotApplicableError(f"there is only one {name}")
 
-    def detect(inputs: AttentionInputs) -> Violation | None:
-        if inputs.q.shape[axis] < 2:
-            return None
-        size, share = inputs.q.shape[axis], inputs.q.shape[axis] // inputs.k.shape[axis] if axis == 1 else 1
-        other = {x: getattr(inputs, x).clone() for x in changed}
-        for x in other.values():
-            x.select(axis, x.shape[axis] - 1).mul_(-2).add_(0.5)
+    def lines(call: CallWriter) -> list[str]:
+        q, k = call.inputs.q, call.inputs.k
+        size, share = q.shape[axis], q.shape[1] // k.shape[1] if axis == 1 else 1
         # the last key head serves the last query heads, or every g-th one if heads are tiled
-        own = torch.zeros(size, dtype=torch.bool)
-        own[-share:] = True
-        if axis == 1 and share > 1:
-            own[inputs.k.shape[1] - 1 :: inputs.k.shape[1]] = True
-        others = (~own).nonzero()[:, 0]
-        before, after = (a(x).detach().index_select(axis, others) for x in (inputs, inputs.with_tensors(**other)))
-        if same_up_to_rounding(after, before):
-            return None
-        last = f"[{':, ' * axis}-1]"
+        own = {*range(size - share, size), *(range(k.shape[1] - 1, size, k.shape[1]) if share > 1 else ())}
+        written = [f"others = torch.tensor({[each for each in range(size) if each not in own]}, dtype=torch.int64)"]
+        for x in changed:
+            written += [f"changed_{x} = {x}.clone()", f"changed_{x}{last} = {x}{last} * -2 + 0.5"]
+        arguments = [f"changed_{x}" if x in changed else x for x in QKV]
+        written += [f"expected = {call()}.index_select({axis}, others)"]
+        return [*written, f"out = {call(*arguments)}.index_select({axis}, others)"]
 
-        def lines(call: CallWriter) -> list[str]:
-            written = [f"others = torch.tensor({others.tolist()})"]
-            for x in changed:
-                written += [f"changed_{x} = {x}.clone()", f"changed_{x}{last} = {x}{last} * -2 + 0.5"]
-            arguments = [f"changed_{x}" if x in changed else x for x in QKV]
-            return [
-                *written,
-                f"expected = {call()}.index_select({axis}, others)",
-                f"out = {call(*arguments)}.index_select({axis}, others)",
-            ]
-
-        return Violation(f"changing the last {name} changes the output of others", after, before, lines)
-
-    return smallest_failure(a, inputs, detect)
+    words = f"changing the last {name} changes the output of others"
+    return smallest_failure(a, inputs, detect_lines(a, words, lines, same_up_to_rounding))
 
 
-@fact(FACTS, "batch-size", explained_by=("batch-mixed",))
+@fact(FACTS, "batch-size", explained_by="batch-mixed")
 def batch_size(a: MeasuredAttention) -> Failure | None:
     """An output does not depend on the size of the batch.
 
@@ -352,28 +315,23 @@ def batch_size(a: MeasuredAttention) -> Failure | None:
         if raised_by(a, inputs) is not None:
             continue  # a dtype that it does not accept
 
-        def detect(inputs: AttentionInputs, dtype: torch.dtype = dtype) -> Violation | None:
-            count = inputs.q.shape[0]
-            together = a(inputs).detach()
-            alone = torch.cat([a(inputs.select("b", torch.tensor([n]))).detach() for n in range(count)])
-            # a sum in another order may round again at the end
-            most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * alone.abs().nan_to_num().max().item()
-            off = (together.double() - alone.double()).abs()
-            error = torch.where(together.isnan() & alone.isnan(), 0.0, off).max().item()
-            if error <= most:
-                return None
-            words = f"{count} sequences in one batch differ by {error:.1e} from one at a time, in {dtype}"
-            one = [f"{x}[n : n + 1]" for x in QKV]
-            return Violation(
-                words,
-                together,
-                alone,
-                lambda call: [f"expected = torch.cat([{call(*one)} for n in range({count})])", f"out = {call()}"],
-            )
-
+        words = f"sequences in one batch differ by {{}} from one at a time, in {dtype}"
+        detect = detect_lines(a, words, _one_at_a_time, partial(_same_in_batch, dtype))
         if (found := smallest_failure(a, inputs, detect, square=True)) is not None:
             return found
     return None
+
+
+def _one_at_a_time(call: CallWriter) -> list[str]:
+    alone = call(*(f"{x}[n : n + 1]" for x in QKV))
+    return [f"expected = torch.cat([{alone} for n in range({len(call.inputs.q)})])", f"out = {call()}"]
+
+
+def _same_in_batch(dtype: torch.dtype, together: Tensor, alone: Tensor) -> bool:
+    # a sum in another order may round again at the end
+    most = (8 if dtype == torch.float32 else 2) * torch.finfo(dtype).eps * alone.abs().nan_to_num().max().item()
+    off = (together.double() - alone.double()).abs()
+    return torch.where(together.isnan() & alone.isnan(), 0.0, off).max().item() <= most
 
 
 @fact(FACTS, "memory-ignored")
@@ -388,21 +346,26 @@ def memory_ignored(a: MeasuredAttention) -> Failure | None:
     name = memory_argument(a)
     if name is None:
         raise NotApplicableError("it takes no memory besides x")
-    layer = _LayerWithMemory(a, name)
-    x, memory, other = layer.random_sequence(5, 0), layer.random_sequence(7, 1), layer.random_sequence(5, 2)
-    if torch.equal(layer(x, memory), layer(x, 2 * memory + 1)):
-        lines = [f"out = {layer.code('x', name)}", f"other = {layer.code('x', f'2 * {name} + 1')}"]
-        words = f"another {name} gives the same output"
-        return Failure(words, layer.example(7, [*lines, "same = torch.equal(out, other)"], True, False))
-    changed = x.clone()
-    changed[:, -1] += 1
-    before, after = (layer(y, other)[:, :-1] for y in (x, changed))
-    if torch.allclose(before, after, atol=1e-5):
-        return None
-    lines = ["changed = x.clone()", "changed[:, -1] += 1"]
-    lines += [f"out, other = {layer.code('x', name)}[:, :-1], {layer.code('changed', name)}[:, :-1]"]
-    words = f"rows of x are attended to, although {name} is passed"
-    return Failure(words, layer.example(5, [*lines, "same = torch.allclose(out, other, atol=1e-5)"], False, True))
+    call = f"module(x, {name}={name})"
+    first = "" if isinstance(_run_with_memory(a, name, [f"out = {call}"])[0], Tensor) else "[0]"
+    other, changed = call.replace(f"={name}", f"=2 * {name} + 1"), call.replace("(x", "(changed")
+    both = f"out, other = {call}{first}[:, :-1], {changed}{first}[:, :-1]"
+    close = "same = torch.allclose(out, other, atol=1e-5)"
+    cases = {
+        f"another {name} gives the same output": (
+            [f"out, other = {call}{first}, {other}{first}", "same = torch.equal(out, other)"],
+            False,
+        ),
+        f"rows of x are attended to, although {name} is passed": (
+            [f"{name} = {name}[:, :5]", "changed = x.clone()", "changed[:, -1] += 1", both, close],
+            True,
+        ),
+    }
+    for words, (lines, expected) in cases.items():
+        same, code = _run_with_memory(a, name, lines)
+        if same != expected:
+            return Failure(words, "\n".join([*code, *result_comments("", same, expected)]))
+    return None
 
 
 def memory_argument(a: MeasuredAttention) -> str | None:
@@ -411,54 +374,32 @@ def memory_argument(a: MeasuredAttention) -> str | None:
     name = a.find_parameter(MEMORIES)
     if name is None or probe.module is None or known_projections(probe.module) is None or "b n" not in probe.layout:
         return None
-    layer = _LayerWithMemory(a, name)
     try:
-        return name if layer(layer.random_sequence(5, 0), layer.random_sequence(7, 1)).shape[:2] == (2, 5) else None
+        out = first_tensor(_run_with_memory(a, name, [f"out = module(x, {name}={name})"])[0])
     except Exception:  # a foreign function may raise anything
         return None
+    return name if out.shape[:2] == (2, 5) else None
 
 
-@dataclass(frozen=True)
-class _LayerWithMemory:
-    """A layer with its own projections, called with a sequence and a memory."""
-
-    attention: MeasuredAttention
-    name: str
-
-    @property
-    def module(self) -> nn.Module:
-        module = self.attention.probe.module
-        assert module is not None
-        return module
-
-    def width(self, seed: int) -> int:
-        """The width of x, which has the seed 0, or of a memory."""
-        known = known_projections(self.module)
-        assert known is not None
-        return projection_widths(self.module.get_submodule(known.names[0 if not seed else -1]))[0]
-
-    def random_sequence(self, n: int, seed: int) -> Tensor:
-        torch.manual_seed(seed)
-        return torch.randn(2, n, self.width(seed)).to(next(self.module.parameters()))
-
-    def __call__(self, x: Tensor, memory: Tensor) -> Tensor:
-        with torch.no_grad():
-            return first_tensor(self.module(x, **{self.name: memory}))
-
-    def code(self, x: str, memory: str) -> str:
-        """The call as code."""
-        with torch.no_grad():
-            out = self.module(self.random_sequence(5, 0), **{self.name: self.random_sequence(7, 1)})
-        return f"module({x}, {self.name}={memory}){'' if isinstance(out, Tensor) else '[0]'}"
-
-    def example(self, n: int, lines: list[str], got: object, expected: object) -> str:
-        """The example, with a memory of length n."""
-        dtype = next(self.module.parameters()).dtype
-        cast = "" if dtype == torch.float32 else f".to({dtype})"
-        written = [f"# module: what was passed to check, {self.attention.probe.name}", "module.eval()"]
-        for name, length, seed in (("x", 5, 0), (self.name, n, 1 if n == 7 else 2)):
-            written += [f"torch.manual_seed({seed})", f"{name} = torch.randn(2, {length}, {self.width(seed)}){cast}"]
-        return "\n".join([*written, *lines, *result_comments(lines[-1], got, expected)])
+def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple[Any, list[str]]:
+    """Run lines on a layer, a sequence x and a longer memory: the value of the last one, and all lines."""
+    module = a.probe.module
+    known = known_projections(module) if module is not None else None
+    assert module is not None
+    assert known is not None
+    x, memory = (projection_widths(module.get_submodule(known.names[end]))[0] for end in (0, -1))
+    dtype = next(module.parameters()).dtype
+    lines = [
+        f"# module: what was passed to check, {a.probe.name}",
+        "module.eval()",
+        "torch.manual_seed(0)",
+        f"x, {name} = torch.randn(2, 5, {x}).to({dtype}), torch.randn(2, 7, {memory}).to({dtype})",
+        *lines,
+    ]
+    space: dict[str, Any] = {"torch": torch, "module": module}
+    with torch.no_grad():
+        exec("\n".join(lines), space)
+    return space[lines[-1].partition(" = ")[0]], lines
 
 
 def all_ones(x: Tensor) -> bool:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from regard.base.registry import Registry
-from regard.conform.attention_under_test import DOCUMENT_NAMES, AttentionUnderTest
+from regard.conform.attention_under_test import DOCUMENT_NAMES, PADDING_NAMES, AttentionUnderTest
 from regard.conform.conventions import LONG, MeasuredAttention
 from regard.conform.example import CallWriter, write_example, write_weights
-from regard.conform.fact import Fact, Failure, NotApplicableError, fact
+from regard.conform.fact import BROKEN, POLICY, Fact, Failure, NotApplicableError, fact, first_failure
 from regard.conform.facts.behaviour import raised_by
 from regard.conform.facts.numbers import detect_error, gradient_lines, gradients, with_gradients
 from regard.conform.inputs import AttentionInputs, hide_later_half, tensor_code
@@ -42,14 +42,13 @@ def require_working_mask(a: MeasuredAttention) -> MaskArgument:
     return mask
 
 
-def random_mask(a: MeasuredAttention, inputs: AttentionInputs, shared: bool = True) -> AttentionInputs:
-    """The call with a random mask that shows every row a key. `shared` uses one mask for all sequences and heads."""
+def random_mask(a: MeasuredAttention, inputs: AttentionInputs) -> AttentionInputs:
+    """The call with a random mask that shows every row a key, and differs along the axes that the mask may have."""
     b, h, i, j = inputs.pair_shape
-    source = torch.Generator().manual_seed(a.declared.seed + 5)
-    rows = i if require_mask_argument(a).per_row else 1
-    sizes = (1, 1, rows, j) if shared else (b, h, rows, j)
-    visible = torch.rand(sizes, generator=source) < 0.6
-    visible = visible | torch.eye(rows, j, dtype=torch.bool)
+    source, axes = torch.Generator().manual_seed(a.declared.seed + 5), require_mask_argument(a).axes
+    sizes = [size if axis in axes else 1 for axis, size in zip("bhi", (b, h, i), strict=True)]
+    visible = torch.rand(*sizes, j, generator=source) < 0.6
+    visible = visible | torch.eye(sizes[2], j, dtype=torch.bool)
     return replace(inputs, visible=visible.expand(b, h, i, j).clone(), causal=False)
 
 
@@ -69,13 +68,15 @@ def detect_wrong_output(
 def mask_ignored(a: MeasuredAttention) -> Failure | None:
     """A hidden key is not seen.
 
-    A key that the mask hides has a weight of exactly zero.
+    A key that the mask hides has a weight of exactly zero: hiding column 1 of the mask hides key 1, not row 1.
 
     Usual causes: the mask is not passed on, a mask of 1 and 0 is multiplied with the scores or added to them, or it
-    is combined with another mask by OR in place of AND
+    is combined with another mask by OR in place of AND; mask.transpose(-2, -1), (b j) expanded to [:, :, None]
     """
     argument = require_mask_argument(a)
-    if argument.polarity is not None:
+    if argument.polarity == "transposed":
+        return _hides_key_one(a, f"{argument.name}[i, j] hides row j, not key j")
+    if argument.works:
         return None
     plain = a.random_inputs(5, 5, b=1, causal=False)
     whole = replace(plain, visible=torch.ones(plain.pair_shape, dtype=torch.bool))
@@ -100,21 +101,7 @@ def _hides_key_one(
     return Failure(words, write_example(tested, inputs, tested.weights(inputs), expected, write_weights), declare)
 
 
-@fact(FACTS, "mask-transposed")
-def mask_transposed(a: MeasuredAttention) -> Failure | None:
-    """The mask says which keys a query sees, not which queries see a key.
-
-    mask[i, j] belongs to query i and key j: hiding column 1 hides key 1, not row 1.
-
-    Usual causes: mask.transpose(-2, -1), masked_fill on axis -2, (b j) expanded to [:, :, None]
-    """
-    argument = require_mask_argument(a)
-    if argument.polarity != "transposed":
-        return None
-    return _hides_key_one(a, f"{argument.name}[i, j] hides row j, not key j")
-
-
-@fact(FACTS, "boolean-mask-added")
+@fact(FACTS, "boolean-mask-added", grade=POLICY)
 def boolean_mask_added(a: MeasuredAttention) -> Failure | None:
     """True and False are not the numbers one and zero.
 
@@ -132,103 +119,69 @@ def boolean_mask_added(a: MeasuredAttention) -> Failure | None:
     return _hides_key_one(a, words, replace(argument, values="boolean", polarity="keep"), "mask_values='additive'")
 
 
-@fact(FACTS, "mask-polarity")
+@fact(FACTS, "mask-polarity", grade=POLICY)
 def mask_polarity_fact(a: MeasuredAttention) -> Failure | None:
     """Whether True means visible or hidden is a convention.
 
-    True means keep (SDPA, flex) or drop (nn.MultiheadAttention), as declared.
+    True means keep (SDPA, flex) or drop (nn.MultiheadAttention), as declared; keep is expected by default.
 
     Usual causes: a mask made for the other convention; a missing or extra ~mask (pytorch#170400)
     """
-    wanted, padding = a.declared.mask_polarity, a.padding
-    if wanted is None:
-        raise NotApplicableError("no polarity was declared")
-    if padding is not None and padding.polarity is not None:
-        if padding.polarity != wanted:
-            return _wrong_padding_polarity(a, padding.name, padding.polarity, wanted)
-        if a.mask is None:
-            return None
-    argument = require_working_mask(a)
+    declared = a.declared.mask_polarity
+    # what True means in an argument for padded keys differs too much between projects to be expected
+    argument = a.padding if declared and a.padding is not None and a.padding.works else require_working_mask(a)
     if argument.values == "additive":
         raise NotApplicableError("its mask is added to the scores, so it has no True")
-    have = argument.polarity
+    have, wanted = argument.polarity, declared or "keep"
+    if have == wanted and a.mask is not None and a.mask.works:
+        argument, have = a.mask, a.mask.polarity
     if have == wanted:
         return None
     words = f"True means {have} in {argument.name}, not {wanted}"
-    other = replace(a, mask=replace(argument, polarity=wanted))
-    inputs = random_mask(a, a.random_inputs(5, 5, b=1, dtype=torch.float32))
-    detect = partial(detect_wrong_output, a, words, tested=other)
-    return smallest_failure(other, inputs, detect, words, f"mask_polarity={have!r}")
+    tested, other = replace(a, mask=argument), replace(a, mask=replace(argument, polarity=wanted))
+    inputs = random_mask(tested, a.random_inputs(5, 5, b=1, dtype=torch.float32))
+    detect = partial(detect_wrong_output, tested, words, tested=other)
+    grade = POLICY if declared is None else BROKEN
+    return smallest_failure(other, inputs, detect, words, f"mask_polarity={have!r}", grade=grade)
 
 
-def _wrong_padding_polarity(a: MeasuredAttention, name: str, have: str, wanted: str) -> Failure:
-    """The failure of an argument for padded keys in which True means the opposite."""
-    inputs, real = a.padded_inputs()
-    given = real if wanted == "keep" else ~real
-    seen = (a.weights(inputs, **{name: given})[1, 0, -1] > 0).tolist()
-
-    def lines(call: CallWriter) -> list[str]:
-        return [
-            f"{name} = torch.tensor({given.tolist()})",
-            f"weights = {call.weights(f'{name}={name}')}",
-            "seen = (weights[1, 0, -1] > 0).tolist()",
-        ]
-
-    code = write_example(a, inputs, seen, real[1].tolist(), lines)
-    return Failure(f"True means {have} in {name}, not {wanted}", code, f"mask_polarity={have!r}")
-
-
-@fact(FACTS, "mask-per-row")
-def mask_per_row(a: MeasuredAttention) -> Failure | None:
-    """Every query has its own mask.
-
-    mask[..., i, :] belongs to query i: the mask of one row is not used for all.
-
-    Usual causes: mask[..., :1, :], mask[..., 0, :], or a mask of (b j) broadcast over queries although (b i j) was
-    passed
-    """
-    argument = require_working_mask(a)
-    if not argument.per_row:
-        raise NotApplicableError(f"its mask has the axes ({argument.axes})")
-
-    def detect(inputs: AttentionInputs) -> Violation | None:
-        _, h, _, i, j, c, _ = inputs.sizes
-        assert inputs.visible is not None
-        expected = a.expected(inputs)
-        seen = a.weights(inputs.with_zero_queries()) > 0
-        unmasked = (a.flat_weights(i, j, inputs.causal, h, masked=True, c=c) > 0)[None]
-        for row in range(i):
-            used = unmasked & inputs.visible[:, :, row : row + 1]
-            if torch.equal(seen, used) and not torch.equal(seen, expected.visible.expand_as(seen)):
-                found = detect_wrong_output(a, f"the mask of row {row} is used for all rows", inputs)
-                if found is not None:
-                    return found
-        return None
-
-    return smallest_failure(a, random_mask(a, a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32)), detect)
-
-
-@fact(FACTS, "masked-outputs", explained_by=("outputs", "mask-per-row"))
+@fact(FACTS, "masked-outputs", explained_by="outputs")
 def masked_outputs(a: MeasuredAttention) -> Failure | None:
-    """With a mask the output is the weighted mean of the visible values.
+    """With a mask the output is the weighted mean of the visible values. Every query and sequence has its own mask.
 
-    Outputs under a random mask are at most 2x as far from float64 as the naive method, plus one ulp.
+    Outputs under a random mask, which differs along all axes of the mask, are at most 2x as far from float64 as the
+    naive method, plus one ulp.
 
-    Usual causes: a mask applied after the softmax, transposed, or used only if i = j
+    Usual causes: mask[..., :1, :], mask[0] or mask[:, 0]; heads and batch entries flattened in the other order; a mask
+    applied after the softmax, transposed, or used only if i = j
     """
     require_working_mask(a)
     # several blocks of a fast kernel are tested with few queries, if that is possible
     for i, j in ((5, 5), (3, 7), (7, LONG) if a.free_lengths else (LONG, LONG)):
         if i == j or (a.free_lengths and a.band is not None and a.band.after is None):
-            inputs = random_mask(a, a.random_inputs(i, j, b=1 if j == LONG else 2, causal=False, dtype=torch.float32))
+            inputs = random_mask(a, a.random_inputs(i, j, b=1 if j == LONG else 3, causal=False, dtype=torch.float32))
             if j == LONG and raised_by(a, inputs) is not None:
                 continue  # longer than it accepts
-            if (found := smallest_failure(a, inputs, partial(detect_error, a))) is not None:
+            if (found := smallest_failure(a, inputs, partial(_detect_masked, a))) is not None:
                 return found
     return None
 
 
-@fact(FACTS, "additive-mask-scaled", explained_by=("masked-outputs", "mask-per-row", "boolean-mask-added"))
+def _detect_masked(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
+    """Detects an error under a mask, and whose mask is used in place of the right one."""
+    found = detect_error(a, inputs)
+    if found is None or inputs.visible is None:
+        return found
+    for axis, name in ((2, "row"), (0, "sequence"), (1, "head")):
+        for index in range(min(inputs.visible.shape[axis], 7)):
+            other = inputs.visible.narrow(axis, index, 1).expand_as(inputs.visible)
+            same = max_error(a(inputs).detach(), a.reference(replace(inputs, visible=other))) < 1e-4
+            if same and not torch.equal(other, inputs.visible):
+                return replace(found, words=f"the mask of {name} {index} is used for all {name}s: {found.words}")
+    return found
+
+
+@fact(FACTS, "additive-mask-scaled", explained_by="masked-outputs boolean-mask-added")
 def additive_mask_scaled(a: MeasuredAttention) -> Failure | None:
     """An additive mask is added to the scores unchanged.
 
@@ -267,87 +220,34 @@ def additive_mask_scaled(a: MeasuredAttention) -> Failure | None:
     return Failure(f"numbers in {argument.name} are {change} before they are added", code)
 
 
-@fact(FACTS, "mask-per-sequence", explained_by=("masked-outputs", "mask-per-row"))
-def mask_per_sequence(a: MeasuredAttention) -> Failure | None:
-    """Every sequence of a batch has its own mask.
+@fact(FACTS, "fully-masked-row", grade=POLICY, explained_by="masked-outputs")
+def fully_masked_row(a: MeasuredAttention) -> Failure | None:
+    """A query that sees no key gets zeros.
 
-    A mask with a batch axis is used for each batch entry, not only the first.
+    A row whose mask hides every key gives zeros, not NaN, the mean of the values or its unmasked output, unless
+    fully_masked_rows declares it.
 
-    Usual causes: mask[0], or a mask expanded over the wrong axis
+    Usual causes: softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749); masked_fill(finfo.min) makes all scores
+    equal (pytorch#160064); a constant added to all scores, as (1 - mask) * -1e4, does not change the softmax
     """
-    inputs = _separate_masks(a, "b", 3)
-    assert inputs.visible is not None
-    visible = inputs.visible[:, :1].expand_as(inputs.visible).clone()
-    detect = partial(detect_wrong_output, a, "the mask of another sequence is used")
-    return smallest_failure(a, replace(inputs, visible=visible), detect)
-
-
-@fact(FACTS, "mask-per-head", explained_by=("masked-outputs", "mask-per-sequence", "mask-per-row"))
-def mask_per_head(a: MeasuredAttention) -> Failure | None:
-    """Every head may have its own mask.
-
-    A mask with a head axis is used for each head, not only the first.
-
-    Usual causes: mask[:, 0], or heads and batch entries flattened in the other order
-    """
-    detect = partial(detect_wrong_output, a, "the mask of another head is used")
-    return smallest_failure(a, _separate_masks(a, "h", 2), detect)
-
-
-def _separate_masks(a: MeasuredAttention, axis: str, b: int) -> AttentionInputs:
-    """A call with a different mask for each sequence and head, if the mask has this axis."""
     argument = require_working_mask(a)
-    if axis not in argument.axes:
-        raise NotApplicableError(f"its mask has the axes ({argument.axes})")
-    return random_mask(a, a.random_inputs(5, 5, b=b, causal=False, dtype=torch.float32), shared=False)
-
-
-@fact(FACTS, "fully-masked-row-nan", explained_by=("mask-per-row",))
-def fully_masked_row_nan(a: MeasuredAttention) -> Failure | None:
-    """A query that sees no key gets zeros, not NaN.
-
-    A row whose mask hides every key gives zeros, not NaN, unless fully_masked_rows='nan' is declared.
-
-    Usual causes: softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749)
-    """
-    return _test_fully_masked_row(a, "nan", "a fully masked row is NaN")
-
-
-@fact(FACTS, "fully-masked-row-mean", explained_by=("mask-per-row",))
-def fully_masked_row_mean(a: MeasuredAttention) -> Failure | None:
-    """A query that sees no key does not get the mean of all values.
-
-    A row whose mask hides every key gives zeros, not the mean of the values, unless fully_masked_rows='mean' is
-    declared.
-
-    Usual causes: masked_fill(finfo.min): softmax over equal scores is uniform (pytorch#160064)
-    """
-    return _test_fully_masked_row(a, "mean", "a fully masked row is the mean of the hidden values")
-
-
-@fact(FACTS, "fully-masked-row-unmasked", explained_by=("mask-per-row",))
-def fully_masked_row_unmasked(a: MeasuredAttention) -> Failure | None:
-    """A query that sees no key does not see every key.
-
-    A row whose mask hides every key gives zeros, not its unmasked output, unless fully_masked_rows='unmasked' is
-    declared.
-
-    Usual causes: scores + (1 - mask) * -1e4: a constant that is added to all scores does not change the softmax
-    """
-    return _test_fully_masked_row(a, "unmasked", "a fully masked row gives its unmasked output")
-
-
-def _test_fully_masked_row(a: MeasuredAttention, kind: str, words: str) -> Failure | None:
-    argument = require_working_mask(a)
-    have = a.fully_masked_rows
+    have, declared = a.fully_masked_rows, a.declared.fully_masked_rows
     if have == "refused":
         raise NotApplicableError("it raises for a row that sees no key")
-    if have == (a.declared.fully_masked_rows or "zeros") or not (have == kind or (kind, have) == ("unmasked", "other")):
+    if have == (declared or "zeros"):
         return None
-    words = words if have == kind else "a fully masked row is neither zero, NaN, a mean nor its unmasked output"
-    declare = f"fully_masked_rows={have!r}" if have in ("nan", "mean", "unmasked") else ""
+    outputs = {
+        "zeros": "is zero",
+        "nan": "is NaN",
+        "mean": "is the mean of the hidden values",
+        "unmasked": "gives its unmasked output",
+        "other": "is neither zero, NaN, a mean nor its unmasked output",
+    }
+    words = f"a fully masked row {outputs[str(have)]}"
+    declare = "" if have == "other" else f"fully_masked_rows={have!r}"
+    grade = POLICY if declare and declared is None else BROKEN
     detect = partial(detect_wrong_output, a, words, most=1e-4)
-    return failure_of(a, _inputs_with_masked_row(a, argument), detect, words, declare)
+    return failure_of(a, _inputs_with_masked_row(a, argument), detect, words, declare, grade=grade)
 
 
 def _inputs_with_masked_row(a: MeasuredAttention, argument: MaskArgument) -> AttentionInputs:
@@ -360,7 +260,7 @@ def _require_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> None:
         raise NotApplicableError("its output has no gradient")
 
 
-@fact(FACTS, "fully-masked-row-gradient", explained_by=("fully-masked-row-nan", "mask-per-row"))
+@fact(FACTS, "fully-masked-row-gradient", grade=POLICY, explained_by="fully-masked-row masked-outputs")
 def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
     """A query that sees no key has zero gradients, not NaN.
 
@@ -393,16 +293,7 @@ def _hidden_from_all(inputs: AttentionInputs) -> Tensor:
 @fact(
     FACTS,
     "masked-gradient",
-    explained_by=(
-        "mask-per-row",
-        "masked-outputs",
-        "mask-ignored",
-        "fully-masked-row-nan",
-        "fully-masked-row-mean",
-        "fully-masked-row-unmasked",
-        "gradient-of-k",
-        "gradient-of-v",
-    ),
+    explained_by="masked-outputs mask-ignored fully-masked-row gradients",
 )
 def masked_gradient(a: MeasuredAttention) -> Failure | None:
     """A key that is not seen gets no gradient.
@@ -426,11 +317,24 @@ def masked_gradient(a: MeasuredAttention) -> Failure | None:
     return smallest_failure(a, inputs, detect)
 
 
-def _masked_nan(a: MeasuredAttention, name: str, what: str) -> Failure | None:
+@fact(FACTS, "nan-in-masked-input", grade=POLICY, explained_by="masked-outputs")
+def nan_in_masked_input(a: MeasuredAttention) -> Failure | None:
+    """A hidden key or value may hold anything, even NaN.
+
+    NaN in a key or value that the mask hides from all queries reaches no output, unless masked_nan='propagates' is
+    declared.
+
+    Usual causes: weight 0 times NaN is NaN (pytorch#101967); the mask is added to the scores (NaN - inf is NaN) in
+    place of replacing them; padding and unused cache slots hold anything
+    """
     require_working_mask(a)
     if a.declared.masked_nan == "propagates":
         raise NotApplicableError("masked_nan='propagates' was declared")
+    grade = POLICY if a.declared.masked_nan is None else BROKEN
+    return first_failure(_masked_nan(a, name, what, grade) for name, what in (("v", "value"), ("k", "key")))
 
+
+def _masked_nan(a: MeasuredAttention, name: str, what: str, grade: str) -> Failure | None:
     def detect(inputs: AttentionInputs) -> Violation | None:
         assert inputs.visible is not None
         if not bool(inputs.visible.any(-1).all()):
@@ -443,32 +347,11 @@ def _masked_nan(a: MeasuredAttention, name: str, what: str) -> Failure | None:
 
     inputs = hide_later_half(a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32))
     with_nan = getattr(inputs, name).masked_fill(_hidden_from_all(inputs), torch.nan)
-    return smallest_failure(a, inputs.with_tensors(**{name: with_nan}), detect, declare="masked_nan='propagates'")
+    declare = "masked_nan='propagates'"
+    return smallest_failure(a, inputs.with_tensors(**{name: with_nan}), detect, declare=declare, grade=grade)
 
 
-@fact(FACTS, "nan-in-masked-value", explained_by=("mask-per-row",))
-def nan_in_masked_value(a: MeasuredAttention) -> Failure | None:
-    """A hidden value may hold anything, even NaN.
-
-    NaN or infinity in a value that the mask hides from all queries reaches no output.
-
-    Usual causes: weight 0 times NaN is NaN (pytorch#101967); padding and unused cache slots hold anything
-    """
-    return _masked_nan(a, "v", "value")
-
-
-@fact(FACTS, "nan-in-masked-key", explained_by=("mask-per-row",))
-def nan_in_masked_key(a: MeasuredAttention) -> Failure | None:
-    """A hidden key may hold anything, even NaN.
-
-    NaN in a key that the mask hides from all queries reaches no output.
-
-    Usual causes: the mask is added to the scores (NaN - inf is NaN) in place of replacing them
-    """
-    return _masked_nan(a, "k", "key")
-
-
-@fact(FACTS, "causal-with-mask", explained_by=("causality",))
+@fact(FACTS, "causal-with-mask", explained_by="causality")
 def causal_with_mask(a: MeasuredAttention) -> Failure | None:
     """With a causal mask and another mask, both hold.
 
@@ -509,27 +392,17 @@ def padding_leaks(a: MeasuredAttention) -> Failure | None:
     Usual causes: the padding mask is used for the first sequence or layer only, is inverted, or is dropped if a
     causal mask is there
     """
-    padding = a.padding
-    if padding is None:
+    name = a.find_parameter(PADDING_NAMES)
+    if name is None:
         raise NotApplicableError("it has no argument for padded keys")
-    if padding.refused:
-        raise NotApplicableError(f"{padding.name} of (b j) booleans raises {padding.refused}")
-    if padding.polarity is not None:
-        return None
-    (inputs, real), name = a.padded_inputs(), padding.name
-
-    def lines(call: CallWriter) -> list[str]:
-        return [
-            f"real = torch.tensor({real.tolist()})",
-            "hides = []",
-            "for keep in (real, ~real):",
-            f"    weights = {call.weights(f'{name}=keep')}",
-            "    hides.append(bool((weights[1, :, :3, 3:] == 0).all() and (weights[0, :, -1] > 0).all()))",
-            "hides = any(hides)",
-        ]
-
-    words = f"{name} of (b j) booleans does not hide the padded keys of the second sequence, in either polarity"
-    return Failure(words, write_example(a, inputs, False, True, lines))
+    if a.padding is None:
+        raise NotApplicableError(f"{name} of (b j) booleans raises")
+    padded = replace(a, mask=a.padding)
+    if not a.padding.works:
+        return _hides_key_one(padded, f"{name} of (b j) booleans does not hide padded keys, in either polarity")
+    inputs = random_mask(padded, a.random_inputs(5, 5, b=3, dtype=torch.float32))
+    words = f"{name} does not hide the padded keys of every sequence"
+    return smallest_failure(padded, inputs, partial(detect_wrong_output, padded, words))
 
 
 @fact(FACTS, "packed-documents-leak")
@@ -543,23 +416,20 @@ def packed_documents_leak(a: MeasuredAttention) -> Failure | None:
     name = a.find_parameter(DOCUMENT_NAMES)
     if name is None:
         raise NotApplicableError("it has no argument for document ids")
-    inputs = a.random_inputs(6, 6, b=2, dtype=torch.float32)
+    inputs = a.random_inputs(6, 6, b=2, dtype=torch.float32).neutral()
     ids = torch.tensor([[4, 4, 1, 1, 1, 3], [0, 0, 0, 2, 2, 2]])
     try:
-        flat = a.weights(inputs.with_zero_queries(), **{name: ids})
+        flat = a.weights(inputs, **{name: ids})
     except Exception as error:  # a foreign function may raise anything
         raise NotApplicableError(f"{name} of (b j) numbers raises {str(error)[:80]}") from error
     leaks = (flat != 0) & (ids[:, None, :, None] != ids[:, None, None, :])
     if not bool(leaks.any()):
         return None
     b, h, row, key = leaks.nonzero()[0].tolist()
-    weight = a.weights(inputs.neutral(), **{name: ids})[b, h, row, key].item()
 
     def lines(call: CallWriter) -> list[str]:
-        return [
-            f"{name} = torch.tensor({ids.tolist()})",
-            f"weight = {call.weights(f'{name}={name}')}[{b}, {h}, {row}, {key}].item()",
-        ]
+        weight = f"weight = {call.weights(f'{name}={name}')}[{b}, {h}, {row}, {key}].item()"
+        return [f"{name} = torch.tensor({ids.tolist()})", weight]
 
     words = f"row {row} of document {ids[b, row]} sees key {key} of document {ids[b, key]}"
-    return Failure(words, write_example(a, inputs.neutral(), weight, 0.0, lines))
+    return Failure(words, write_example(a, inputs, flat[b, h, row, key].item(), 0.0, lines))

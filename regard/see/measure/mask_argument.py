@@ -11,7 +11,7 @@ from torch import Tensor
 
 ADDITIVE_NAMES = ("attn_bias", "attention_bias", "bias")  # masks that are numbers by their name
 MASK_NAMES = ("attn_mask", "attention_mask", "mask", "visible", "src_mask", "bias_mask", *ADDITIVE_NAMES)
-AXES = ("b h i j", "b 1 i j", "(b h) i j", "b i j", "i j", "b 1 1 j", "b j")
+AXES = ("b h i j", "b 1 i j", "(b h) i j", "b i j", "i j", "b 1 1 j", "b j", "i j b")
 VALUES = ("boolean", "ones", "additive")  # an argument that is added accepts the others too, without effect
 
 ReadWeights = Callable[..., Tensor]  # the weights of a call with these keywords
@@ -52,6 +52,7 @@ class MaskArgument:
             "i j": lambda: x[0, 0],
             "b 1 1 j": lambda: x[:, :1, :1],
             "b j": lambda: x[:, 0, 0],
+            "i j b": lambda: x[:, 0].permute(1, 2, 0),
         }[self.axes]()
 
     def convert(self, visible: Bool[Tensor, "b h i j"], dtype: torch.dtype) -> Tensor:
@@ -64,7 +65,11 @@ class MaskArgument:
 
 
 def find_mask_argument(
-    read: ReadWeights, names: Iterable[str], shape: tuple[int, ...], dtype: torch.dtype
+    read: ReadWeights,
+    names: Iterable[str],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    axes_tried: tuple[str, ...] = AXES,
 ) -> MaskArgument | None:
     """The first form of a mask that the attention accepts and obeys, else the first that it accepts.
 
@@ -76,7 +81,7 @@ def find_mask_argument(
     visible[..., 1] = False
     accepted: MaskArgument | None = None
     for name in names:
-        for values, axes in product(reversed(VALUES) if name in ADDITIVE_NAMES else VALUES, AXES):
+        for values, axes in product(reversed(VALUES) if name in ADDITIVE_NAMES else VALUES, axes_tried):
             argument = MaskArgument(name, axes, values, None)
             found = mask_polarity(read, argument, visible, dtype)
             if found == "refused":

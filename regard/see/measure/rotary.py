@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -36,26 +36,91 @@ class Rotation:
 
     def apply(self, x: Float[Tensor, "b h n c"], start: int = 0) -> Float[Tensor, "b h n c"]:
         """Rotate vectors whose first position is `start`."""
-        positions = torch.arange(start, start + x.shape[2], dtype=x.dtype)
-        phases = positions[:, None] * torch.tensor(self.frequencies, dtype=x.dtype)
+        positions = torch.arange(start, start + x.shape[2], dtype=torch.float64)
+        phases = positions[:, None] * torch.tensor(self.frequencies, dtype=torch.float64)
+        cos, sin = phases.cos().to(x.dtype), phases.sin().to(x.dtype)
         a, b = self.pairs()
         rotated = x.clone()
-        rotated[..., a] = x[..., a] * phases.cos() - x[..., b] * phases.sin()
-        rotated[..., b] = x[..., a] * phases.sin() + x[..., b] * phases.cos()
+        rotated[..., a] = x[..., a] * cos - x[..., b] * sin
+        rotated[..., b] = x[..., a] * sin + x[..., b] * cos
         return rotated
 
     def base(self) -> float | None:
         """The base whose powers the frequencies are, rounded to two digits if that is close; None if there is none."""
+        return _common_base(torch.tensor(self.frequencies, dtype=torch.float64))
+
+    def scheme(self) -> "RotaryScheme | None":
+        """The base and the scaling of the frequencies; None if they follow no known scheme."""
         found = torch.tensor(self.frequencies, dtype=torch.float64)
-        exponents = torch.arange(len(found), dtype=torch.float64) / len(found)
-        if len(found) < 2 or bool((found <= 0).any()):
+        if (base := _common_base(found)) is not None:
+            return RotaryScheme(base)
+        if len(found) < 3 or bool((found <= 0).any()):
             return None
-        trust = found**2  # a low frequency is measured less exactly
-        base = math.exp(-float((trust * exponents * found.log()).sum() / (trust * exponents**2).sum()))
-        if bool((found / base**-exponents - 1).abs().max() >= 0.02):
-            return None
-        rounded = float(f"{base:.2g}")
-        return rounded if math.isclose(rounded, base, rel_tol=0.01) else base
+        factor = 1 / float(found[0])
+        if (base := _common_base(factor * found)) is not None:
+            return RotaryScheme(base, "linear scaling", factor)
+        return _blended_scheme(found)
+
+    def with_base(self, base: float) -> "Rotation":
+        """The same rotation with the powers of this base as frequencies."""
+        count = len(self.frequencies)
+        return replace(self, frequencies=tuple(base ** -(pair / count) for pair in range(count)))
+
+
+@dataclass(frozen=True)
+class RotaryScheme:
+    """How the frequencies of rotary are computed: powers of a base, scaled to extend the context."""
+
+    base: float
+    scaling: str = ""  # "linear scaling", "Llama 3" or "YaRN"; empty if there is none
+    factor: float = 1.0
+
+    def __str__(self) -> str:
+        return f"base {self.base:g}" + (f", {self.scaling} by {self.factor:.4g}" if self.scaling else "")
+
+    @property
+    def beta_factor(self) -> float:
+        """By how much YaRN multiplies the scale of q . k, if it does; else 1."""
+        return (0.1 * math.log(self.factor) + 1) ** 2 if self.scaling == "YaRN" else 1.0
+
+
+def _common_base(found: Float[Tensor, "pairs"]) -> float | None:
+    exponents = torch.arange(len(found), dtype=torch.float64) / len(found)
+    if len(found) < 2 or bool((found <= 0).any()):
+        return None
+    trust = found**2  # a low frequency is measured less exactly
+    base = math.exp(-float((trust * exponents * found.log()).sum() / (trust * exponents**2).sum()))
+    if bool((found / base**-exponents - 1).abs().max() >= 0.02):
+        return None
+    return _round_base(base)
+
+
+def _blended_scheme(found: Float[Tensor, "pairs"]) -> RotaryScheme | None:
+    """Llama 3 and YaRN keep high frequencies, divide low ones by a factor, and blend linearly between them.
+
+    Llama 3 blends by the frequency itself, YaRN by the index of the pair.
+    """
+    count = len(found)
+    index = torch.arange(count, dtype=torch.float64)
+    base = _round_base(float(found[1] / found[0]) ** -count)
+    plain = base ** -(index / count)
+    share = found / plain  # 1 where a frequency is kept, 1 / factor where it is divided
+    factor = 1 / float(share[-1])
+    kept = (share - 1 / factor) / (1 - 1 / factor)
+    between = ((kept > 0.01) & (kept < 0.99)).nonzero()[:, 0]
+    if not 1.01 < factor < 1e4 or bool((kept.diff() > 0.01).any()) or len(between) < 2:
+        return None
+    residuals = {}
+    for name, x in (("Llama 3", plain[between]), ("YaRN", index[between])):
+        x, y = x - x.mean(), kept[between] - kept[between].mean()
+        residuals[name] = float((y - x * (x * y).sum() / (x * x).sum()).norm() / y.norm())
+    best = min(residuals, key=lambda name: residuals[name])
+    return RotaryScheme(base, best, factor)
+
+
+def _round_base(base: float) -> float:
+    rounded = float(f"{base:.2g}")
+    return rounded if math.isclose(rounded, base, rel_tol=2e-3) else base
 
 
 def usual_rotations(width: int) -> Iterator[Rotation]:

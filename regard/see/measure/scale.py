@@ -175,7 +175,9 @@ def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
 
 def _with_notes(raw: RawWeights, found: ScoreReading) -> ScoreReading:
     if found.rotation is not None and found.rotary_base is None and found.rotation.width > 2:
-        raw.notes.append("the frequencies of rotary are not powers of one base: scaled, or learned")
+        scheme = found.rotation.scheme()
+        named = f": {scheme}" if scheme is not None else ": scaled, or learned"
+        raw.notes.append(f"the frequencies of rotary are not powers of one base{named}")
     if found.scale is None:
         raw.notes.append("heads have different scales")
     return found

@@ -79,7 +79,7 @@ def probe_function(
     raise ConfigError(
         f"{name} could not be called as an attention: with q {(2, h, i, c)}, k {(2, g, j, c)}, v {(2, g, j, c + 3)} "
         f"it raised {type(first).__name__}: {first}; the layouts {', '.join(f'({each})' for each in LAYOUTS)} and "
-        f"other sizes failed too. {missing_argument_hint(filled_in)}Pass heads=, kv_heads= or width= if it needs "
+        f"other sizes failed too. {missing_argument_hint(name, filled_in)}Pass heads=, kv_heads= or width= if it needs "
         f"certain sizes, or {AS_FUNCTION}"
     )
 

@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
@@ -11,23 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
+from regard.see.measure.mask_argument import MASK_NAMES
 from regard.see.measure.probes.functions import merge_heads, split_heads
 from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
 from regard.see.measure.probes.probe import AS_FUNCTION, Probe, ProbeOptions, ProbeSizes, first_tensor, first_working
-from regard.see.measure.probes.projections import LayerSizes, Projections, layer_sizes
+from regard.see.measure.probes.projections import LayerSizes, Projections, has_known_heads, layer_sizes
 
 # submodules that follow the heads and are replaced by the identity: output projections and their dropout
 OUTPUT_MODULES = (
     *("out_proj", "o_proj", "c_proj", "proj", "to_out", "out", "o", "wo", "w_o", "W_o", "Wo", "W_O", "WO", "out_lin"),
-    *("out_linear", "linear_out", "fc_out", "fc_o", "output_proj", "proj_out", "projection", "dense"),
+    *("out_linear", "linear_out", "fc_out", "fc_o", "output_proj", "proj_out", "projection", "dense", "output"),
     *("proj_drop", "resid_dropout", "resid_drop", "out_drop", "out_dropout", "proj_dropout", "sublayer_dropout"),
 )
 KEYS, VALUES = ("key", "keys", "k"), ("value", "values", "v")
-MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "encoder_output", "source")
+MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "encoder_output", "source", "y")
 
 
 def probe_layer(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> Probe:
     """The probe of a layer: the first choice of arguments, axes and order of heads that mixes nothing."""
+    if not has_known_heads(module, options):
+        options = replace(options, heads=_count_heads(module, known, name, options))
     sizes = layer_sizes(module, known, name, options)
     found = first_working(_attempts(module, known, sizes, name, options))
     if isinstance(found, Probe):
@@ -39,6 +42,24 @@ def probe_layer(module: nn.Module, known: Projections, name: str, options: Probe
     )
 
 
+def _count_heads(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> int | None:
+    """The number of heads, found by calling the layer with equal columns of v: outputs differ between heads only."""
+    sizes = layer_sizes(module, known, name, replace(options, heads=1))
+    for probe, shape in _attempts(module, known, sizes, name, options):
+        q, k, _ = shape.random_tensors(probe.dtype, probe.device)
+        try:
+            with torch.no_grad():
+                out = probe.call(q, k, k[..., :1].expand(*k.shape[:3], shape.e))
+        except Exception:  # a foreign module may raise anything when it is called in a wrong way
+            continue
+        changes = (out.diff(dim=-1).abs() > 1e-3 * out.abs().max()).any(2).any(0)[0]
+        heads = int(changes.sum()) + 1
+        width = shape.e // heads
+        if heads * width == shape.e and bool(changes[width - 1 :: width].all()):
+            return heads
+    return None
+
+
 def _attempts(
     module: nn.Module, known: Projections, sizes: LayerSizes, name: str, options: ProbeOptions
 ) -> Iterator[tuple[Probe, ProbeSizes]]:
@@ -47,8 +68,11 @@ def _attempts(
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}
     packings = ("blocks", "groups") if known.parts[-1] != "v" and sizes.c == sizes.e else ("blocks",)
-    for inputs, time_first, packing in product(_sequence_arguments(tuple(takes), sizes), (False, True), packings):
-        layer = _LayerCall(name, sizes, inputs, takes, options, _Chosen(packing, time_first))
+    needs_mask = any(takes[each].default is inspect.Parameter.empty for each in takes if each in MASK_NAMES)
+    masks = (False, True) if needs_mask else (False,)
+    arguments = _sequence_arguments(tuple(takes), sizes)
+    for masked, inputs, time_first, packing in product(masks, arguments, (False, True), packings):
+        layer = _LayerCall(name, sizes, inputs, takes, options, _Chosen(packing, time_first), masked)
         copies = ModuleCopies(module, partial(_replace_projections, known=known, chosen=layer.chosen))
         probe = Probe(
             name,
@@ -66,6 +90,8 @@ def _attempts(
             dtype=dtype,
             device=device,
             filled_in=layer.filled_in,
+            filled_values={each: FILLED_VALUES[each] for each in layer.filled_in if each in FILLED_VALUES}
+            | ({each: "True everywhere" for each in layer.required if each in MASK_NAMES} if masked else {}),
         )
         i, j = options.lengths()[0]
         yield probe, ProbeSizes(sizes.h, sizes.g, i, i if probe.square else j, sizes.c, sizes.e)
@@ -100,23 +126,34 @@ class _Chosen:
 class _ChosenProjection(nn.Module):
     """Replaces a projection: returns the chosen tensors, whatever its input is."""
 
-    def __init__(self, chosen: _Chosen, parts: str) -> None:
+    def __init__(self, original: nn.Module, chosen: _Chosen, parts: str) -> None:
         super().__init__()
-        self.chosen, self.parts = chosen, parts
+        self.original, self.chosen, self.parts = original, chosen, parts
 
-    def forward(self, *_: object, **__: object) -> Tensor:
-        return self.chosen.output(self.parts)
+    def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
+        out = self.chosen.output(self.parts)
+        if any(True for _ in self.original.children()):  # a module around a matrix may split heads too
+            shape = first_tensor(self.original(x)).shape
+            return out.reshape(*out.shape[:2], *shape[2:])
+        return out
+
+
+class FirstArgument(nn.Module):
+    """Replaces an output module: returns its first argument."""
+
+    def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
+        return x
 
 
 def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -> None:
     """Replace the input projections by the chosen tensors and the output modules by the identity."""
     for projection, parts in zip(known.names, known.parts, strict=True):
-        copy.set_submodule(projection, _ChosenProjection(chosen, parts))
+        copy.set_submodule(projection, _ChosenProjection(copy.get_submodule(projection), chosen, parts))
     own = {name for name, _ in copy.named_modules(remove_duplicate=False)}
     container = known.names[0].rpartition(".")[0]  # in a list of projections the next one is the output projection
     for output in (*OUTPUT_MODULES, f"{container}.{len(known.names)}"):
         if output in own and output not in known.names:
-            copy.set_submodule(output, nn.Identity())
+            copy.set_submodule(output, FirstArgument())
 
 
 @dataclass(frozen=True)
@@ -129,6 +166,7 @@ class _LayerCall:
     takes: dict[str, inspect.Parameter]
     options: ProbeOptions
     chosen: _Chosen
+    masked: bool = False  # a mask is required, and None is not accepted
 
     @property
     def required(self) -> list[str]:
@@ -137,8 +175,8 @@ class _LayerCall:
 
     @property
     def filled_in(self) -> tuple[str, ...]:
-        """Required arguments that the caller did not pass, and rotary phases that are made from the config."""
-        filled = dict.fromkeys((*self.required, *({"position_embeddings"} & self.takes.keys())))
+        """Arguments that the caller did not pass and that are required or have a value in FILLED_VALUES."""
+        filled = dict.fromkeys((*self.required, *(each for each in FILLED_VALUES if each in self.takes)))
         return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))
 
     def call(self, copies: ModuleCopies, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
@@ -153,11 +191,15 @@ class _LayerCall:
             **self.options.extra,
             **keywords,
         }
-        if "position_embeddings" in self.takes and settings.get("position_embeddings") is None:
-            settings["position_embeddings"] = _rotary_phases(copy, self.name, x, i)
+        if self.masked:
+            ones = torch.ones(b, 1, i, j, dtype=torch.bool, device=q.device)
+            settings |= {each: ones for each in self.required if each in MASK_NAMES and settings.get(each) is None}
+        for each in FILLED_VALUES:
+            if each in self.takes and settings.get(each) is None:
+                settings[each] = _fill_in(each, copy, self, x)
         self.chosen.tensors = {"q": q, "k": k, "v": v}
         try:
-            out = first_tensor(copy(x, **settings))
+            out = first_tensor(copy(**{self.inputs[0]: x}, **settings))
         finally:
             self.chosen.tensors = {}
         out = (out.transpose(0, 1) if time_first else out).flatten(2)
@@ -169,7 +211,29 @@ class _LayerCall:
         return split_heads(out, sizes.h)
 
 
-def _rotary_phases(module: nn.Module, name: str, x: Tensor, length: int) -> object:
+# arguments of Hugging Face layers that are filled in, with what is passed
+FILLED_VALUES = {
+    "position_embeddings": "the cosines and sines of its own rotary class",
+    "position_ids": "0, 1, 2, ...",
+    "residual": "zeros",
+    "alibi": "the tensor of its own build_alibi_tensor",
+}
+
+
+def _fill_in(argument: str, module: nn.Module, layer: _LayerCall, x: Tensor) -> object:
+    """The value of an argument of FILLED_VALUES."""
+    b, n = x.shape[:2]
+    if argument == "position_embeddings":
+        return rotary_phases(module, layer.name, x, n)
+    if argument == "position_ids":
+        return torch.arange(n, device=x.device).expand(b, n)
+    build = vars(sys.modules[type(module).__module__]).get("build_alibi_tensor")
+    if argument == "alibi" and build is not None:
+        return build(torch.ones(b, n, device=x.device), layer.sizes.h, x.dtype)
+    return torch.zeros_like(x) if argument == "residual" else None
+
+
+def rotary_phases(module: nn.Module, name: str, x: Tensor, length: int) -> object:
     """The cosines and sines that a Hugging Face layer takes, from the rotary class in the layer's own file."""
     beside = vars(sys.modules[type(module).__module__])
     kinds = [kind for kind in beside if kind.endswith("RotaryEmbedding") and inspect.isclass(beside[kind])]

@@ -1,7 +1,7 @@
 """The probe: an attention as a function of q, k and v, and the test that shows whether its layout was guessed right."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Probe:
     dtype: torch.dtype = torch.float32  # a dtype that works
     device: torch.device = CPU
     filled_in: tuple[str, ...] = ()  # required arguments that the caller did not pass
+    filled_values: Mapping[str, str] = field(default_factory=dict)  # what was passed for them, if it was not None
     note: str = ""  # what could not be called, in words
     other_layout: str = ""  # a layout that mixes no sequences, if the expected one does
 
@@ -121,13 +122,14 @@ def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> P
     return mixing or raised[0]
 
 
-def missing_argument_hint(filled_in: tuple[str, ...]) -> str:
-    """A sentence about required arguments that were filled with None, and how to pass them."""
+def missing_argument_hint(name: str, filled_in: tuple[str, ...]) -> str:
+    """A sentence about required arguments that were filled with None, with the call that passes them."""
     if not filled_in:
         return ""
+    extra = f"extra={{{', '.join(f'{each!r}: ...' for each in filled_in)}}}"
     return (
         f"None was passed for {', '.join(filled_in)}, which {'has' if len(filled_in) == 1 else 'have'} no default: "
-        f"pass {filled_in[0]}=..., or extra={{{filled_in[0]!r}: ...}} to check. "
+        f"pass {filled_in[0]}=..., or {extra} to check, as check({name}, {extra}). "
     )
 
 

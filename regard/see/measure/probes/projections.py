@@ -57,6 +57,12 @@ class LayerSizes:
     m: int  # input width of the value projection
 
 
+def has_known_heads(module: nn.Module, options: ProbeOptions) -> bool:
+    """Whether the number or the width of heads is passed, or an attribute with a usual name."""
+    found = options.heads or options.width or _attribute(module, HEADS) or _attribute(module, WIDTHS)
+    return found is not None
+
+
 def layer_sizes(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> LayerSizes:
     """Heads and widths, from the shapes of the projections and from attributes with the usual names."""
     widths = [projection_widths(module.get_submodule(projection), name, projection) for projection in known.names]

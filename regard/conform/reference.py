@@ -1,0 +1,40 @@
+"""Write the tables of docs/conformance.md: `python -m regard.conform.reference docs/conformance.md [--libraries]`.
+
+The tables of facts come from the docstrings of their tests. With `--libraries` the libraries are checked again.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from regard.conform.checker import list_facts
+from regard.conform.libraries import rows
+
+HEADINGS = {"attention": "## Facts of an attention", "decoder": "## Facts of a decoder"}
+LIBRARIES = "## What was found in other libraries"
+
+
+def replace_table(page: str, heading: str, table: Iterable[str]) -> str:
+    """The page with another table below this heading. Text before the table stays."""
+    before, found, after = page.partition(f"{heading}\n")
+    if not found:
+        raise ValueError(f"the page has no heading {heading!r}")
+    lines = after.split("\n")
+    start = next(n for n, line in enumerate(lines) if line.startswith("|"))
+    stop = next((n for n, line in enumerate(lines) if n > start and not line.startswith("|")), len(lines))
+    return f"{before}{heading}\n" + "\n".join([*lines[:start], *table, *lines[stop:]])
+
+
+def with_facts(page: str) -> str:
+    """The page with the tables of facts as they are now."""
+    for kind, facts in list_facts().items():
+        lines = [f"| `{x.name}` | {x.grade} | {x.student} | {x.engineer} | {x.cause} |" for x in facts]
+        head = ["| fact | grade | for a student | for an engineer | usual causes |", "|---|---|---|---|---|"]
+        page = replace_table(page, HEADINGS[kind], [*head, *lines])
+    return page
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    text = with_facts(path.read_text())
+    path.write_text(replace_table(text, LIBRARIES, rows()) if "--libraries" in sys.argv else text)
