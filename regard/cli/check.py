@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from regard.base.errors import ConfigError
-from regard.cli.output import check_folder, show, show_json, tell
+from regard.cli.output import check_folder, show_json, tell
 
 if TYPE_CHECKING:
     from regard.conform.report import Report
@@ -143,12 +141,11 @@ def with_flags(words: str) -> str:
 
 def declare_with_flags(report: "Report") -> "Report":
     """The report, with declarations as command-line flags."""
-    failures = (
-        each.failure and replace(each.failure, declare=declaration_flags(each.failure.declare)) for each in report.facts
-    )
-    return replace(
-        report, facts=tuple(replace(each, failure=x) for each, x in zip(report.facts, failures, strict=True))
-    )
+    facts = []
+    for each in report.facts:
+        failure = each.failure and replace(each.failure, declare=declaration_flags(each.failure.declare))
+        facts.append(replace(each, failure=failure))
+    return replace(report, facts=tuple(facts))
 
 
 def declaration_flags(declare: str) -> str:
@@ -208,16 +205,14 @@ def _load_file(path: Path) -> object:
 
 
 def show_facts(json: bool) -> None:
-    """Print every fact, as tables or as JSON."""
+    """Print every fact, as Markdown tables or as JSON."""
     from regard.conform.checker import list_facts
+    from regard.conform.reference import HEADINGS, fact_table
 
     if json:
         facts = [(kind, fact) for kind, several in list_facts().items() for fact in several]
         texts = ("name", "grade", "student", "engineer", "cause")
         show_json([{"of": kind, **{x: getattr(fact, x) for x in texts}} for kind, fact in facts])
         return
-    for kind, several in list_facts().items():
-        lines = Table("fact", "rule", title=f"facts of {kind}s", box=box.SIMPLE_HEAD)
-        for fact in several:
-            lines.add_row(fact.name, f"{fact.student}\n{fact.engineer}\n[dim]usual causes: {fact.cause}[/dim]")
-        show(lines)
+    for kind, heading in HEADINGS.items():
+        print("\n".join([heading, "", *fact_table(kind), ""]))

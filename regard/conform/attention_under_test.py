@@ -45,7 +45,7 @@ class AttentionUnderTest:
     grouped: bool = False  # it accepts fewer key heads than query heads
     causal_works_alone: bool = True  # its causal argument can be used without a mask
     mask: MaskArgument | None = None
-    code: CallCode | None = None
+    code: CallCode = field(default_factory=lambda: CallCode((), "f"))
     reset: StateReset | None = None  # restores the state before the first call
     last_inputs: list[AttentionInputs] = field(default_factory=list, compare=False)  # of the last call
 

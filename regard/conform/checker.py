@@ -212,9 +212,15 @@ def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -
 def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
     """The measured conventions in words. Those that a broken attention does not show are left out."""
     declared = a.declared
+    alone = "" if a.causal_works_alone else ", raises without a mask"
+
+    def longer() -> str:
+        memory = memory_argument(a)
+        return "" if memory is None else f", unless {memory} is passed"
+
     described: dict[str, tuple[Callable[[], str | None], object]] = {
         "visible keys": (lambda: str(a.band or "not a band"), None),
-        "causal argument": (lambda: _causal_words(a), None),
+        "causal argument": (lambda: a.causal_argument and f"{a.causal_argument}=True{alone}", None),
         "alignment": (lambda: _alignment_words(a), declared.alignment),
         "scale": (lambda: a.scale_name if a.scores_fit else None, declared.scale),
         "grouped heads": (lambda: a.grouping, declared.grouping),
@@ -227,9 +233,9 @@ def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
         "padding": (lambda: _mask_words(a.padding), declared.mask_polarity),
         "mask and causal": (lambda: "a mask replaces the causal one" if a.mask_replaces_causal else None, None),
         "fully masked row": (lambda: a.fully_masked_rows, declared.fully_masked_rows),
-        "lengths": (lambda: _lengths_words(a), None),
+        "lengths": (lambda: None if a.free_lengths else f"as many queries as keys{longer()}", None),
         "value width": (lambda: None if a.free_widths else "equal to the width of keys", None),
-        "head widths": (lambda: _widths_words(a.widths), None),
+        "head widths": (lambda: f"{_list(a.widths)} of {_list(WIDTHS)}" if a.widths else None, None),
         "layout": (lambda: None if a.probe.layout == "b h n c" else a.probe.layout, None),
         "memory argument": (lambda: memory_argument(a), None),
         "gradients": (lambda: None if a.has_gradients else "none", None),
@@ -241,6 +247,10 @@ def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
             continue
         if value is not None:
             yield Convention(name, value, None if wanted is None else str(wanted))
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _untested_arguments(a: MeasuredAttention) -> Iterator[Convention]:
@@ -265,28 +275,11 @@ def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
     return True
 
 
-def _causal_words(a: MeasuredAttention) -> str | None:
-    if a.causal_argument is None:
-        return None
-    return f"{a.causal_argument}=True{'' if a.causal_works_alone else ', raises without a mask'}"
-
-
 def _alignment_words(a: MeasuredAttention) -> str | None:
     """The alignment by the mask, or by rotary if the mask does not show it."""
     if a.alignment is not None or a.rotary_alignment is None:
         return a.alignment
     return f"{a.rotary_alignment}, by rotary positions"
-
-
-def _lengths_words(a: MeasuredAttention) -> str | None:
-    if a.free_lengths:
-        return None
-    memory = memory_argument(a)
-    return "as many queries as keys" + ("" if memory is None else f", unless {memory} is passed")
-
-
-def _widths_words(widths: tuple[int, ...]) -> str | None:
-    return f"{', '.join(map(str, widths))} of {', '.join(map(str, WIDTHS))}" if widths else None
 
 
 def _rotary_words(a: MeasuredAttention) -> str | None:

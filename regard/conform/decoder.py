@@ -36,9 +36,6 @@ class DecoderCache:
         """The code behind an output that gets the cache."""
         return f".{self.key}" if self.is_attribute else f"[{self.key!r}]"
 
-    def from_output(self, out: Any) -> object:
-        return getattr(out, str(self.key)) if self.is_attribute else out[self.key]
-
     def keywords(self, cache: object) -> dict[str, object]:
         return {self.argument: cache, **dict.fromkeys(self.flags, True)}
 

@@ -47,13 +47,13 @@ class CallWriter:
     inputs: AttentionInputs
 
     @property
-    def before(self) -> list[str]:
+    def before(self) -> tuple[str, ...]:
         """The lines before the first call."""
-        return list(self.attention.code.before) if self.attention.code is not None else []
+        return self.attention.code.before
 
     @property
     def name(self) -> str:
-        return self.attention.probe.name if self.attention.code is None else self.attention.code.name
+        return self.attention.code.name
 
     @property
     def keywords(self) -> list[str]:
@@ -82,6 +82,7 @@ class CallWriter:
         return f"torch.cat([{part} for part in {columns}], -1)[..., :{j}]"
 
 
+Seeds = dict[str, tuple[int, float]]  # the seed and the factor of random tensors; -1 draws on from the last seed
 WriteLines = Callable[[CallWriter], Sequence[str]]  # the lines of an example; the last one assigns what is wrong
 
 
@@ -113,16 +114,17 @@ def write_example(
     got: object,
     expected: object,
     lines: WriteLines | None = None,
-    seeds: dict[str, int] | None = None,
+    seeds: Seeds | None = None,
 ) -> str:
-    """The code. `seeds` holds the seeds of those of q, k and v that are too large to be written out."""
+    """The code. `seeds` is for those of q, k and v that are too large to be written out."""
     call = CallWriter(a, inputs)
-    written = call.before
+    written = list(call.before)
     for name in QKV:
         x = getattr(inputs, name)
         if seeds and name in seeds:
-            written += [f"torch.manual_seed({seeds[name]})"] if seeds[name] >= 0 else []
-            written.append(f"{name} = {randn_code(x)}")
+            seed, factor = seeds[name]
+            written += [f"torch.manual_seed({seed})"] if seed >= 0 else []
+            written.append(f"{name} = {randn_code(x, factor)}")
         else:
             written.append(f"{name} = {tensor_code(x)}")
     if inputs.visible is not None and a.mask is not None:
@@ -131,16 +133,17 @@ def write_example(
     return "\n".join([*written, *result_comments(written[-1], got, expected)])
 
 
-def randn_code(x: Tensor) -> str:
+def randn_code(x: Tensor, factor: float) -> str:
     """The call that draws a random tensor of this shape and dtype."""
     cast = "" if x.dtype == torch.float64 else f".to({x.dtype})"
-    return f"torch.randn{tuple(x.shape)}".replace(")", f", dtype=torch.float64){cast}")
+    drawn = f"torch.randn{tuple(x.shape)}".replace(")", ", dtype=torch.float64)")
+    return f"{drawn}{cast}" if factor == 1 else f"({drawn} * {factor}){cast}"
 
 
-def randn_like(x: Tensor, seed: int) -> Tensor:
+def randn_like(x: Tensor, seed: int, factor: float) -> Tensor:
     """What that call gives after `torch.manual_seed(seed)`."""
     source = torch.Generator().manual_seed(seed)
-    return torch.randn(x.shape, generator=source, dtype=torch.float64).to(x.dtype)
+    return (torch.randn(x.shape, generator=source, dtype=torch.float64) * factor).to(x.dtype)
 
 
 def result_comments(last: str, got: object, expected: object) -> list[str]:

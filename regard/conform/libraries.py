@@ -82,18 +82,20 @@ def _torchtune() -> nn.Module:
 HIDDEN = ("layout", "untested arguments")  # in the table
 _SMALL = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 1}
 _GPT = {"n_embd": 24, "n_head": 3, "n_layer": 1, "n_positions": 512}
-_LATENT = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
+_LATENT = {
+    "num_key_value_heads": 3,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 _FAMILIES: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
     ("gpt2", "GPT2Attention", "GPT2Config", _GPT, ("eager", "sdpa")),
     ("bert", "BertSelfAttention", "BertConfig", _SMALL, ("eager", "sdpa")),
     ("vit", "ViTAttention", "ViTConfig", _SMALL, ("eager", "sdpa")),
-    (
-        "llama",
-        "LlamaAttention",
-        "LlamaConfig",
-        {**_SMALL, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8},
-        ("eager", "sdpa"),
-    ),
+    ("llama", "LlamaAttention", "LlamaConfig", {**_SMALL, **_GROUPED}, ("eager", "sdpa")),
     ("gptj", "GPTJAttention", "GPTJConfig", {**_GPT, "rotary_dim": 4}, ("eager",)),
     ("bloom", "BloomAttention", "BloomConfig", {"hidden_size": 24, "n_head": 3, "n_layer": 1}, ("eager",)),
     ("deberta_v2", "DisentangledSelfAttention", "DebertaV2Config", _SMALL, ("eager",)),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from regard.conform.checker import list_facts
-from regard.conform.libraries import rows
+from regard.conform.libraries import rows as library_rows
 
 HEADINGS = {"attention": "## Facts of an attention", "decoder": "## Facts of a decoder"}
 LIBRARIES = "## What was found in other libraries"
@@ -25,16 +25,21 @@ def replace_table(page: str, heading: str, table: Iterable[str]) -> str:
     return f"{before}{heading}\n" + "\n".join([*lines[:start], *table, *lines[stop:]])
 
 
+def fact_table(kind: str) -> list[str]:
+    """The facts of attentions or of decoders as a table in Markdown."""
+    head = ["| fact | grade | for a student | for an engineer | usual causes |", "|---|---|---|---|---|"]
+    rows = (f"| `{x.name}` | {x.grade} | {x.student} | {x.engineer} | {x.cause} |" for x in list_facts()[kind])
+    return [*head, *rows]
+
+
 def with_facts(page: str) -> str:
     """The page with the tables of facts as they are now."""
-    for kind, facts in list_facts().items():
-        lines = [f"| `{x.name}` | {x.grade} | {x.student} | {x.engineer} | {x.cause} |" for x in facts]
-        head = ["| fact | grade | for a student | for an engineer | usual causes |", "|---|---|---|---|---|"]
-        page = replace_table(page, HEADINGS[kind], [*head, *lines])
+    for kind, heading in HEADINGS.items():
+        page = replace_table(page, heading, fact_table(kind))
     return page
 
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
     text = with_facts(path.read_text())
-    path.write_text(replace_table(text, LIBRARIES, rows()) if "--libraries" in sys.argv else text)
+    path.write_text(replace_table(text, LIBRARIES, library_rows()) if "--libraries" in sys.argv else text)

@@ -1,6 +1,7 @@
 """The report of a check: the conventions, and for every fact whether it passed, failed or does not apply."""
 
 import json as json_format
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import wrap
@@ -107,18 +108,18 @@ class Report(TextDisplay):
     @property
     def summary(self) -> str:
         """The number of facts of every status in one line."""
+        counts = Counter(result.status for result in self.facts)
 
-        def count(status: str, words: str) -> str:
-            names = [result.name for result in self.facts if result.status == status]
-            return f"{len(names)} {words}" + (f" ({', '.join(names)})" if names and status in (FAILED, DIFFERS) else "")
+        def names(results: tuple[FactResult, ...]) -> str:
+            return f" ({', '.join(result.name for result in results)})" if results else ""
 
-        passed = sum(result.status == PASSED for result in self.facts)
-        parts = [f"{passed} fact{'s' * (passed != 1)} passed", count(FAILED, "failed")]
-        parts += [count(DIFFERS, "differ from our policy")] if self.policy_differences else []
-        found = len(self.findings)
-        explained = count(EXPLAINED, f"explained by {'this' if found == 1 else 'these'}")
-        parts += [explained] if not explained.startswith("0 ") else []
-        return ", ".join([*parts, count(NOT_APPLICABLE, "not applicable")])
+        parts = [f"{counts[PASSED]} fact{'s' * (counts[PASSED] != 1)} passed"]
+        parts += [f"{len(self.failures)} failed{names(self.failures)}"]
+        if self.policy_differences:
+            parts += [f"{counts[DIFFERS]} differ from our policy{names(self.policy_differences)}"]
+        if counts[EXPLAINED]:
+            parts += [f"{counts[EXPLAINED]} explained by {'this' if len(self.findings) == 1 else 'these'}"]
+        return ", ".join([*parts, f"{counts[NOT_APPLICABLE]} not applicable"])
 
     def json(self) -> str:
         """The report as JSON text."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.conform.attention_under_test import AttentionUnderTest
-from regard.conform.example import Raised, WriteLines, randn_like, run_lines, write_example
+from regard.conform.example import Raised, Seeds, WriteLines, randn_like, run_lines, write_example
 from regard.conform.fact import Failure
 from regard.conform.inputs import MAX_LINE, QKV, AttentionInputs, tensor_code
 from regard.conform.tolerance import distance
@@ -127,16 +127,22 @@ def _same_kind(detect: Detect, first: Violation) -> Detect:
 
 def _use_seeds(
     inputs: AttentionInputs, detect: Detect, violation: Violation
-) -> tuple[AttentionInputs, Violation, dict[str, int]]:
+) -> tuple[AttentionInputs, Violation, Seeds]:
     """Replace tensors that are too large to be written by random ones from a seed that shows the fault too."""
-    large = _unreadable(inputs)
+    large = {name: getattr(inputs, name) for name in _unreadable(inputs)}
     for first in range(0, 4 * SEEDS_TRIED, 4) if large else ():
-        seeds = {name: first + number for number, name in enumerate(large)}
-        other = inputs.with_tensors(**{name: randn_like(getattr(inputs, name), seed) for name, seed in seeds.items()})
+        seeds = {name: (first + n, _magnitude(x)) for n, (name, x) in enumerate(large.items())}
+        other = inputs.with_tensors(**{name: randn_like(x, *seeds[name]) for name, x in large.items()})
         found = _try(detect, other)
         if found is not None:
             return other, found, seeds
     return inputs, violation, {}
+
+
+def _magnitude(x: Tensor) -> float:
+    """The standard deviation in one digit; 1 if it is near that."""
+    size = x.double().std().item()
+    return 1.0 if 0.3 < size < 3 else float(f"{size:.1g}")
 
 
 def _unreadable(inputs: AttentionInputs) -> list[str]:

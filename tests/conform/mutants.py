@@ -427,12 +427,12 @@ def is_causal_in_the_first_sequence_only(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]) | ~first)
 
 
-@mutant("window-off-by-one", "3 earlier keys", causal=True, window_before=4)
+@mutant("window", "3 earlier keys", causal=True, window_before=4)
 def counts_itself_as_a_neighbour(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=3))
 
 
-@mutant("window-off-by-one", "5 earlier keys", causal=True, window_before=4)
+@mutant("window", "5 earlier keys", causal=True, window_before=4)
 def sees_one_neighbour_too_many(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=5))
 
@@ -507,7 +507,7 @@ def is_causal_only_without_a_cache(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2]) if q.shape[2] == k.shape[2] else None)
 
 
-@mutant("causal-alignment", "top-left, not bottom-right", causal=True, alignment="bottom-right")
+@mutant("mask-in-decode", "top-left, not bottom-right", causal=True, alignment="bottom-right")
 def aligns_causal_top_left(q, k, v):
     return attend(q, k, v, triangle(k.shape[2], k.shape[2])[: q.shape[2]])
 
@@ -997,7 +997,7 @@ def lets_blind_rows_be_nan(q, k, v, mask=None):
 @mutant("fully-masked-row")
 def fills_with_the_smallest_number(q, k, v, mask=None):
     """Values are not cleared, or the mean would be one of zeros."""
-    scores = q @ spread(k, q.shape[1]).mT * q.shape[-1] ** -0.5
+    scores = q * q.shape[-1] ** -0.5 @ spread(k, q.shape[1]).mT
     if mask is None:
         return scores.softmax(-1) @ spread(v, q.shape[1])
     seen = mask.any(-2)[..., None]

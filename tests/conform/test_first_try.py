@@ -59,7 +59,7 @@ class LikeLabml(nn.Module):
 
     def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self.query(query), self.key(key), self.value(value)
-        scores = torch.einsum("ibhd,jbhd->ijbh", q, k) / math.sqrt(self.d_k)
+        scores = torch.einsum("ibhd,jbhd->ijbh", q / math.sqrt(self.d_k), k)
         if mask is not None:
             assert mask.shape == scores.shape[:3]
             scores = scores.masked_fill(~mask.bool()[..., None], -math.inf)
@@ -113,7 +113,14 @@ def test_layers_are_called_at_the_first_try(kind: type[nn.Module], expected: dic
     assert {name: found.get(name) for name in expected} == expected
 
 
-LATENT = {"q_lora_rank": 12, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+LATENT = {
+    "num_key_value_heads": 3,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 SMALL = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 1}
 
 

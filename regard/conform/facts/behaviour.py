@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
@@ -109,20 +108,22 @@ def dropout_in_eval(a: MeasuredAttention) -> Failure | None:
         return None  # random, but not by dropout: the fact `determinism`
     share = 1 - torch.stack(kept).float().mean().item() / torch.stack(kept).any(0).float().mean().item()
     words = f"about {share:.0%} of the visible weights are zero, different ones at each call"
-    return failure_of(a, inputs, detect_lines(a, words, _seed_lines, expected=True), words)
+    return failure_of(a, inputs, _detect_seed(a, words), words)
 
 
-def _seed_lines(call: CallWriter) -> list[str]:
-    """The lines that call it with two seeds."""
-    return [
-        "import random",
-        "import numpy",
-        "outs = []",
-        "for seed in (0, 1):",
-        "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)",
-        f"    outs.append({call()})",
-        "same = torch.equal(*outs)",
-    ]
+def _seed_lines(*lines: str) -> list[str]:
+    """Lines that are run with two seeds and append to `found`."""
+    seeded = "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)"
+    return ["import random", "import numpy", "found = []", "for seed in (0, 1):", seeded, *lines]
+
+
+def _detect_seed(a: MeasuredAttention, words: str) -> Detect:
+    """Detects that two seeds give different outputs."""
+
+    def lines(call: CallWriter) -> list[str]:
+        return [*_seed_lines(f"    found.append({call()})"), "same = torch.equal(*found)"]
+
+    return detect_lines(a, words, lines, expected=True)
 
 
 @fact(FACTS, "determinism", fatal=True)
@@ -138,7 +139,7 @@ def determinism(a: MeasuredAttention) -> Failure | None:
     for other in others:
         if not equal(first, other) and equal(first, again):
             words = f"two calls differ by up to {distance(first, other):.1e}"
-            return failure_of(a, inputs, detect_lines(a, words, _seed_lines, expected=True), words)
+            return failure_of(a, inputs, _detect_seed(a, words), words)
     return None
 
 
@@ -155,16 +156,9 @@ def random_state(a: MeasuredAttention) -> Failure | None:
     more = [[]] if dropout is None else [[], [f"{dropout}=0.25"]]
 
     def lines(given: list[str], call: CallWriter) -> list[str]:
-        return [
-            "import random",
-            "import numpy",
-            "draws = []",
-            "for seed in (0, 1):",
-            "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)",
-            f"    {call(*QKV, *given)}",
-            "    draws.append((torch.rand(()).item(), random.random(), numpy.random.rand()))",
-            "reset = any(one == other for one, other in zip(*draws))",
-        ]
+        draw = "    found.append((torch.rand(()).item(), random.random(), numpy.random.rand()))"
+        reset = "reset = any(one == other for one, other in zip(*found))"
+        return [*_seed_lines(f"    {call(*QKV, *given)}", draw), reset]
 
     words = "random numbers after the call are the same for every seed before it: the call sets the seed"
     for training, given in product((False, True) if a.probe.module is not None else (False,), more):
@@ -210,17 +204,9 @@ def state_between_calls(a: MeasuredAttention) -> Failure | None:
 def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
     """Failure: the same call gives another result after other calls than as the first one."""
     # lengths that were not used before: state that depends on them is created now
-    sizes: tuple[dict[str, Any], ...] = (
-        {"i": 2, "j": 6},
-        {"i": 6, "j": 6},
-        {"i": 11, "j": 11, "b": 1},
-        {"i": 4, "j": 4, "b": 3},
-        {"i": 6, "j": 6, "c": 12},
-        {"i": 3, "j": 13},
-        {"i": 17, "j": 17, "b": 1},
-    )
+    sizes = ((2, 6, 2, 4), (6, 6, 2, 4), (11, 11, 1, 4), (4, 4, 3, 4), (6, 6, 2, 12), (3, 13, 2, 4), (17, 17, 1, 4))
     dtype = a.dtype if a.reset is None else fresh_dtype(a.probe)
-    calls = [a.random_inputs(dtype=dtype, seed=seed, **each) for seed, each in enumerate(sizes)]
+    calls = [a.random_inputs(i, j, b=b, c=c, dtype=dtype, seed=n) for n, (i, j, b, c) in enumerate(sizes)]
     calls = [each for each in calls if raised_by(a, each) is None]
     alone = [_output(_fresh(a), each) for each in calls]
     for order in (range(len(calls)), reversed(range(len(calls)))):
@@ -257,7 +243,7 @@ EARLIER_CALLS = (  # how q, k and v are written in a call before the one that ch
 
 def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
     """The failure with the smallest call whose output one of EARLIER_CALLS changes."""
-    if a.probe.module is None and (a.code is None or a.code.name == "attend"):
+    if a.probe.module is None and a.code.name == "attend":
         return Failure(words)  # as_probe calls a function before the example does, so its state is not fresh there
     for forms in EARLIER_CALLS:
 

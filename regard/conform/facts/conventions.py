@@ -26,7 +26,7 @@ FACTS: Registry[Fact] = Registry("fact")
 
 LENGTHS = (11, 67)  # one block of a fast kernel, and several with a remainder
 STEPS = ((1, 9), (3, 9), (1, 67), (3, 67))  # queries, and keys including cached ones
-MASK_FACTS = "diagonal-hidden causal-off-by-one causality window-off-by-one window"
+MASK_FACTS = "diagonal-hidden causal-off-by-one causality window"
 CAUSAL = VisibleBand(None, 0)
 
 
@@ -157,45 +157,21 @@ def _changed_by_later_keys(a: MeasuredAttention, n: int, b: int = 1) -> Failure 
     return smallest_failure(a, a.random_inputs(n, n, b=b), detect, square=True)
 
 
-@fact(FACTS, "window-off-by-one")
-def window_off_by_one(a: MeasuredAttention) -> Failure | None:
-    """A window of four neighbours shows four neighbours and the token itself.
-
-    window_before=W shows W earlier keys and the own one: W + 1 in all.
-
-    Usual causes: W taken for the number of visible keys (W), or for both sides (2 W + 1) (transformers#39408,
-    vllm#3385)
-    """
-    if not a.declared.windowed:
-        raise NotApplicableError("no window was declared")
-    found = a.band_at(_window_length(a))
-    if found is None:
-        raise NotApplicableError("the visible keys are no band, so they are no window")
-    for side, words, want, have in (
-        ("before", "earlier", a.declared.window_before, found.before),
-        ("after", "later", a.declared.after, found.after),
-    ):
-        if want is not None and have is not None and abs(have - want) == 1:
-            return _wrong_band(
-                a, want + 7, f"a row sees {have} {words} keys besides itself, not {want}", f"window_{side}={have}"
-            )
-    return None
-
-
 def _window_length(a: MeasuredAttention) -> int:
     """A number of keys that shows the declared window."""
     return max(a.declared.window_before or 0, a.declared.window_after or 0) + 7
 
 
-@fact(FACTS, "window", explained_by="window-off-by-one causality causal-off-by-one")
+@fact(FACTS, "window", explained_by="causality causal-off-by-one")
 def window(a: MeasuredAttention) -> Failure | None:
-    """Every token sees as far as the window, and no farther; without a window it sees everything.
+    """A window of four neighbours shows four neighbours and the token itself; without a window everything is visible.
 
-    The visible band is the declared one; without a declared window every earlier key is visible, and every key if
-    causal=False is declared.
+    The visible band is the declared one: window_before=W shows W earlier keys and the own one. Without a declared
+    window every earlier key is visible, and every key if causal=False is declared.
 
-    Usual causes: the window dropped when another mask is passed, counted in blocks, or applied to one side only; a
-    causal mask left on in an encoder, top-k or a threshold on weights
+    Usual causes: W taken for the number of visible keys, or for both sides (transformers#39408, vllm#3385); the window
+    dropped when another mask is passed, counted in blocks, or applied to one side only; a causal mask left on in an
+    encoder, top-k or a threshold on weights
     """
     if not a.declared.windowed and a.declared.causal is None:
         raise NotApplicableError("neither a window nor causal was declared")
@@ -203,8 +179,16 @@ def window(a: MeasuredAttention) -> Failure | None:
         seen = a.visible(n, n)
         wrong = seen != VisibleBand(a.declared.window_before, a.declared.after).visible(n, n)
         if bool(wrong.any()):
-            return _wrong_band(a, n, _pair_words(n, seen, wrong), _declaration(a.band))
+            return _wrong_band(a, n, _window_words(a, n) or _pair_words(n, seen, wrong), _declaration(a.band))
     return None
+
+
+def _window_words(a: MeasuredAttention, n: int) -> str:
+    """How many neighbours are visible in place of the declared number; empty if the visible keys are no such window."""
+    found = a.band_at(n) or VisibleBand(None, None)
+    sides = (("earlier", a.declared.window_before, found.before), ("later", a.declared.after, found.after))
+    wrong = [(side, want, have) for side, want, have in sides if None not in (want, have) and want != have]
+    return "".join(f"a row sees {have} {side} keys besides itself, not {want}" for side, want, have in wrong[:1])
 
 
 def _declaration(found: VisibleBand | None) -> str:
@@ -278,16 +262,22 @@ def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: 
 def mask_in_decode(a: MeasuredAttention) -> Failure | None:
     """With a KV cache, new tokens see the cached tokens that they see in one pass, and none of each other's future.
 
-    With j - i cached keys, i queries see the keys that the last i of j rows see, unless they are aligned top-left.
+    With j - i cached keys, i queries see the keys that the last i of j rows see (bottom-right), or the first i rows
+    (top-left, as torch's is_causal); the alignment is the declared one.
 
     Usual causes: the position of the first query is the length of the cache plus or minus one (transformers#30417); a
     path for i = 1 without the window (nanochat#452); causal only if i = j, or switched off if there is a cache
     """
+    wanted = a.declared.alignment or ("top-left" if a.alignment == "top-left" else "bottom-right")
     for i, j in STEPS:
         seen, whole, band = _visible_in_steps(a, i, j)
-        if a.alignment == "top-left" or bool((seen == whole).all()):
+        expected = whole if wanted == "bottom-right" else band.visible(i, j, wanted).expand_as(seen)
+        if bool((seen == expected).all()):
             continue
-        _, row, key = _first_pair(seen != whole)
+        if a.alignment in ("top-left", "bottom-right"):
+            words = f"{i} queries and {j} keys are aligned {a.alignment}, not {wanted}"
+            return _wrong_in_steps(a, i, j, words, expected, f"alignment={a.alignment!r}")
+        _, row, key = _first_pair(seen != expected)
         words = f"{i} of {j} rows: row {row} {'sees' if seen[0, 0, row, key] else 'does not see'} key {key}"
         words += ", a later one" if key > j - i + row else ", unlike in one pass"
         for shift in (-1, 1):
@@ -296,27 +286,8 @@ def mask_in_decode(a: MeasuredAttention) -> Failure | None:
             if bool((seen == moved).all()):
                 late = "late" if shift > 0 else "early"
                 words = f"{i} queries after {j - i} cached keys are one position too {late}"
-        return _wrong_in_steps(a, i, j, words, whole)
+        return _wrong_in_steps(a, i, j, words, expected)
     return None
-
-
-@fact(FACTS, "causal-alignment", explained_by="mask-in-decode causality")
-def causal_alignment(a: MeasuredAttention) -> Failure | None:
-    """With more keys than queries, the queries are the newest tokens, unless declared otherwise.
-
-    If i < j, queries are at the end (bottom-right) or at the beginning (top-left), as declared.
-
-    Usual causes: torch's is_causal is top-left, flash-attention's is bottom-right (pytorch#108108,
-    flash-attention#581)
-    """
-    if a.declared.alignment is None:
-        raise NotApplicableError("no alignment was declared")
-    band = _visible_in_steps(a, 3, 9)[2]
-    if a.alignment == a.declared.alignment:
-        return None
-    words = f"3 queries and 9 keys are aligned {a.alignment}, not {a.declared.alignment}"
-    wanted = band.visible(3, 9, a.declared.alignment)[None, None]
-    return _wrong_in_steps(a, 3, 9, words, wanted, f"alignment={a.alignment!r}")
 
 
 @fact(FACTS, "grouping", grade=POLICY)

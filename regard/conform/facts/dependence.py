@@ -351,15 +351,11 @@ def memory_ignored(a: MeasuredAttention) -> Failure | None:
     other, changed = call.replace(f"={name}", f"=2 * {name} + 1"), call.replace("(x", "(changed")
     both = f"out, other = {call}{first}[:, :-1], {changed}{first}[:, :-1]"
     close = "same = torch.allclose(out, other, atol=1e-5)"
+    ignored = [f"out, other = {call}{first}, {other}{first}", "same = torch.equal(out, other)"]
+    attended = [f"{name} = {name}[:, :5]", "changed = x.clone()", "changed[:, -1] += 1", both, close]
     cases = {
-        f"another {name} gives the same output": (
-            [f"out, other = {call}{first}, {other}{first}", "same = torch.equal(out, other)"],
-            False,
-        ),
-        f"rows of x are attended to, although {name} is passed": (
-            [f"{name} = {name}[:, :5]", "changed = x.clone()", "changed[:, -1] += 1", both, close],
-            True,
-        ),
+        f"another {name} gives the same output": (ignored, False),
+        f"rows of x are attended to, although {name} is passed": (attended, True),
     }
     for words, (lines, expected) in cases.items():
         same, code = _run_with_memory(a, name, lines)

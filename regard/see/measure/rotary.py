@@ -108,14 +108,15 @@ def _blended_scheme(found: Float[Tensor, "pairs"]) -> RotaryScheme | None:
     factor = 1 / float(share[-1])
     kept = (share - 1 / factor) / (1 - 1 / factor)
     between = ((kept > 0.01) & (kept < 0.99)).nonzero()[:, 0]
-    if not 1.01 < factor < 1e4 or bool((kept.diff() > 0.01).any()) or len(between) < 2:
+    ends = kept[1] > 0.99 and kept[-2] < 0.01  # some frequencies are kept, and some are divided by the whole factor
+    if not ends or not 1.01 < factor < 1e4 or base < 100 or len(between) < 2:
         return None
     residuals = {}
     for name, x in (("Llama 3", plain[between]), ("YaRN", index[between])):
         x, y = x - x.mean(), kept[between] - kept[between].mean()
         residuals[name] = float((y - x * (x * y).sum() / (x * x).sum()).norm() / y.norm())
     best = min(residuals, key=lambda name: residuals[name])
-    return RotaryScheme(base, best, factor)
+    return RotaryScheme(base, best, factor) if residuals[best] < 0.05 else None
 
 
 def _round_base(base: float) -> float:
