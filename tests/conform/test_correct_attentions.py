@@ -59,7 +59,8 @@ def real_width(kind: str) -> tuple[object, dict[str, object]]:
 def test_a_right_attention_of_real_width_breaks_nothing(kind: str) -> None:
     fn, declared = real_width(kind)
     report = check(fn, quick=True, **declared)  # type: ignore[arg-type]
-    assert report.ok, report
+    # x-transformers multiplies q and k in float16 before it scales them
+    assert {result.name for result in report.failures} <= ({"overflow"} if kind == "x-transformers" else set()), report
     assert report["finite-mask-value"].status == "passed"
 
 
