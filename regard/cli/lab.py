@@ -1,6 +1,7 @@
-"""`regard lab`: list, run and show the claims of the lab."""
+"""`regard lab`: list, run and show the claims of the lab, its errata, and the answers to the course sheets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
@@ -13,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import ConfigError, UnknownNameError
-from regard.cli.output import show, show_json, tell
+from regard.cli.output import check_folder, show, show_json, tell, write_file
 from regard.cli.settings import parse_settings
 
 if TYPE_CHECKING:
+    from regard.lab.answers import SheetAnswer
     from regard.lab.claim import Claim
-    from regard.lab.errata import Erratum
+    from regard.lab.errata import Erratum, WrongAnswer
     from regard.lab.results import Result
 
 P = ParamSpec("P")
@@ -32,6 +34,7 @@ Results = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write an HTML page that works offline")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown")]
 Figures = Annotated[Path | None, typer.Option("--figures", help="Save figures as SVG in this folder")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Random seed; default the seed of the setup")]
 
@@ -51,7 +54,7 @@ def plainly(command: Callable[P, None]) -> Callable[P, None]:
 @app.callback(invoke_without_command=True)
 @plainly
 def listing(context: typer.Context, results: Results = None, html: Html = None, json: Json = False) -> None:
-    """List, run and show the claims of the lab."""
+    """List, run and show the claims of the lab, and the answers to the course sheets."""
     if context.invoked_subcommand is not None:
         for name, value in (("results", results), ("html", html), ("json", json)):
             if value:
@@ -61,7 +64,7 @@ def listing(context: typer.Context, results: Results = None, html: Html = None, 
     from regard.lab.claim import claims
     from regard.lab.results import verdict_word
 
-    check_writable(html)
+    check_folder(html)
     found = latest_of(list(claims()), results)
     if json:
         show_json([summary_as_json(claim, result) for claim, result in found])
@@ -69,7 +72,7 @@ def listing(context: typer.Context, results: Results = None, html: Html = None, 
         show(*(chapter_table(name, found) for name in dict.fromkeys(claim.chapter for claim, _ in found)))
         words = [verdict_word(result) for claim, result in found]
         counts = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(words))
-        changed = sum(result is not None and bool(run_options(result)) for _, result in found)
+        changed = sum(result is not None and bool(result.options) for _, result in found)
         note = f' ({changed} from quick or changed settings, marked "with")' if changed else ""
         show(Text(f"{len(found)} claims: {counts}{note}. `regard lab show ID` shows one in full."))
     write_page(html, found)
@@ -103,8 +106,8 @@ def run(
         claim.setup(parse_settings(settings or [], claim.module.Setup), seed=seed, smoke=smoke) for claim in chosen
     ]
     folder = make_folder(results or default_folder())
-    figure_folder = None if figures is None else make_figure_folder(figures)
-    check_writable(html)
+    figure_folder = None if figures is None else make_folder(figures, "figures")
+    check_folder(html)
     found: list[tuple[Claim, Result | None]] = []
     failed: dict[str, str] = {}
     for number, (claim, setup) in enumerate(zip(chosen, setups, strict=True), 1):
@@ -117,25 +120,21 @@ def run(
     if save_shipped:
         save_shipped_results({claim.id: result for claim, result in found if result is not None})
     if json:
-        show_json(
-            [*(claim_as_json(*each) for each in found), *({"id": name, "error": failed[name]} for name in failed)]
-        )
+        failures = [{"id": name, "error": words} for name, words in failed.items()]
+        show_json([*(claim_as_json(*each) for each in found), *failures])
     write_page(html, found)
     unsupported = [claim.id for claim, result in found if result is not None and result.verdict.word != "supported"]
     if len(chosen) > 1:
         tell(f"{len(found) - len(unsupported)} of {len(chosen)} supported")
-    for name, words in failed.items():
-        tell(f"failed: {name}: {words}")
     if unsupported:
         tell(f"not supported: {', '.join(unsupported)}")
-    if unsupported or failed:
-        raise typer.Exit(1)
+    finish(failed, bool(unsupported))
 
 
 @app.command("show")
 @plainly
 def show_one(
-    name: Annotated[str, typer.Argument(metavar="ID", help="The claim to show")],
+    name: Annotated[str, typer.Argument(metavar="ID", help='The claim to show, or a question such as "002 1.2a"')],
     results: Results = None,
     figures: Figures = None,
     html: Html = None,
@@ -145,8 +144,13 @@ def show_one(
     import inspect
 
     from regard.base.formulas import mathml, text
+    from regard.lab.answers import PLACE
 
-    check_writable(html)
+    check_folder(html)
+    if PLACE.fullmatch(name):
+        sheet, question = name.split(" ", 1)
+        show_sheet(sheet, question, results=results, html=html, json=json)
+        return
     (claim,) = chosen_claims([name])
     ((_, result),) = latest_of([name], results)
     figure = figure_path(claim, result, figures)
@@ -160,40 +164,83 @@ def show_one(
     write_page(html, [(claim, result)])
 
 
+@app.command("sheet")
+@plainly
+def show_sheet(
+    sheet: Annotated[
+        str | None, typer.Argument(metavar="SHEET", help="A course sheet, such as 002; default list")
+    ] = None,
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="A question, such as 1.2a; default all")
+    ] = None,
+    results: Results = None,
+    html: Html = None,
+    json: Json = False,
+    markdown: Markdown = False,
+) -> None:
+    """List the course sheets, the questions of one, or show one answer in full."""
+    from regard.lab import answers, html_page
+
+    check_folder(html)
+    if sheet is None:
+        titles = answers.sheet_titles()
+        rows = [
+            (number, f"{len(answers.sheet_questions(number))} questions. {title}") for number, title in titles.items()
+        ]
+        show_json(titles) if json else show(
+            facts_table(rows), Text("`regard lab sheet 002` lists the questions of one.")
+        )
+        return
+    shown = [answers.find_answer(f"{sheet} {question}")] if question else list(answers.sheet_questions(sheet).items())
+    failed: dict[str, str] = {}
+    result = result_for_texts(results, failed)
+    if json:
+        every = [answer_as_json(place, answer, result) for place, answer in shown]
+        show_json(every[0] if question else every)
+    elif markdown:
+        print("\n\n".join(html_page.answer_markdown(place, answer, result) for place, answer in shown))
+    elif question:
+        show_answer(*shown[0], result)
+    else:
+        show(facts_table([(place.split(" ", 1)[1], answer.questions[place]) for place, answer in shown]))
+    if html is not None:
+        write(html, html_page.answers_page(f"Sheet {sheet}", shown, result))
+    finish(failed)
+
+
 @app.command("errata")
 @plainly
 def show_errata(results: Results = None, html: Html = None, json: Json = False) -> None:
     """List wrong answers of the course sheets, what refutes them and what is right."""
-    from regard.lab.claim import claims
-    from regard.lab.errata import errata
+    from regard.lab.errata import errata, wrong_answers
     from regard.lab.html_page import errata_page
-    from regard.lab.results import shipped_results
 
-    check_writable(html)
-    found: list[Result] = []
+    check_folder(html)
     failed: dict[str, str] = {}
-    shipped = shipped_results()
-    for claim, result in latest_of([name for name in claims() if claims()[name].wrong_answers], results):
-        # a counter-example must come from the current code with the default settings; otherwise do a quick run
-        if result is None or not result.current or "--set" in result.command:
-            result = shipped.get(claim.id)
-            if result is None or not result.current:
-                result = run_claim(claim, claim.setup(smoke=True), None, None, "quick setup", failed)
-        if result is not None:
-            found.append(result)
-    listed_errata = errata(found)
+    result = result_for_texts(results, failed)
+    known: list[Result] = []
+    for name in dict.fromkeys(answer.claim for answer in wrong_answers()):
+        with suppress(ConfigError):  # a claim that cannot be run is named at the end
+            known.append(result(name))
+    found = errata(known)
     if json:
-        show_json([asdict(each) for each in listed_errata])
+        show_json([asdict(each) for each in found])
     else:
-        show(*map(erratum_table, listed_errata))
+        for each in found:
+            show(facts_table([*erratum_rows(each), ("from", each.command)]), Text(""))
     if html is not None:
-        write(html, errata_page(listed_errata))
-    for name, words in failed.items():
-        tell(f"failed: {name}: {words}")
-    not_refuted = [each for each in listed_errata if not each.refuted]
+        write(html, errata_page(found))
+    not_refuted = [each for each in found if not each.refuted]
     for each in not_refuted:
         tell(f"not refuted: {each.id}, sheet {each.source}: {each.says}")
-    if not_refuted or failed:
+    finish(failed, bool(not_refuted))
+
+
+def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
+    """Report failed runs, and exit with code 1 if there is one or a verdict is not as it should be."""
+    for name, words in failed.items():
+        tell(f"failed: {name}: {words}")
+    if failed or unsuccessful:
         raise typer.Exit(1)
 
 
@@ -201,13 +248,15 @@ def chosen_claims(ids: list[str]) -> "list[Claim]":
     """Look up claims by id, without repeats."""
     from regard.lab.claim import claims
     from regard.lab.results import fingerprint
+    from regard.work.builtin_problems import BUILTIN_PROBLEMS
 
     known = claims()
     if "all" in ids and len(set(ids)) > 1:
         others = ", ".join(name for name in dict.fromkeys(ids) if name != "all")
         raise ConfigError(f"all means every claim, but {others} is named too; leave one of them out")
-    for name in {*ids} - {"all", *known}:
-        check_not_example(name)
+    for name in set(ids) - set(known):
+        if name in BUILTIN_PROBLEMS:
+            raise UnknownNameError(f"{name} is a worked example, not a claim of the lab; see regard work {name}")
     try:
         chosen = [known[name] for name in (known if "all" in ids else dict.fromkeys(ids))]
     except UnknownNameError as error:
@@ -215,13 +264,6 @@ def chosen_claims(ids: list[str]) -> "list[Claim]":
     for claim in chosen:
         fingerprint(claim)  # cached now, so that a file edited during the run counts as changed
     return chosen
-
-
-def check_not_example(name: str) -> None:
-    from regard.work.builtin_problems import BUILTIN_PROBLEMS
-
-    if name in BUILTIN_PROBLEMS:
-        raise UnknownNameError(f"{name} is a worked example, not a claim of the lab; see regard work {name}")
 
 
 def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result | None]]":
@@ -233,28 +275,40 @@ def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result
     return [(claims()[name], latest_result(claims()[name], results or default_folder(), shipped)) for name in ids]
 
 
+def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[[str], Result]":
+    """Return a function from a claim to its result with default settings; without one it runs the quick setup."""
+    from regard.lab.results import shipped_results
+
+    shipped = shipped_results()
+    known: dict[str, Result] = {}
+
+    def find(name: str) -> "Result":
+        ((claim, latest),) = latest_of([name], results)
+        candidates = [known.get(name), None if latest is None or latest.settings else latest, shipped.get(name)]
+        result = next((each for each in candidates if each is not None and each.current), None)
+        result = result or run_claim(claim, claim.setup(smoke=True), None, None, "quick setup", failed)
+        if result is None:
+            raise ConfigError(f"{name} has no result and failed to run: {failed[name]}")
+        known[name] = result
+        return result
+
+    return find
+
+
 def run_claim(
     claim: "Claim", setup: Any, folder: Path | None, figures: Path | None, place: str, failed: dict[str, str]
 ) -> "Result | None":
     """Run a claim and save its result; on an exception return None and record the reason in `failed`."""
     import traceback
 
+    from regard.lab.html_page import figure_svg
     from regard.lab.results import make_result, save_result
 
-    words = f"running {claim.id} ({place})"
-    console = Console(stderr=True)
+    tell(f"running {claim.id} ({place})")
     try:
-        if console.is_terminal:
-            with console.status(words):
-                outcome = claim.run(setup)
-        else:
-            tell(words)
-            outcome = claim.run(setup)
         path = None if figures is None else figures / f"{claim.id}.svg"
-        result = make_result(outcome, path)
+        result = make_result(claim.run(setup), path)
         if path is not None:
-            from regard.lab.html_page import figure_svg
-
             path.write_text(figure_svg(claim, result.numbers), encoding="utf-8")
     except Exception as error:  # any error: the other claims still run
         tell("".join(traceback.format_exception(error)).rstrip())
@@ -267,38 +321,21 @@ def run_claim(
 
 def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -> str | None:
     """Return the file of the claim's figure; draw it if a folder is given."""
+    from regard.lab.html_page import figure_svg
+    from regard.lab.results import make_folder
+
     if figures is None:
         known = None if result is None else result.figure
         return known if known is not None and Path(known).is_file() else None
-    from regard.lab.html_page import figure_svg
-
     if result is None or not result.current:
         raise ConfigError(f"there is no result to draw; run the claim first: regard lab run {claim.id}")
-    path = make_figure_folder(figures) / f"{claim.id}.svg"
+    path = make_folder(figures, "figures") / f"{claim.id}.svg"
     write(path, figure_svg(claim, result.numbers))
     return str(path.absolute())
 
 
-def make_figure_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"figures cannot be saved in {folder}: {error.strerror or error}") from None
-    return folder
-
-
-def check_writable(file: Path | None) -> None:
-    if file is not None and not file.parent.is_dir():
-        raise ConfigError(f"{file} cannot be written: there is no folder {file.parent}")
-
-
 def write(file: Path, text: str) -> None:
-    """Write a file and report its size."""
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
-    tell(f"wrote {file}, {file.stat().st_size:,} bytes")
+    write_file(file, lambda: file.write_text(text, encoding="utf-8"))
 
 
 def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") -> None:
@@ -326,20 +363,45 @@ def summary_as_json(claim: "Claim", result: "Result | None") -> dict[str, Any]:
 
 def claim_as_json(claim: "Claim", result: "Result | None") -> dict[str, Any]:
     """Return a claim and its whole result as plain values."""
+    from regard.lab.errata import errata
     from regard.lab.results import encode_floats
 
     if result is None or not result.current:
         return summary_as_json(claim, result) | {"wrong_answers": None, "result": None}
-    wrong_answers = [
-        {"source": answer.source, "says": answer.says, **asdict(verdict), "right": answer.right}
-        for answer, verdict in result.wrong_answers
-    ]
     values = asdict(result) | {"setup": asdict(result.setup), "call": result.call}
-    return summary_as_json(claim, result) | {"wrong_answers": wrong_answers, "result": encode_floats(values)}
+    wrong = [asdict(each) for each in errata([result])]
+    return summary_as_json(claim, result) | {"wrong_answers": wrong, "result": encode_floats(values)}
+
+
+def answer_as_json(place: str, answer: "SheetAnswer", result: "Callable[[str], Result]") -> dict[str, Any]:
+    """Return the answer to a question of a sheet as plain values."""
+    sheet, number = place.split(" ", 1)
+    return {
+        "sheet": sheet,
+        "question": f"{number} {answer.questions[place]}",
+        "answer": answer.body(result),
+        "formula": answer.formulas,
+        "claims": list(answer.claims),
+        "command": answer.command,
+        "errata": [asdict(each) for each in answer.errata(result)],
+    }
 
 
 def verdict_text(word: str) -> Text:
     return Text(word, style=STYLES.get(word, "dim"))
+
+
+def facts_table(rows: "Sequence[tuple[str | Text, str | Text]]") -> Table:
+    """Return a table of names and values without lines."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, value in rows:
+        table.add_row(
+            Text(name, style="dim") if isinstance(name, str) else name,
+            value if isinstance(value, Text) else Text(value),
+        )
+    return table
 
 
 def chapter_table(chapter: str, found: "list[tuple[Claim, Result | None]]") -> Table:
@@ -353,46 +415,45 @@ def chapter_table(chapter: str, found: "list[tuple[Claim, Result | None]]") -> T
         if claim.chapter != chapter:
             continue
         shown = verdict_text(verdict_word(result))
-        if result is not None and (options := run_options(result)):
-            shown.append(f"\nwith {options}", style="dim")
+        if result is not None and result.options:
+            shown.append(f"\nwith {result.options}", style="dim")
         lines.add_row(claim.id, shown, Text(claim.question))
     return lines
 
 
-def run_options(result: "Result") -> str:
-    """Return the options of the run; empty for the default setup."""
-    return result.command.removeprefix(f"regard lab run {result.id}").strip()
-
-
 def verdict_line(claim: "Claim", result: "Result") -> Table:
     """Show the verdict of a run and its verdicts on the sheets' wrong answers."""
-    line = Table.grid(padding=(0, 2, 0, 0))
-    line.add_column(width=9, no_wrap=True)
-    line.add_column()
-    line.add_row(
-        verdict_text(result.verdict.word),
-        Text.assemble((claim.id, "bold"), f" ({result.seconds:.1f} s): {result.verdict.sentence}"),
-    )
+    sentence = Text.assemble((claim.id, "bold"), f" ({result.seconds:.1f} s): {result.verdict.sentence}")
+    rows = [(verdict_text(result.verdict.word), sentence)]
     for answer, verdict in result.wrong_answers:
-        line.add_row(verdict_text(verdict.word), Text(f'sheet {answer.source}, "{answer.says}": {verdict.sentence}'))
-    return line
+        rows.append((verdict_text(verdict.word), Text(f"{quotation(answer)}: {verdict.sentence}")))
+    return facts_table(rows)
+
+
+def quotation(answer: "WrongAnswer | Erratum") -> str:
+    """Quote a wrong answer of a sheet word for word, with its place."""
+    return f'sheet {answer.source}, {answer.place} ({answer.status}): "{answer.quote}"'
+
+
+def erratum_rows(found: "Erratum") -> list[tuple[str | Text, str | Text]]:
+    """Return the rows that show one wrong answer, what refutes it and what is right."""
+    return [
+        ("sheet", Text.assemble((found.source, "bold"), f", {found.place} ({found.id})")),
+        (found.status, f'"{found.quote}"'),
+        (verdict_text(found.verdict), found.counter_example),
+        ("correct", found.right),
+    ]
 
 
 def show_claim(claim: "Claim", result: "Result | None", maths: str, code: str, figure: str | None) -> None:
     """Print one claim in full."""
+    from regard.lab.errata import errata
     from regard.lab.results import verdict_word
 
     show(Text(claim.question, style="bold"), Text(""))
     show(*(Text(f"    {line}") for line in maths.splitlines()), Text(""))
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(no_wrap=True)
-    facts.add_column()
-    for name, words in {
-        "id": claim.id, "claim": claim.claim, "measures": claim.measures, "source": claim.source,
-        "budget": f"{claim.budget:g} seconds on two cores",
-    }.items():  # fmt: skip
-        facts.add_row(Text(name, style="dim"), Text(words))
-    show(facts, Text(""))
+    facts = {"id": claim.id, "claim": claim.claim, "measures": claim.measures, "source": claim.source}
+    show(facts_table([*facts.items(), ("budget", f"{claim.budget:g} seconds on two cores")]), Text(""))
     if Console().is_terminal:
         from rich.syntax import Syntax  # imported late: it is slow to load
 
@@ -401,24 +462,30 @@ def show_claim(claim: "Claim", result: "Result | None", maths: str, code: str, f
     else:
         print(code)  # unwrapped
     now = verdict_word(result)
-    outcome = Table.grid(padding=(0, 2, 0, 0))
-    outcome.add_column(no_wrap=True)
-    outcome.add_column()
-    outcome.add_row(Text("verdict", style="dim"), verdict_text(now))
+    rows: list[tuple[str | Text, str | Text]] = [("verdict", verdict_text(now))]
     if result is not None and now == result.verdict.word:
-        outcome.add_row("", Text(result.verdict.sentence))
-        for answer, verdict in result.wrong_answers:
-            outcome.add_row(Text("sheet", style="dim"), Text(f'{answer.source} says "{answer.says}"'))
-            outcome.add_row("", Text.assemble(verdict_text(verdict.word), f": {verdict.sentence}"))
-            outcome.add_row("", Text(f"Correct: {answer.right}"))
-        for name, value in result.numbers.items():
-            outcome.add_row(Text("number", style="dim"), Text(f"{name}: {shortened(value)}"))
-        outcome.add_row(Text("call", style="dim"), Text(result.call))
-        outcome.add_row(Text("run", style="dim"), Text(f"{result.command}, {result.seconds:.1f} s, {result.created}"))
-        outcome.add_row(Text("figure", style="dim"), Text(figure or "not drawn; use --figures FOLDER"))
+        rows += [("", result.verdict.sentence), *(row for each in errata([result]) for row in erratum_rows(each))]
+        rows += [("number", f"{name}: {shortened(value)}") for name, value in result.numbers.items()]
+        rows += [("call", result.call), ("run", f"{result.command}, {result.seconds:.1f} s, {result.created}")]
+        rows.append(("figure", figure or "not drawn; use --figures FOLDER"))
     else:
-        outcome.add_row(Text("to do", style="dim"), Text(f"regard lab run {claim.id}"))
-    show(outcome)
+        rows.append(("to do", f"regard lab run {claim.id}"))
+    show(facts_table(rows))
+
+
+def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Result]") -> None:
+    """Print the answer to a question of a sheet."""
+    from rich.markdown import Markdown as RichMarkdown
+
+    from regard.lab.answers import formulas_as_text
+
+    show(Text(f"Sheet {place}: {answer.questions[place]}", style="bold"), Text(""))
+    show(RichMarkdown(formulas_as_text(answer.body(result))), Text(""))
+    rows = [row for each in answer.errata(result) for row in erratum_rows(each)]
+    rows += [("command", answer.command), ("see also", answer.view)] if answer.view else [("command", answer.command)]
+    if answer.claims:
+        rows.append(("figure", f"regard lab show {answer.claims[0]} --figures FOLDER, or --html with this command"))
+    show(facts_table(rows))
 
 
 def shortened(value: Any) -> str:
@@ -431,17 +498,3 @@ def shortened(value: Any) -> str:
         return str(value)
     first = ", ".join(map(shortened, value[:MOST_SHOWN]))
     return f"[{first}]" if len(value) <= MOST_SHOWN else f"[{first}, ...] ({len(value)} in all)"
-
-
-def erratum_table(found: "Erratum") -> Table:
-    """Show one wrong answer, what refutes it and what is right."""
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    lines.add_column(no_wrap=True)
-    lines.add_column()
-    lines.add_row(Text("sheet", style="dim"), Text.assemble((found.source, "bold"), f" ({found.id})"))
-    lines.add_row(Text("says", style="dim"), Text(found.says))
-    lines.add_row(verdict_text(found.verdict), Text(found.counter_example))
-    lines.add_row(Text("correct", style="dim"), Text(found.right))
-    lines.add_row(Text("from", style="dim"), Text(found.command))
-    lines.add_row("", "")
-    return lines

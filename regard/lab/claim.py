@@ -2,23 +2,23 @@
 
 The file of a claim has
 
-    a docstring     the question in its first line, then Claim:, Measures:, Budget:, Source:
+    a docstring     the question in its first line, then Claim:, Measures:, Finding:, Budget:, Source:
     MATHS           the formula in LaTeX, as `regard.base.formulas.parse_latex` reads it
     Setup           a frozen dataclass whose defaults finish within the budget; `seed` is one of its fields
     SMOKE           a Setup that finishes in three seconds
     run             (setup, attention=attend) -> numbers by name
-    verdict         numbers -> Verdict on the claim
-    @wrong_answer   optional: numbers -> Verdict on a wrong answer of a course sheet
+    verdict         numbers -> `decide(...)`
     draw            numbers -> a matplotlib figure
+
+`Finding:` is a jinja2 template: the sentence of the verdict, with the numbers as n and what `decide` was given.
 
 `attention` is the attention function under test: tests pass broken ones, and the verdict must become "refuted". A
 number that is inf or NaN refutes every claim.
 """
 
-import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -26,98 +26,17 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-
 from regard.base.config import override
 from regard.base.display import show_page
 from regard.base.errors import ConfigError
 from regard.base.formulas import Expression, parse_latex
 from regard.base.registry import Registry
 from regard.lab.drawing import Figure
-from regard.lab.seeds_interval import Estimate
+from regard.lab.errata import WrongAnswer, judge_wrong_answers, wrong_answers
+from regard.lab.templates import render
+from regard.lab.verdict import Decision, Numbers, Verdict, judge_finite
 
-Numbers = dict[str, Any]  # values that JSON can hold: numbers, text, lists and dictionaries
-Attention = Callable[..., Tensor]
 CHAPTERS = {"attention": "Attention", "heads": "Heads and self-attention", "transformers": "Transformers"}
-SUPPORTED, REFUTED, UNCLEAR = "supported", "refuted", "unclear"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A verdict on a statement, and a sentence with the numbers that decide it."""
-
-    word: str  # "supported", "refuted" or "unclear"
-    sentence: str
-
-    def __post_init__(self) -> None:
-        if self.word not in (SUPPORTED, REFUTED, UNCLEAR):
-            raise ConfigError(f"a verdict is {SUPPORTED}, {REFUTED} or {UNCLEAR}, not {self.word!r}")
-
-
-def decide(holds: bool, sentence: str, margins: Iterable[Estimate] = ()) -> Verdict:
-    """Return the verdict: supported, refuted, or unclear where an interval over seeds includes zero.
-
-    holds     what is exact or counted, or the worst case over seeds
-    sentence  the reason, with its numbers
-    margins   by how much each mean over seeds is on the side the claim predicts
-    """
-    estimates = list(margins)
-    if not holds or any(margin.below for margin in estimates):
-        return Verdict(REFUTED, sentence)
-    return Verdict(SUPPORTED if all(margin.above for margin in estimates) else UNCLEAR, sentence)
-
-
-def judge_finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Verdict:
-    """Apply a verdict function; refute without calling it if any number is inf or NaN."""
-    found = next(_not_finite(numbers), None)
-    if found is None:
-        return verdict(numbers)
-    where, value = found
-    return Verdict(REFUTED, f"The number {where} is {value}, but every number of a run must be finite.")
-
-
-def join_numbers(values: Iterable[float]) -> str:
-    """Write numbers as in a sentence: "1, 12 and 4,096", or one number if all are equal."""
-    shown = [f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in values]
-    if len(set(shown)) == 1:
-        return shown[0]
-    return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)
-
-
-def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
-    """Find values that are inf or NaN, with their positions."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield where, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _not_finite(item, f"{where}, {name}" if where else f'"{name}"')
-    elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from _not_finite(item, f"{where}[{at}]")
-
-
-@dataclass(frozen=True)
-class WrongAnswer:
-    """A wrong answer of a course sheet: what it says, the verdict on it, and the correct answer."""
-
-    source: str
-    says: str
-    right: str
-    verdict: Callable[[Numbers], Verdict]
-
-    def judge(self, numbers: Numbers) -> Verdict:
-        """Return the verdict of a run's numbers on this answer."""
-        return judge_finite(self.verdict, numbers)
-
-
-def wrong_answer(source: str, *, says: str, right: str) -> Callable[[Callable[[Numbers], Verdict]], WrongAnswer]:
-    """Decorate the function that computes the verdict on a wrong answer.
-
-    source  the sheet and the exercise, such as "000 1.1b"
-    says    the wrong answer
-    right   the correct answer
-    """
-    return lambda verdict: WrongAnswer(source, says, right, verdict)
 
 
 @dataclass(frozen=True)
@@ -129,6 +48,7 @@ class Claim:
     question: str
     claim: str
     measures: str
+    finding: str
     budget: float  # seconds on two cores
     source: str
     module: ModuleType
@@ -152,7 +72,8 @@ class Claim:
 
     @property
     def wrong_answers(self) -> tuple[WrongAnswer, ...]:
-        return tuple(each for each in vars(self.module).values() if isinstance(each, WrongAnswer))
+        """The wrong answers of the sheets that this claim refutes."""
+        return tuple(each for each in wrong_answers() if each.claim == self.id)
 
     def setup(self, settings: Mapping[str, Any] | None = None, *, seed: int | None = None, smoke: bool = False) -> Any:
         """Return the setup of a run.
@@ -177,7 +98,13 @@ class Claim:
 
     def judge(self, numbers: Numbers) -> Verdict:
         """Return the verdict of a run's numbers on the claim."""
-        return judge_finite(self.module.verdict, numbers)
+        return judge_finite(self._judge, numbers)
+
+    def _judge(self, numbers: Numbers) -> Verdict:
+        decision: Decision = self.module.verdict(numbers)
+        sentence = render(self.finding, n=numbers, **decision.shown)
+        missing = f" This setup does not decide: {decision.missing}." if decision.missing else ""
+        return Verdict(decision.word, sentence + missing)
 
     def draw(self, numbers: Numbers) -> Figure:
         figure: Figure = self.module.draw(numbers)
@@ -196,8 +123,8 @@ class Outcome:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The sheets' wrong answers with their verdicts."""
-        return [(answer, answer.judge(self.numbers)) for answer in self.claim.wrong_answers]
+        """The sheets' wrong answers about this setup, with their verdicts."""
+        return judge_wrong_answers(self.claim.id, self.numbers)
 
 
 @cache
@@ -212,7 +139,7 @@ def claims() -> Registry[Claim]:
     return found
 
 
-_FIELDS = ("Claim", "Measures", "Budget", "Source")
+_FIELDS = ("Claim", "Measures", "Finding", "Budget", "Source")
 
 
 def _parse_claim(chapter: str, module: ModuleType) -> Claim:
@@ -233,6 +160,7 @@ def _parse_claim(chapter: str, module: ModuleType) -> Claim:
         question=question,
         claim=fields["Claim"],
         measures=fields["Measures"],
+        finding=fields["Finding"],
         budget=float(budget[1]),
         source=fields["Source"],
         module=module,

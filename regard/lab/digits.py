@@ -1,16 +1,18 @@
 """Handwritten digits of 8 x 8 pixels: 1,397 training images, 400 test images, training and accuracy."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.data.digits import read_digits
-from regard.lab.fitting import fit
+from regard.lab.fitting import fit_cross_entropy
+from regard.models.vit import ViTConfig
+from regard.nn.init import constant, fan_in, init_parameters, normal
 
 SIDE, CLASSES, TRAIN_IMAGES = 8, 10, 1397
 
@@ -40,16 +42,29 @@ def load_digit_images() -> tuple[Digits, Digits]:
     return both.subset(order[:TRAIN_IMAGES]), both.subset(order[TRAIN_IMAGES:])
 
 
+def build_digit_vit(vit: Callable[[ViTConfig], Any], seed: int, *, positions_std: float, **settings: Any) -> Any:
+    """Build a small Vision Transformer for digits with mean pooling, initialised for short training.
+
+    positions_std  standard deviation of the initial position embeddings
+    settings       further fields of ViTConfig
+    """
+    width = settings["width"]
+    model = vit(ViTConfig(**{"image": SIDE, "channels": 1, "pool": "mean", "ff_width": 2 * width} | settings))
+    # a larger init than the published one, for short training
+    table = {"positions.weight": normal(positions_std), "*norm.weight": constant(1.0)}
+    init_parameters(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
+    return model
+
+
 def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
     """Train a classifier on random batches of these images."""
     draws = make_generator(seed)
 
-    def loss() -> Tensor:
+    def sample() -> tuple[tuple[Tensor], Tensor]:
         images, labels = given.subset(torch.randint(len(given.labels), (batch,), generator=draws))
-        return functional.cross_entropy(model(images), labels)
+        return (images,), labels
 
-    fit(model.train().parameters(), loss, steps=steps, rate=rate)
-    model.eval()
+    fit_cross_entropy(model, sample, steps=steps, rate=rate)
 
 
 @torch.no_grad()

@@ -53,20 +53,50 @@ def plot_lines(
         axes.legend(frameon=False)
 
 
-def plot_bars(axes: Axes, values: Mapping[str, float], *, colour: str = COLOURS[0]) -> None:
+def line_figure(x: Sequence[float], curves: Mapping[str, Sequence[float]], **labels: Any) -> Figure:
+    """Return a figure with one panel of curves; `labels` are passed to `Axes.set`."""
+    figure, (axes,) = make_figure()
+    plot_lines(axes, x, curves)
+    axes.set(**labels)
+    return figure
+
+
+def bar_figure(values: Mapping[str, float], **labels: Any) -> Figure:
+    """Return a figure with one panel of bars; `labels` are passed to `Axes.set`."""
+    figure, (axes,) = make_figure(width=max(4.2, 1.35 * len(values)))
+    plot_bars(axes, values)
+    axes.set(**labels)
+    return figure
+
+
+def plot_intervals(
+    axes: Axes, x: Sequence[float], means: Mapping[str, Sequence[float]], halves: Mapping[str, Sequence[float]]
+) -> None:
+    """Plot means over seeds by name, with their confidence intervals as error bars."""
+    for number, name in enumerate(means):
+        look: dict[str, Any] = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "capsize": 3}
+        axes.errorbar(x, means[name], halves[name], label=name, **look)
+    axes.legend(frameon=False, fontsize="small")
+
+
+def mark_level(axes: Axes, value: float, label: str) -> None:
+    """Draw a dashed horizontal line with a label in the legend, such as the accuracy of guessing."""
+    axes.axhline(value, color="#000000", linestyle="--", linewidth=1, label=label)
+    axes.legend(frameon=False)
+
+
+def plot_bars(axes: Axes, values: Mapping[str, float], *, fmt: str = "%.3g") -> None:
     """Draw one bar per name, with its value above it."""
-    axes.bar_label(axes.bar(list(values), list(values.values()), color=colour), fmt="%.3g")
+    axes.bar_label(axes.bar(list(values), list(values.values()), color=COLOURS[0]), fmt=fmt)
     axes.margins(y=0.1)
 
 
-def plot_shares(
-    axes: Axes, values: Mapping[str, float], halves: Sequence[float], *, colours: str | Sequence[str] = COLOURS[0]
-) -> None:
+def plot_shares(axes: Axes, values: Mapping[str, float], halves: Sequence[float]) -> None:
     """Draw shares between 0 and 1 as bars with error bars, which are cut at 0 and 1."""
     heights = list(values.values())
     below = [min(half, height) for half, height in zip(halves, heights, strict=True)]
     above = [min(half, 1 - height) for half, height in zip(halves, heights, strict=True)]
-    bars = axes.bar(list(values), heights, yerr=[below, above], color=colours, capsize=4)
+    bars = axes.bar(list(values), heights, yerr=[below, above], color=COLOURS[0], capsize=4)
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.set_ylim(0, 1.2)
 

@@ -1,10 +1,68 @@
-"""Errata: the sheets' wrong answers, the numbers that refute each, and the correct answer."""
+"""Errata: wrong answers of the course sheets, quoted word for word, the numbers that refute each, and what is right."""
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from regard.lab.claim import REFUTED
-from regard.lab.results import Result
+from regard.lab.templates import evaluate, render
+from regard.lab.verdict import REFUTED, SUPPORTED, Numbers, Verdict, judge_finite
+
+if TYPE_CHECKING:
+    from regard.lab.results import Result
+
+FILE = Path(__file__).parent / "sheets" / "errata.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongAnswer:
+    """A wrong or partly wrong answer of a sheet, as `sheets/errata.toml` has it.
+
+    claim    the claim whose numbers refute it
+    source   the sheet and the exercise, such as "000 1.1b"
+    place    where in the answer the quotation is
+    quote    the sheet, word for word
+    says     the same in plain words
+    status   "wrong", "partly right", "no reason" (true, but its reason is not), or "slip"
+    refuted  an expression on the numbers n of a run that is true if they contradict it
+    counter  the counter-example, a template on the numbers n
+    right    the correct answer
+    when     an expression on n: whether the run has the setup that this answer is about
+    """
+
+    claim: str
+    source: str
+    place: str
+    quote: str
+    says: str
+    status: str
+    refuted: str
+    counter: str
+    right: str
+    when: str = "true"
+
+    def applies(self, numbers: Numbers) -> bool:
+        """Whether a run has the setup that this answer is about."""
+        return bool(evaluate(self.when, n=numbers))
+
+    def verdict(self, numbers: Numbers) -> Verdict:
+        """Return the verdict of a run's numbers on this answer."""
+        word = REFUTED if evaluate(self.refuted, n=numbers) else SUPPORTED
+        return Verdict(word, render(self.counter, n=numbers))
+
+
+@cache
+def wrong_answers() -> tuple[WrongAnswer, ...]:
+    """Return all wrong answers of the sheets, in the order of the file."""
+    return tuple(WrongAnswer(**each) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["erratum"])
+
+
+def judge_wrong_answers(claim: str, numbers: Numbers) -> list[tuple[WrongAnswer, Verdict]]:
+    """Judge the wrong answers that belong to a claim and to the setup of a run."""
+    own = [answer for answer in wrong_answers() if answer.claim == claim]
+    return [(answer, judge_finite(answer.verdict, numbers)) for answer in own if answer.applies(numbers)]
 
 
 @dataclass(frozen=True)
@@ -14,7 +72,10 @@ class Erratum:
     id: str
     question: str
     source: str
+    place: str
+    quote: str
     says: str
+    status: str
     verdict: str
     counter_example: str
     right: str
@@ -25,14 +86,17 @@ class Erratum:
         return self.verdict == REFUTED
 
 
-def errata(results: Iterable[Result]) -> list[Erratum]:
+def errata(results: "Iterable[Result]") -> list[Erratum]:
     """Judge every wrong answer of the claims with the numbers of these results."""
     return [
         Erratum(
             id=result.id,
             question=result.claim.question,
             source=answer.source,
+            place=answer.place,
+            quote=answer.quote,
             says=answer.says,
+            status=answer.status,
             verdict=verdict.word,
             counter_example=verdict.sentence,
             right=answer.right,

@@ -1,10 +1,11 @@
 """Training of the lab's small models: Adam with a short warm-up and a linear decay."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.base.validation import check_integer
 
@@ -37,4 +38,28 @@ def fit(
         optimiser.step()
         scheduler.step()
         losses.append(current.item())
+    return losses
+
+
+def fit_cross_entropy(
+    model: Any,
+    sample: Callable[[], tuple[Sequence[Tensor], Tensor]],
+    *,
+    steps: int,
+    rate: float,
+    warm_up: int = 20,
+    parameters: Iterable[dict[str, Any]] | None = None,
+) -> list[float]:
+    """Train a model that returns logits, and return the loss of each step; the model is in eval mode afterwards.
+
+    sample      returns the inputs of the model and the targets of a batch; -100 where there is no target
+    parameters  parameter groups; default all parameters of the model
+    """
+
+    def loss() -> Tensor:
+        inputs, targets = sample()
+        return functional.cross_entropy(model(*inputs).flatten(0, -2), targets.flatten())
+
+    losses = fit(parameters or model.train().parameters(), loss, steps=steps, rate=rate, warm_up=warm_up)
+    model.eval()
     return losses

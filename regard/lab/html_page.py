@@ -2,15 +2,17 @@
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import regard
-from regard.base.formulas import mathml
+from regard.base.formulas import mathml, parse_latex
 from regard.base.html import Markup, join_html, render_page, tag
-from regard.lab.claim import CHAPTERS, Claim, Numbers
+from regard.lab.answers import SheetAnswer
+from regard.lab.claim import CHAPTERS, Claim, claims
 from regard.lab.errata import Erratum, errata
 from regard.lab.results import NOT_RUN, OUTDATED, Result, verdict_word
+from regard.lab.verdict import Numbers
 
 IMPORT = "from regard.lab.claim import claims"
 MOST_VALUES = 24  # longer lists are folded
@@ -123,10 +125,83 @@ def _erratum(found: Erratum) -> Markup:
 def _wrong_answer(found: Erratum) -> Markup:
     return tag(
         "aside",
-        tag("p", tag("strong", f"Sheet {found.source} says: "), tag("q", found.says), " ", _badge(found.verdict)),
-        tag("p", found.counter_example),
+        tag("p", tag("strong", f"Sheet {found.source}, {found.place}: "), tag("q", found.quote)),
+        tag("p", _badge(found.verdict), f" ({found.status}) {found.counter_example}"),
         tag("p", tag("strong", "Correct: "), found.right),
     )
+
+
+def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Result]) -> str:
+    """Return the answer to a question as Markdown, with the errata of the sheets and the command."""
+    errata = "".join(
+        f"\n\n> {each.quote}\n\nSheet {each.source}, {each.place} ({each.status}). {each.counter_example} "
+        f"Correct: {each.right}"
+        for each in answer.errata(result)
+    )
+    return f"# Sheet {place}: {answer.questions[place]}\n\n{answer.body(result)}{errata}\n\n`{answer.command}`"
+
+
+def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: Callable[[str], Result]) -> str:
+    """Return one HTML page with the answers to these questions."""
+    contents = [
+        tag("li", tag("a", f"{place}: {answer.questions[place]}", href=f"#{_anchor(place)}")) for place, answer in shown
+    ]
+    head = [tag("h1", title)] + ([tag("nav", tag("ul", *contents))] if len(contents) > 1 else [])
+    figures: set[str] = set()  # a figure is shown once: its ids must be unique in the page
+    return render_page(title, *head, *(_answer(*each, result, figures) for each in shown))
+
+
+def _anchor(place: str) -> str:
+    return "question-" + place.replace(" ", "-")
+
+
+def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], figures: set[str]) -> Markup:
+    drawn = [name for name in answer.claims[:1] if name not in figures]
+    figures.update(drawn)
+    view = [tag("p", "See also: ", answer.view, class_="made")] if answer.view else []
+    return tag(
+        "article",
+        tag("h2", f"{place}: {answer.questions[place]}"),
+        markdown_html(answer.body(result)),
+        *(tag("figure", inline_svg(claims()[name], result(name).numbers)) for name in drawn),
+        *(_wrong_answer(each) for each in answer.errata(result)),
+        tag("p", tag("code", answer.command), class_="made"),
+        *view,
+        id=_anchor(place),
+    )
+
+
+def markdown_html(markdown: str) -> Markup:
+    """Convert the Markdown of the answers: headings, paragraphs, lists, tables, code blocks and formulas."""
+    parts: list[Markup] = []
+    for block in re.split(r"\n\s*\n", markdown.strip()):
+        lines = block.strip().splitlines()
+        if block.startswith("$$"):
+            parts.append(Markup(mathml(parse_latex(block.strip().strip("$")))))
+        elif block.startswith("#"):
+            parts.append(tag("h3", lines[0].lstrip("# ")))
+        elif block.startswith("```"):
+            parts.append(tag("pre", tag("code", "\n".join(lines[1:-1]))))
+        elif block.startswith("|"):
+            lines = [line.strip("|") for line in lines if "|--" not in line]
+            rows = [[_inline(cell.strip()) for cell in line.split("|")] for line in lines]
+            cells = [tag("tr", *(tag("td" if at else "th", cell) for cell in row)) for at, row in enumerate(rows)]
+            parts.append(tag("table", *cells))
+        elif re.match(r"- |\d+\. ", block):
+            items = re.split(r"^(?:- |\d+\. )", block, flags=re.M)[1:]
+            kind = "ul" if block.startswith("- ") else "ol"
+            parts.append(tag(kind, *(tag("li", _inline(" ".join(item.split()))) for item in items)))
+        else:
+            parts.append(tag("p", _inline(" ".join(lines))))
+    return join_html(parts)
+
+
+def _inline(words: str) -> Markup:
+    """Convert `code` and **bold** inside a paragraph."""
+    names = {"`": "code", "*": "strong"}
+    pieces = re.split(r"(`[^`]+`|\*\*[^*]+\*\*)", words)
+    # the pieces at odd places are code or bold
+    return join_html(tag(names[each[0]], each.strip("`*")) if at % 2 else each for at, each in enumerate(pieces))
 
 
 def _badge(now: str) -> Markup:

@@ -57,15 +57,12 @@ class NoisyKeysSetup:
         return shares
 
 
-def plot_histograms(
-    filled: dict[str, list[float]], outlined: dict[str, list[float]], xlabel: str, title: str
-) -> Figure:
-    """Draw filled histograms of weights, and outlined ones on top."""
+def plot_histograms(histograms: dict[str, list[float]], xlabel: str, title: str) -> Figure:
+    """Draw histograms of weights: the first filled, the others outlined on top."""
     figure, (axes,) = make_figure()
-    for number, (named, fill) in enumerate(((filled, True), (outlined, False))):
-        for name, shares in named.items():
-            edges = [at / len(shares) for at in range(len(shares) + 1)]
-            axes.stairs(shares, edges, fill=fill, color=COLOURS[number], linewidth=2, label=name)
+    for number, (name, shares) in enumerate(histograms.items()):
+        edges = [at / len(shares) for at in range(len(shares) + 1)]
+        axes.stairs(shares, edges, fill=number == 0, color=COLOURS[number], linewidth=2, label=name)
     figure.legend(frameon=False, loc="outside lower center", ncols=2)
     axes.set(xlabel=xlabel, ylabel="share of draws", title=title)
     return figure

@@ -10,7 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.seeds import make_generator
-from regard.lab.claim import Numbers
+from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import normal_tensors
+from regard.lab.verdict import Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +28,11 @@ class PerturbationSetup:
     seed: int = 0
 
     def sample(self) -> "Inputs":
-        draws = make_generator(self.seed)
-
-        def normal(*sizes: int) -> Tensor:
-            return torch.randn(self.inputs, 1, *sizes, generator=draws, dtype=torch.float64)
-
-        return Inputs(
-            q=normal(self.queries, self.width),
-            k=normal(self.keys, self.width),
-            v=normal(self.keys, self.value_width),
-            direction=normal(1, self.width),
-            one_hot=torch.eye(self.keys, dtype=torch.float64).expand(self.inputs, 1, -1, -1),
-        )
+        i, j, c, e = self.queries, self.keys, self.width, self.value_width
+        shapes = [(self.inputs, 1, *shape) for shape in ((i, c), (j, c), (j, e), (1, c))]
+        one_hot = torch.eye(j, dtype=torch.float64).expand(self.inputs, 1, -1, -1)
+        q, k, v, direction = normal_tensors(make_generator(self.seed), *shapes)
+        return Inputs(q, k, v, direction, one_hot)
 
 
 class Inputs(NamedTuple):
@@ -69,3 +64,11 @@ def first_order_error(
         "relative error": [(errors[size] / change_norm(size * slope)).median().item() for size in sizes],
         "order of the error": order.median().item(),
     }
+
+
+def draw_first_order_error(numbers: Numbers, title: str, columns: int = 1) -> Figure:
+    """Draw the relative error of the prediction by the size of the change, in the first panel."""
+    figure, (axes, *_) = make_figure(columns=columns)
+    plot_lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
+    axes.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title=title)
+    return figure

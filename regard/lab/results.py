@@ -26,7 +26,9 @@ import regard
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError
 from regard.base.files import read_json
-from regard.lab.claim import Claim, Numbers, Outcome, Verdict, WrongAnswer, claims
+from regard.lab.claim import Claim, Outcome, claims
+from regard.lab.errata import WrongAnswer, judge_wrong_answers
+from regard.lab.verdict import Numbers, Verdict
 
 FORMAT = "regard-lab-2"
 SHIPPED = Path(__file__).parent / "results.json"
@@ -64,8 +66,8 @@ class Result:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The sheets' wrong answers with the verdicts of these numbers."""
-        return [(answer, answer.judge(self.numbers)) for answer in self.claim.wrong_answers]
+        """The sheets' wrong answers about this setup, with the verdicts of these numbers."""
+        return judge_wrong_answers(self.id, self.numbers)
 
     @property
     def setup(self) -> Any:
@@ -79,6 +81,11 @@ class Result:
         for name, value in self.settings.items():
             words += ["--seed", str(value)] if name == "seed" else ["--set", f"{name}={format_setting(value)}"]
         return shlex.join(words)
+
+    @property
+    def options(self) -> str:
+        """The options of the command; empty for the default setup."""
+        return self.command.removeprefix(f"regard lab run {self.id}").strip()
 
     @property
     def call(self) -> str:
@@ -232,12 +239,12 @@ def default_folder() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "regard" / "lab"
 
 
-def make_folder(folder: Path) -> Path:
-    """Create the folder of results, or raise an error before anything runs."""
+def make_folder(folder: Path, what: str = "results") -> Path:
+    """Create the folder of results or figures, or raise an error before anything runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"results cannot be saved in {folder}: {error.strerror or error}") from None
+        raise ConfigError(f"{what} cannot be saved in {folder}: {error.strerror or error}") from None
     return folder
 
 

@@ -1,11 +1,29 @@
-"""Confidence intervals of means over several seeds."""
+"""Seeds of repeated trainings, and confidence intervals of means over them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import stdev
+from statistics import fmean, stdev
+from typing import Any
 
 from regard.base.confidence import student_t_quantile
+from regard.base.validation import check_integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedSetup:
+    """Settings of a claim that trains over several seeds."""
+
+    repeats: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+
+    @property
+    def seeds(self) -> list[int]:
+        """The random seed of each repetition."""
+        return [1000 * self.seed + number for number in range(self.repeats)]
 
 
 def interval_half_width(values: Sequence[float]) -> float:
@@ -46,12 +64,34 @@ class Estimate:
         """Whether the whole interval is at or below 0."""
         return self.mean <= -self.half
 
-    def percent(self) -> str:
+    def __str__(self) -> str:
         """Write the mean and its interval in percent, cut at 0 % and 100 %."""
         low, high = max(self.mean - self.half, 0.0), min(self.mean + self.half, 1.0)
         return f"{self.mean:.0%} ({low:.0%} to {high:.0%})"
 
 
-def estimates(means: Mapping[str, float], halves: Mapping[str, float]) -> dict[str, Estimate]:
-    """Combine means and half-widths by name."""
-    return {name: Estimate(mean, halves[name]) for name, mean in means.items()}
+def mean_and_interval(name: str, values: Any) -> dict[str, Any]:
+    """Return means over seeds as `name`, and half the widths of their intervals as "interval of `name`".
+
+    values  one number per seed, or lists and dictionaries of such numbers
+    """
+    return {name: _reduce(fmean, values), f"interval of {name}": _reduce(interval_half_width, values)}
+
+
+def _reduce(function: Callable[[Sequence[float]], float], values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: _reduce(function, value) for name, value in values.items()}
+    if isinstance(values[0], list | tuple):
+        return [_reduce(function, value) for value in values]
+    return function(values)
+
+
+def estimates(numbers: dict[str, Any], name: str) -> Any:
+    """Return what `mean_and_interval` wrote, with an Estimate for each mean."""
+
+    def combine(mean: Any, half: Any) -> Any:
+        if isinstance(mean, dict):
+            return {key: combine(value, half[key]) for key, value in mean.items()}
+        return [*map(combine, mean, half)] if isinstance(mean, list) else Estimate(mean, half)
+
+    return combine(numbers[name], numbers[f"interval of {name}"])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from random import Random
 
-from regard.lab.claim import Numbers
+from regard.lab.verdict import Numbers
 from regard.work.quiz_question import AnswerChoice, GeneratedQuestion, Tolerance, format_list, question, sheet_choice
 
 
@@ -70,13 +70,16 @@ def all_scores_positive(random: Random) -> GeneratedQuestion:
         f"Three keys have the scores {format_list(scores)}. What is the output?",
         {"scores": scores},
         choices=(
-            AnswerChoice("The first value, up to less than 1e-9.", lambda numbers: numbers["lost"] < 1e-9),
             AnswerChoice(
-                "Mostly the first value, in proportion to its share of the scores.",
-                lambda numbers: abs(numbers["copied"] - scores[0] / sum(scores)) < 0.01,
+                "The first value, up to less than 1e-9.", lambda numbers: numbers["weight of the other keys"] < 1e-9
             ),
             AnswerChoice(
-                "The mean of the three, because no score is negative.", lambda numbers: numbers["copied"] < 0.34
+                "Mostly the first value, in proportion to its share of the scores.",
+                lambda numbers: abs(numbers["weight of the first key"] - scores[0] / sum(scores)) < 0.01,
+            ),
+            AnswerChoice(
+                "The mean of the three, because no score is negative.",
+                lambda numbers: numbers["weight of the first key"] < 0.34,
             ),
             AnswerChoice(
                 "Not the first value alone: for that, all other keys must have negative scores.",
@@ -96,9 +99,9 @@ def when_it_spreads(random: Random) -> GeneratedQuestion:
         {"tokens": tokens, "width": width, "betas": (1000.0, usual, 1e-4)},
         choices=(
             sheet_choice("diffuse"),
-            AnswerChoice("At beta = 0.0001.", lambda numbers: numbers["off uniform"][2] < 0.01),
-            AnswerChoice(f"At the usual beta, {usual:.2g}.", lambda numbers: numbers["off uniform"][1] < 0.01),
-            AnswerChoice("Never, not even at beta = 0.", lambda numbers: numbers["off uniform"][3] > 0.01),
+            AnswerChoice("At beta = 0.0001.", lambda numbers: numbers["distance from 1/m"][2] < 0.01),
+            AnswerChoice(f"At the usual beta, {usual:.2g}.", lambda numbers: numbers["distance from 1/m"][1] < 0.01),
+            AnswerChoice("Never, not even at beta = 0.", lambda numbers: numbers["distance from 1/m"][3] > 0.01),
         ),
     )
 
@@ -130,7 +133,7 @@ def _changed_outputs(random: Random, part: str, count: Callable[[Numbers], float
 
 @question("moved-by-a-key", "query-nudge")
 def moved_by_a_key(random: Random) -> GeneratedQuestion:
-    return _changed_outputs(random, "key", lambda numbers: numbers["columns moved by a key"])
+    return _changed_outputs(random, "key", lambda numbers: numbers["columns changed by a key"])
 
 
 @question("moved-by-a-query", "query-nudge")
@@ -142,7 +145,7 @@ def moved_by_a_query(random: Random) -> GeneratedQuestion:
 
 @question("stretched-key", "key-stretch")
 def stretched_key(random: Random) -> GeneratedQuestion:
-    side, sign = random.choice((("towards", "positive"), ("against", "negative"), ("at a right angle", "zero")))
+    side, sign = random.choice([(f"weight, {sign} score", sign) for sign in ("positive", "negative", "zero")])
     alpha, keys = random.choice((500.0, 1000.0, 2000.0)), random.choice((5, 7, 9))
     return GeneratedQuestion(
         f"One of {keys} keys becomes {alpha:g} times as long. Its dot product with a query is {sign}. What happens to "
@@ -179,7 +182,7 @@ def jumping_head(random: Random) -> GeneratedQuestion:
         f"The query of a head is {size:g} times the sum of two keys. The length of the first key varies around 1 with "
         "variance 1/2. In what percentage of draws is the output within 1 % of the first value?",
         {"size": size},
-        number=lambda numbers: 100 * numbers["near a"],
+        number=lambda numbers: 100 * numbers["share near v_a"],
         tolerance=Tolerance(absolute=5),
     )
 
@@ -195,11 +198,15 @@ def steady_heads(random: Random) -> GeneratedQuestion:
             sheet_choice("noisy-keys-two-heads"),
             AnswerChoice(
                 "The output is stable because each head attends to one key only, and is stable by itself.",
-                lambda numbers: numbers["spread of c1 alone"] < 0.5 * numbers["spread of c, one head"],
+                lambda numbers: (
+                    numbers["standard deviation of c1"] < 0.5 * numbers["standard deviation of c, one head"]
+                ),
             ),
             AnswerChoice(
                 "The output varies as much as that of one head that attends to both keys.",
-                lambda numbers: numbers["spread of c, two heads"] > 0.75 * numbers["spread of c, one head"],
+                lambda numbers: (
+                    numbers["standard deviation of c, two heads"] > 0.75 * numbers["standard deviation of c, one head"]
+                ),
             ),
         ),
     )
@@ -226,7 +233,7 @@ def saturated_softmax(random: Random) -> GeneratedQuestion:
             ),
             AnswerChoice(
                 "Only the derivative of the largest output is large.",
-                lambda numbers: numbers["derivative of the winner"] > 0.01,
+                lambda numbers: numbers["derivative of the largest"] > 0.01,
             ),
         ),
     )
@@ -251,7 +258,7 @@ def variance_of_scores(random: Random) -> GeneratedQuestion:
         f"Queries and keys of width {width} have random entries of variance 1. What is the variance of their dot "
         "products, without a scale?",
         {"widths": (4, width, 1024)},
-        number=lambda numbers: numbers["variance, plain"][1],
+        number=lambda numbers: numbers["variance, undivided"][1],
         tolerance=Tolerance(relative=0.25),
     )
 
@@ -272,14 +279,14 @@ def why_divide(random: Random) -> GeneratedQuestion:
                 "It keeps the variance of the scores at 1, so that no key gets nearly all the weight and gradients do "
                 "not vanish.",
                 lambda numbers: (
-                    abs(numbers["variance, scaled"][-1] - 1) < 0.15
-                    and numbers["largest weight, scaled"][-1] < 0.5 < 0.9 < numbers["largest weight, plain"][-1]
+                    abs(numbers["variance, divided"][-1] - 1) < 0.15
+                    and numbers["largest weight, divided"][-1] < 0.5 < 0.9 < numbers["largest weight, undivided"][-1]
                 ),
             ),
             AnswerChoice(
                 "Nothing: dividing all scores by a number does not change the softmax.",
                 lambda numbers: (
-                    abs(numbers["largest weight, scaled"][-1] - numbers["largest weight, plain"][-1]) < 0.01
+                    abs(numbers["largest weight, divided"][-1] - numbers["largest weight, undivided"][-1]) < 0.01
                 ),
             ),
         ),

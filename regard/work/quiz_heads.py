@@ -118,7 +118,7 @@ def linear_attention_wider(random: Random) -> GeneratedQuestion:
         f"Linear attention over {length} tokens has as many features as its width. The width grows from {width} to "
         f"{2 * width}. How many times as many multiply-adds does it take?",
         {"width": width, "length": length},
-        number=lambda numbers: numbers["linear at twice D"] / numbers["linear"],
+        number=lambda numbers: numbers["multiply-adds of linear at twice D"] / numbers["multiply-adds of linear"],
         tolerance=Tolerance(relative=0.1),
     )
 
@@ -144,7 +144,7 @@ def channels_of_a_head(random: Random) -> GeneratedQuestion:
         f"Attention of width {width} has {heads} heads. The values of one head change. How many of the {width} "
         f"channels change {when} the output projection?",
         {"width": width, "heads": heads},
-        number=lambda numbers: numbers[f"channels moved {when} W_o"],
+        number=lambda numbers: numbers[f"channels changed {when} W_o"],
     )
 
 
@@ -166,5 +166,5 @@ def waiting_for_the_window(random: Random) -> GeneratedQuestion:
         f"Speech streams through {depth} layers. In each layer a token sees {ahead} tokens ahead. For how many tokens, "
         "including itself, does the output of a token wait?",
         {"chunk": 2, "look_ahead": ahead, "depths": (1, depth), "length": 24},
-        number=lambda numbers: numbers["waits"]["sliding look-ahead"][1],
+        number=lambda numbers: numbers["tokens waited for"]["sliding look-ahead"][1],
     )

@@ -11,7 +11,8 @@ from random import Random
 from typing import Any
 
 from regard.base.registry import Registry
-from regard.lab.claim import SUPPORTED, Numbers, claims
+from regard.lab.claim import claims
+from regard.lab.verdict import SUPPORTED, Numbers
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from regard.lab.claim import Numbers
+from regard.lab.verdict import Numbers
 from regard.work.exact_numbers import format_count
 from regard.work.quiz_question import AnswerChoice, GeneratedQuestion, Tolerance, question, sheet_choice
 
@@ -167,7 +167,7 @@ def convolution_in_vit(random: Random) -> GeneratedQuestion:
             ),
             AnswerChoice(
                 "If the image moves by one pixel, the output of the patch embedding moves with it.",
-                lambda numbers: numbers["change if moved by a pixel"] < 1e-9,
+                lambda numbers: numbers["change if shifted by a pixel"] < 1e-9,
             ),
         ),
     )

@@ -18,8 +18,12 @@ from typer.testing import CliRunner
 from regard.base.formulas import text
 from regard.base.registry import Registry
 from regard.cli import lab
-from regard.lab import claim as frame, results
+from regard.lab import answers, claim as frame, errata, html_page, results
 from regard.lab.claim import Claim, claims
+from regard.lab.errata import WrongAnswer
+
+# imported before claims are planted, so that they keep the real ones
+assert answers.claims is html_page.claims is frame.claims
 
 app = typer.Typer()
 app.add_typer(lab.app, name="lab")
@@ -28,14 +32,15 @@ PLANTED = '''"""Is {name} true?
 
 Claim: {name} holds.
 Measures: Nothing much.
+Finding: The size is {{{{ n.size|short }}}}.
 Budget: 1 second
 Source: 009 9.{name}
 """
 
 from dataclasses import dataclass
 
-from regard.lab.claim import Verdict, decide, wrong_answer
 from regard.lab.drawing import make_figure, plot_bars
+from regard.lab.verdict import Decision
 
 MATHS = r"x = \\frac{{1}}{{2}}"
 
@@ -55,12 +60,7 @@ def run(setup):
 
 
 def verdict(numbers):
-    return Verdict("{word}", f"The size is {{numbers['size']:g}}.")
-
-
-@wrong_answer("009 9.{name}", says="The size is 7.", right="It is 5.")
-def _seven(numbers):
-    return decide(numbers["size"] == 7, f"It is {{numbers['size']:g}}.")
+    return Decision("{word}", {{}})
 
 
 def draw(numbers):
@@ -107,7 +107,25 @@ def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Claim]:
         known.add(name)(planted(folder, name, word, divisor, monkeypatch))
     for module in (frame, results):
         monkeypatch.setattr(module, "claims", lambda: known)
+    wrong = tuple(seven(name) for name in known)
+    for module in (frame, errata):
+        monkeypatch.setattr(module, "wrong_answers", lambda: wrong)
     return known
+
+
+def seven(name: str) -> WrongAnswer:
+    """A wrong answer about a planted claim."""
+    return WrongAnswer(
+        claim=name,
+        source=f"009 9.{name}",
+        place="first line",
+        quote="It is seven.",
+        says="The size is 7.",
+        status="wrong",
+        refuted="n.size != 7",
+        counter="It is {{ n.size|short }}.",
+        right="It is 5.",
+    )
 
 
 def ran(*words: str) -> Done:
@@ -128,7 +146,7 @@ def test_loading_the_command_loads_no_torch(root: Path) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["run"], ["show"], ["errata"]])
+@pytest.mark.parametrize("words", [[], ["run"], ["show"], ["sheet"], ["errata"]])
 def test_each_command_has_help_that_is_not_cut(words: list[str]) -> None:
     done = ran(*words, "--help")
     assert done.exit_code == 0
@@ -182,7 +200,7 @@ def test_a_real_claim_runs_and_its_result_is_saved(tmp_path: Path) -> None:
     done = ran("run", "beta", "--smoke")
     assert done.exit_code == 0
     assert done.stdout.startswith("supported  beta (")
-    assert 'refuted sheet 000 1.1b, "A small beta makes the weights one-hot."' in flat(done.stdout)
+    assert 'refuted sheet 000 1.1c, third paragraph of the answer (wrong): "When β is set to' in flat(done.stdout)
     assert done.stderr == "running beta (1 of 1)\n"
     (saved,) = json.loads((tmp_path / "cache/regard/lab/beta.json").read_text("utf-8"))["results"]
     assert {"numbers", "seconds", "version", "fingerprint", "settings"} <= set(saved)
@@ -197,10 +215,8 @@ def test_settings_and_seed_reach_the_run(four: Registry[Claim]) -> None:
     assert found["result"]["setup"] == {"size": 41, "seed": 9, "word": "12"}
     assert found["command"] == "regard lab run holding --set size=41 --set word=12 --seed 9"
     (answer,) = found["wrong_answers"]
-    assert answer == {
-        "source": "009 9.holding", "says": "The size is 7.", "word": "refuted", "sentence": "It is 41.",
-        "right": "It is 5.",
-    }  # fmt: skip
+    assert (answer["source"], answer["quote"], answer["right"]) == ("009 9.holding", "It is seven.", "It is 5.")
+    assert (answer["verdict"], answer["counter_example"]) == ("refuted", "It is 41.")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +266,7 @@ def test_run_all_goes_on_after_a_claim_that_fails_and_says_so_at_the_end(four: R
     assert verdicts == ["supported", "refuted", "unclear"]
     assert "running broken (2 of 4; its budget is 1 s)\nTraceback" in done.stderr
     assert done.stderr.endswith(
-        "1 of 4 supported\nfailed: broken: ZeroDivisionError: division by zero\nnot supported: failing, doubtful\n"
+        "1 of 4 supported\nnot supported: failing, doubtful\nfailed: broken: ZeroDivisionError: division by zero\n"
     )
     assert [each["verdict"] for each in as_json()] == ["supported", "not run yet", "refuted", "unclear"]
     found = as_json("run", "all")
@@ -373,10 +389,10 @@ def test_errata_show_the_wrong_answer_its_counter_example_and_the_correct_answer
     assert done.exit_code == 1, "one of the claims cannot be run"
     assert "failed: broken: ZeroDivisionError" in done.stderr
     assert (
-        "sheet 009 9.holding (holding) says The size is 7. refuted It is 5. correct It is 5. from "
+        'sheet 009 9.holding, first line (holding) wrong "It is seven." refuted It is 5. correct It is 5. from '
         "regard lab run holding "
     ) in flat(done.stdout)
-    assert "sheet 009 9.failing (failing) says The size is 7. refuted It is 3." in flat(done.stdout), "a quick run"
+    assert 'sheet 009 9.failing, first line (failing) wrong "It is seven." refuted It is 3.' in flat(done.stdout)
     assert "running failing (quick setup)" in done.stderr
     assert "running holding" not in done.stderr, "what was run is not run again"
     assert as_json()[2]["verdict"] == "not run yet", "errata saves nothing"
@@ -390,18 +406,67 @@ def test_errata_use_runs_with_default_settings_only(four: Registry[Claim]) -> No
         (name, "refuted", f"regard lab run {name} --smoke") for name in ("holding", "failing", "doubtful")
     ]
     assert set(found[0]) == {
-        "id", "question", "source", "says", "verdict", "counter_example", "right", "command",
+        *("id", "question", "source", "place", "quote", "says", "status"),
+        *("verdict", "counter_example", "right", "command"),
     }  # fmt: skip
 
 
 def test_an_answer_that_is_not_refuted_is_reported(four: Registry[Claim], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(four["broken"].module, "_seven")
+    monkeypatch.setattr(errata, "wrong_answers", lambda: (seven("holding"), seven("failing")))
     assert ran("errata").exit_code == 0
     module = four["holding"].module
     monkeypatch.setattr(module, "SMOKE", module.Setup(size=7))
     done = ran("errata")
     assert done.exit_code == 1
     assert "not refuted: holding, sheet 009 9.holding: The size is 7." in done.stderr
+
+
+@pytest.fixture
+def with_shipped_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "SHIPPED", Path(results.__file__).parent / "results.json")
+
+
+def test_sheets_and_their_questions_are_listed() -> None:
+    assert "002 24 questions. A later version of the homework 000" in flat(ran("sheet").stdout)
+    assert set(as_json("sheet")) == {"000", "001", "002", "003", "004"}
+    listed = ran("sheet", "003").stdout
+    assert re.search(r"^12\.9 +DaViT", listed, re.MULTILINE)
+    assert listed.index("12.9 ") < listed.index("12.10 ")
+
+
+def test_an_answer_is_assembled_from_claims_and_errata(with_shipped_results: None, tmp_path: Path) -> None:
+    done = ran("sheet", "000", "1.1c", "--html", "answer.html")
+    assert done.exit_code == 0, done.stderr
+    words = flat(done.stdout)
+    assert words.startswith("Sheet 000 1.1c: When does the output preserve the value vectors")
+    assert "hard attention" in words
+    assert "Scores 60, 30, 30 copy up to 1.9e-13" in words
+    assert '"Due to this A acts like an identity matrix and value vector is preserved."' in words
+    assert "command regard lab run copy-value four-kinds dense-equivalent" in words
+    assert "running" not in done.stderr
+    page = (tmp_path / "answer.html").read_text("utf-8")
+    assert page.count("<svg") == 1
+    assert "<math" in page
+    assert ran("show", "000 1.1c").stdout == ran("sheet", "000", "1.1c").stdout
+    text = ran("sheet", "000", "1.1c", "--markdown").stdout
+    assert text.startswith("# Sheet 000 1.1c")
+    assert "$$" in text
+
+
+def test_an_answer_as_json(with_shipped_results: None) -> None:
+    found = as_json("sheet", "002", "1.2a")
+    assert set(found) == {"sheet", "question", "answer", "formula", "claims", "command", "errata"}
+    assert (found["sheet"], found["claims"]) == ("002", ["multi-head"])
+    assert found["question"].startswith("1.2a Which operations give")
+    assert "R^{c \\times n}" in found["formula"][0]
+    assert [each["source"] for each in found["errata"]] == ["000 1.2a, 000 1.3a"]
+
+
+def test_an_unknown_sheet_or_question_is_a_usage_error() -> None:
+    for words, error in ((["sheet", "7"], "there is no sheet '7'"), (["sheet", "002", "9"], "has no question '9'")):
+        done = ran(*words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert error in done.stderr
 
 
 @pytest.mark.parametrize(

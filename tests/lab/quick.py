@@ -13,6 +13,8 @@ Fault = tuple[str, dict[str, Callable[..., Any]]]  # a claim, and its broken par
 # claims that train for seconds: one quick run is enough
 TRAINING = {
     "positions",
+    "several-heads",
+    "feed-forward-purpose",
     "against-rnn",
     "stability",
     "encoder-decoder",

@@ -9,8 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from regard.base.formulas import mathml, text
-from regard.lab.claim import REFUTED, SUPPORTED, UNCLEAR, claims
+from regard.lab.claim import claims
 from regard.lab.results import shipped_results
+from regard.lab.verdict import REFUTED, SUPPORTED, UNCLEAR
 from tests.lab import test_attention, test_heads, test_language_claims, test_transformers
 from tests.lab.quick import TRAINING, Fault, claim, fault_cases, numbers, outcome
 
@@ -21,7 +22,6 @@ FAULTS: list[Fault] = [
     *(fault for chapter in (test_heads, test_transformers, test_language_claims) for fault in chapter.FAULTS),
 ]
 WITH_FAULTS = {name for name, _ in FAULTS}
-WRONG_ANSWERS = 34  # of the sheets; none may get lost
 
 
 def test_every_claim_has_a_fault_that_refutes_it() -> None:
@@ -36,10 +36,6 @@ def test_every_claim_has_a_shipped_result_that_is_up_to_date_and_supports_it() -
     assert not missing, f"run `regard lab run {' '.join(missing)} --save-shipped`"
     assert set(shipped) == set(CLAIMS)
     assert {result.verdict.word for result in shipped.values()} == {SUPPORTED}
-
-
-def test_no_wrong_answer_of_the_sheets_is_lost() -> None:
-    assert sum(len(claim(name).wrong_answers) for name in CLAIMS) == WRONG_ANSWERS
 
 
 @pytest.mark.parametrize(("name", "fault", "settings"), fault_cases(FAULTS))
@@ -58,10 +54,7 @@ def test_the_formula_can_be_parsed(name: str) -> None:
 def test_a_short_run_supports_the_claim_and_refutes_its_wrong_answers(name: str) -> None:
     assert outcome(name).verdict.word == SUPPORTED, outcome(name).verdict.sentence
     for answer, verdict in outcome(name).wrong_answers:
-        assert verdict.word == REFUTED, verdict.sentence
-        assert answer.source.split()[0] in claim(name).source
-        assert answer.says
-        assert answer.right
+        assert verdict.word == REFUTED, f"{answer.source}: {verdict.sentence}"
     assert ("repeats" in numbers(name)) == (name in SEVERAL_SEEDS)
 
 

@@ -18,7 +18,7 @@ from regard.base.errors import CheckpointError, ConfigError
 from regard.base.formulas import mathml
 from regard.cli.settings import parse_settings, parse_value
 from regard.lab import results
-from regard.lab.claim import Claim, Outcome, Verdict, claims, decide, join_numbers, wrong_answer
+from regard.lab.claim import Claim, Outcome, claims
 from regard.lab.drawing import make_figure, plot_shares
 from regard.lab.errata import errata
 from regard.lab.html_page import claims_page, errata_page, figure_svg, inline_svg, number_call, value_html
@@ -33,6 +33,7 @@ from regard.lab.results import (
     save_shipped_results,
     verdict_word,
 )
+from regard.lab.verdict import Verdict, join_numbers
 from tests.lab.quick import outcome
 
 EVERY = list(claims())
@@ -371,7 +372,7 @@ def test_a_page_shows_a_claim_and_its_result(beta: Claim, result: Result) -> Non
     read = Reader(text)
     words = " ".join(read.words)
     (answer,) = beta.wrong_answers
-    for wanted in (beta.question, beta.claim, beta.measures, result.verdict.sentence, answer.says, answer.right):
+    for wanted in (beta.question, beta.claim, beta.measures, result.verdict.sentence, answer.quote, answer.right):
         assert wanted in words
     assert mathml(beta.formula) in text
     assert {"class": "badge supported"} in read.named("span")
@@ -454,23 +455,18 @@ def test_a_figure_is_the_same_text_for_the_same_numbers(beta: Claim, result: Res
 def test_errata_have_the_counter_example_of_a_run(beta: Claim, result: Result) -> None:
     (found,) = errata([result])
     assert found.refuted
-    assert (found.id, found.source, found.command) == ("beta", "000 1.1b", result.command)
-    assert "the largest weight is 0.254, not 1" in found.counter_example
-    assert found.right.startswith("A large beta makes them one-hot")
+    assert (found.id, found.source, found.command) == ("beta", "000 1.1c", result.command)
+    assert "the largest weight at beta=0.01 is 0.254" in found.counter_example
+    assert found.right.startswith("A large beta makes the weights one-hot")
     text = errata_page([found])
     assert "://" not in text
     words = " ".join(Reader(text).words)
-    assert all(part in words for part in (found.says, found.counter_example, found.right, found.command))
+    assert all(part in words for part in (found.quote, found.counter_example, found.right, found.command))
 
 
-def test_an_answer_that_is_right_is_not_an_erratum(
-    beta: Claim, result: Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = wrong_answer("000 9", says="The width is 64.", right="64.")
-    monkeypatch.setattr(
-        beta.module, "_small_is_one_hot", mark(lambda numbers: decide(numbers["width"] == 64, "It is 64."))
-    )
-    (found,) = errata([result])
+def test_an_answer_that_is_right_is_not_an_erratum(result: Result) -> None:
+    agreeing = result.numbers | {"weights": [[0.0, 0.0, 0.0, 1.0]] * 5}
+    (found,) = errata([replace(result, numbers=agreeing)])
     assert (found.verdict, found.refuted) == ("supported", False)
 
 

@@ -13,7 +13,7 @@ from regard.core.attend import attend
 from regard.core.channel import channel_attend
 from regard.core.linear import LinearResult, linear_attend, relu
 from regard.core.masks import full, window
-from regard.lab.claim import REFUTED, SUPPORTED, claims
+from regard.lab.verdict import REFUTED
 from regard.nn.attention import Attention, merge_heads, split_heads
 from regard.nn.synthesizer import Synthesizer
 from tests import mutants
@@ -139,7 +139,13 @@ def never_comparing(width: int, heads: int, context: int, *, parts: tuple[str, .
     return Synthesizer(width, heads, context, parts=("random",))
 
 
+def one_head(width: int, heads: int, **rest: Any) -> Attention:
+    """The number of heads is ignored."""
+    return Attention(width, 1, **rest)
+
+
 FAULTS: list[Fault] = [
+    ("several-heads", {"layer": one_head}),
     ("multi-head", {"attention": without_scale}),
     ("multi-head", {"attention": heads_mixed}),
     ("grouped-convolution", {"attention": without_terms}),
@@ -172,30 +178,6 @@ FAULTS: list[Fault] = [
     ("synthesizer", {"mixer": peeking}),
     ("synthesizer", {"mixer": never_comparing}),
 ]
-
-
-def test_numbers_that_agree_with_a_wrong_answer_support_it() -> None:
-    agreeing: dict[str, dict[str, Any]] = {
-        "multi-head": {"difference without W_o": 0.0, "other heads moved": 2},
-        "grouped-convolution": {"smallest error with a group a channel": 0.0},
-        "head-width": {"weights": [512**2 // heads for heads in outcome("head-width").numbers["heads"]]},
-        "permutation": {
-            "difference of weights": 0.0,
-            "difference by the sheet": 0.0,
-            "difference of rows": 0.0,
-        },
-        "identity-layer": {"own weight of orthonormal tokens": 1.0, "different rows at zero scores": 4},
-        "running-linear": {"difference with biases of 1": 0.0},
-        "parameter-count": {"biases": [3] * 5, "dense biases": [9, 25, 49, 256, 4096]},
-        "new-token": {"change of earlier rows": 0.1, "error of the step": 0.1},
-        "linear-attention": {"linear at twice D": 2_162_688, "weights by linear": 2_000_000},
-        "sparse-patterns": {"pairs": {"global tokens, then all pairs": [1024, 4096]}},
-        "positions": {"weight far": 0.1},
-    }
-    assert set(agreeing) == {name for name in claims() if claim(name).chapter == "heads" and claim(name).wrong_answers}
-    for name, numbers in agreeing.items():
-        changed = outcome(name).numbers | numbers
-        assert {answer.verdict(changed).word for answer in claim(name).wrong_answers} == {SUPPORTED}, name
 
 
 def test_heads_of_the_full_width_must_cost_more() -> None:
@@ -241,7 +223,7 @@ def test_earlier_rows_stay_the_same_to_the_bit() -> None:
 def test_linear_attention_takes_1_08_million_where_softmax_takes_16_8() -> None:
     numbers = outcome("linear-attention").numbers
     assert (numbers["length"], numbers["width"]) == (512, 32)
-    assert (numbers["softmax"], numbers["linear"]) == (16_777_216, 1_081_344)
+    assert (numbers["multiply-adds of softmax"], numbers["multiply-adds of linear"]) == (16_777_216, 1_081_344)
 
 
 def test_scores_between_channels_cost_twice_those_between_patches() -> None:
@@ -257,7 +239,7 @@ def test_blocks_and_then_strides_make_two_n_root_n_pairs() -> None:
 
 
 def test_only_a_sliding_look_ahead_grows_with_depth() -> None:
-    waits = outcome("streaming").numbers["waits"]
+    waits = outcome("streaming").numbers["tokens waited for"]
     assert waits["chunks"] == [4, 4]
     assert waits["chunks with look-ahead"] == [8, 8]
     assert waits["sliding look-ahead"] == [1 + 4, 1 + 3 * 4]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.lab.claim import SUPPORTED
 from regard.lab.transformers import bert_tasks, byte_pairs
 from regard.models.bert import BERT, BERTConfig
 from regard.models.generation import generate
@@ -84,12 +83,6 @@ FAULTS: list[Fault] = [
 ]
 
 
-def test_numbers_that_agree_with_a_wrong_answer_support_it() -> None:
-    numbers = outcome("bert-tasks").numbers
-    changed = numbers | {"right": numbers["right"] | {"logic": 0.9}}
-    assert [answer.verdict(changed).word for answer in claim("bert-tasks").wrong_answers] == [SUPPORTED]
-
-
 def test_pairs_are_merged_from_the_left_without_overlap() -> None:
     assert byte_pairs.merge_pair([7, 7, 7, 5, 7, 7], (7, 7), 300) == [300, 7, 5, 300]
 
@@ -112,9 +105,11 @@ def test_all_probabilities_sum_to_1_and_the_widest_beam_finds_the_most_likely_te
     numbers = outcome("decoding").numbers
     assert numbers["texts"] == 5**4
     assert numbers["probability of all texts"] == pytest.approx(1.0)
-    assert numbers["likeliest found by beams"][-1] == 1.0
-    assert numbers["log-probability by beams"][-1] == pytest.approx(numbers["likeliest"], abs=1e-5)
-    assert numbers["tokens left"]["top-k"] == 3
+    assert numbers["share found by beams"][-1] == 1.0
+    assert numbers["log-probability by beams"][-1] == pytest.approx(
+        numbers["log-probability of the most likely text"], abs=1e-5
+    )
+    assert numbers["tokens kept"]["top-k"] == 3
 
 
 def test_the_k_th_token_is_greedy_for_k_equal_to_one() -> None:
@@ -148,7 +143,7 @@ def test_accuracy_of_all_answers_is_the_end_of_the_curve() -> None:
     numbers = outcome("made-up-answers").numbers
     assert numbers["coverages"][-1] == 1.0
     assert 0.0 < numbers["accuracy by coverage"][-1] < 1.0
-    assert all(math.isfinite(numbers[name]) for name in numbers["interval"])
+    assert all(math.isfinite(value) for name, value in numbers.items() if name.startswith("interval"))
 
 
 @pytest.mark.parametrize(

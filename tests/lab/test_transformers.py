@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.lab.claim import SUPPORTED
-from regard.lab.transformers.against_rnn import KINDS
 from regard.lab.transformers.stability import LACKING
 from regard.models.cnn import CNN
 from regard.models.mlp import MLP
@@ -252,7 +250,15 @@ class PooledFirst(CNN):
         return super().forward(image.mean((2, 3), keepdim=True).expand_as(image))
 
 
+class NoFeedForward(FeedForward):
+    """A feed-forward part that adds nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0 * super().forward(x)
+
+
 FAULTS: list[Fault] = [
+    ("feed-forward-purpose", {"feedforward": NoFeedForward}),
     ("feed-forward", {"layer": WithNeighbours}),
     ("feed-forward", {"attention": only_itself}),
     ("layer-norm", {"layer": OverTokens}),
@@ -288,20 +294,6 @@ FAULTS: list[Fault] = [
 ]
 
 
-def test_numbers_that_agree_with_a_wrong_answer_support_it() -> None:
-    agreeing: dict[str, dict[str, Any]] = {
-        "feed-forward": {"changes": [0.0, 0.0, 0.2, 1.0, 0.2, 0.0, 0.0, 0.0, 0.0]},
-        "vit-is-convolution": {"convolution against matrix on whole numbers": 3.0},
-        "vit-against-transformer": {
-            "feed-forward widths": {"vit-b/16": 1024, "transformer-base": 2048},
-        },
-        "against-rnn": {name: {kind: [at, at] for kind in KINDS} for name, at in (("right", 0.13), ("interval", 0.02))},
-    }
-    for name, numbers in agreeing.items():
-        changed = outcome(name).numbers | numbers
-        assert {answer.verdict(changed).word for answer in claim(name).wrong_answers} == {SUPPORTED}, name
-
-
 def test_replacing_token_3_leaves_every_other_output_the_same_to_the_bit() -> None:
     changes = outcome("feed-forward").numbers["changes"]
     assert [at for at, change in enumerate(changes) if change != 0.0] == [3]
@@ -311,7 +303,7 @@ def test_a_norm_has_a_gain_and_a_bias_for_each_feature_and_keeps_gradients_throu
     numbers = outcome("layer-norm").numbers
     assert (numbers["width"], numbers["parameters"]) == (64, 128)
     assert numbers["depths"][-1] == 32
-    small, large = (row[-1] for row in numbers["gradients without"])
+    small, large = (row[-1] for row in numbers["gradients without norms"])
     assert small < 1e-8
     assert large > 1e8
     assert all(
@@ -368,16 +360,16 @@ def test_the_head_of_pre_training_has_one_more_layer() -> None:
 
 def test_the_path_to_the_first_token_is_constant_with_attention_and_grows_by_two_per_token_without() -> None:
     numbers = outcome("against-rnn").numbers
-    (near, far), (n, m) = numbers["shortest way"]["recurrent"], numbers["lengths"]
-    assert len(set(numbers["shortest way"]["attention"])) == 1
+    (near, far), (n, m) = numbers["shortest path"]["recurrent"], numbers["lengths"]
+    assert len(set(numbers["shortest path"]["attention"])) == 1
     assert far - near == 2 * (m - n)  # h to h through a product and the sigmoid of a gate
     assert numbers["attention calls"] == {"recurrent": 0, "recurrent with attention": 1, "transformer": 3}
-    assert set(numbers["difference once encodings are exchanged"].values()) == {0.0}
+    assert set(numbers["difference after exchanging encodings"].values()) == {0.0}
 
 
 def test_five_tokens_have_25_pairs_in_the_encoder_and_15_in_the_decoder() -> None:
     numbers = outcome("encoder-decoder").numbers
-    assert numbers["pairs in use"] == {"encoder": [25], "decoder": [15]}
+    assert numbers["pairs with nonzero weight"] == {"encoder": [25], "decoder": [15]}
     assert numbers["mass above the diagonal"]["decoder"] == [0.0, 0.0]
     cross = numbers["maps"]["cross"]
     assert [row.index(max(row)) for row in cross] == [4, 3, 2, 1, 0]
@@ -385,13 +377,13 @@ def test_five_tokens_have_25_pairs_in_the_encoder_and_15_in_the_decoder() -> Non
 
 
 def test_a_stack_without_one_of_the_four_is_worse_for_every_seed() -> None:
-    added = outcome("stability").numbers["loss added, at least"]
+    added = outcome("stability").numbers["smallest increase of the loss"]
     assert set(added) == set(LACKING)
     assert min(added.values()) > 0
 
 
 def test_without_positions_logits_of_shuffled_patches_agree_to_rounding() -> None:
-    assert 0 < outcome("vit-positions").numbers["logits moved by shuffling"]["none"] < 1e-12
+    assert 0 < outcome("vit-positions").numbers["change of the logits by shuffling"]["none"] < 1e-12
 
 
 def test_both_kinds_of_network_have_about_as_many_parameters() -> None:

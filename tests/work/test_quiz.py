@@ -13,7 +13,8 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.core.attend import attend
-from regard.lab.claim import CHAPTERS, SUPPORTED
+from regard.lab.claim import CHAPTERS
+from regard.lab.verdict import SUPPORTED
 from regard.work.notebook import to_text
 from regard.work.quiz import Quiz, QuizQuestion, deal_templates, format_number, parse_number
 from regard.work.quiz_notebook import quiz_notebook
@@ -174,7 +175,7 @@ def test_a_graded_answer_is_explained() -> None:
     )
     assert "The run: At beta=0.00" in text
     assert "The claim: A larger beta makes the weights sharper" in text
-    assert 'A common wrong answer: "A small beta makes the weights one-hot." (refuted)' in text
+    assert 'A common wrong answer: "A very small beta makes the weights one-hot." (refuted)' in text
     assert "Run it again: regard lab run beta --smoke --set scores=" in text
     assert str(question.grade(question.correct_answer)).startswith("Correct: the answer is")
     assert str(question.grade()).startswith("Not answered: the answer is")

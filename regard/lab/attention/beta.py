@@ -5,6 +5,10 @@ Claim: A larger beta makes the weights sharper. Near 0 every key has the weight 
     at 1 for every width d.
 Measures: The weights that `attend` gives to the scores 1, 2, 3, 4 for several betas, against the formula. The variance
     of q . k for random vectors of width d, and of the scores recovered from the weights at the default beta.
+Finding: At beta={{ n.betas[0]|short(3) }} the weights are {{ n.weights[0]|each(3) }}; at beta={{ n.betas[-1]|short(3)
+    }} the largest score has the weight {{ n.weights[-1]|max|fixed(3) }}. All differ from the formula by at most {{
+    off|at_most }}. The variance of scores at width {{ n.width }} is {{ n.variance|fixed(1) }}, or {{ n["scaled
+    variance"]|fixed(2) }} after multiplying by d ** -0.5.
 Budget: 5 seconds
 Source: 000 1.1b, 002 1.1b
 """
@@ -19,8 +23,9 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
-from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.drawing import Figure, line_figure
+from regard.lab.measure import attention_weights
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}"
 
@@ -50,11 +55,11 @@ SMOKE = Setup(pairs=20_000)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    k = torch.tensor(setup.scores, dtype=torch.float64)[None, None, :, None]  # one number wide, so q = 1 scores k
-    q, v = torch.ones(1, 1, 1, 1, dtype=torch.float64), torch.eye(k.shape[2], dtype=torch.float64)[None, None]
+    # one number wide, so that q = 1 has the scores k
+    q, k = torch.ones(1, 1, dtype=torch.float64), torch.tensor(setup.scores, dtype=torch.float64)[:, None]
     betas = sorted(setup.betas)
-    weights = [attention(q, k, v, beta=beta)[0, 0, 0].tolist() for beta in betas]
-    formula = [(beta * k[0, 0, :, 0]).softmax(0).tolist() for beta in betas]
+    weights = [attention_weights(attention, q, k, beta=beta)[0].tolist() for beta in betas]
+    formula = [(beta * k[:, 0]).softmax(0).tolist() for beta in betas]
     draws = torch.Generator().manual_seed(setup.seed)
     a, b = torch.randn(2, setup.pairs, setup.width, generator=draws, dtype=torch.float64)
     products = (a * b).sum(-1)
@@ -74,45 +79,31 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 def _scores(attention: Attention, queries: Tensor, keys: Tensor) -> Tensor:
     """Recover scores at the default beta from weights: ln(w / w0), where w0 is the weight of a key of zeros."""
     k = torch.stack([keys, torch.zeros_like(keys)], 1)[:, None]
-    one_hot = torch.eye(2, dtype=k.dtype).expand(len(k), 1, 2, 2)
-    weights = attention(queries[:, None, None], k, one_hot)[:, 0, 0]
+    weights = attention_weights(attention, queries[:, None, None], k)[:, 0, 0]
     recovered: Tensor = (weights[:, 0] / weights[:, 1]).log()
     return recovered
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     pairs = zip(numbers["weights"], numbers["by formula"], strict=True)
     off = max(abs(w - want) for row, wanted in pairs for w, want in zip(row, wanted, strict=True))
     largest = [max(row) for row in numbers["weights"]]
     sharper = all(later > earlier or later > 1 - 1e-12 for earlier, later in pairwise(largest))
     variances = abs(numbers["variance"] / numbers["width"] - 1) < 0.05 and abs(numbers["scaled variance"] - 1) < 0.05
+    betas, (*_, second, most) = numbers["betas"], [-math.inf, *sorted(numbers["scores"])]
     flat, sharp = numbers["weights"][0], numbers["weights"][-1]
-    best = max(range(len(sharp)), key=numbers["scores"].__getitem__)
-    even = max(abs(w - 1 / len(flat)) for w in flat) < 0.01
-    holds = off < 1e-12 and sharper and even and sharp[best] > 0.999 and variances
-    shown = ", ".join(f"{w:.3f}" for w in flat)
+    # betas that reach both limits for these scores
+    reached = betas[0] * (most - min(numbers["scores"])) < 0.04 and betas[-1] * (most - second) > 8
+    limits = max(abs(w - 1 / len(flat)) for w in flat) < 0.01 and sharp[numbers["scores"].index(most)] > 0.999
     return decide(
-        holds,
-        f"At beta={numbers['betas'][0]:g} the weights are {shown}; at beta={numbers['betas'][-1]:g} the largest "
-        f"score has the weight {sharp[best]:.3f}. All differ from the formula by at most {off:.0g}. The variance of "
-        f"scores at width {numbers['width']} is {numbers['variance']:.1f}, or {numbers['scaled variance']:.2f} after "
-        "multiplying by d ** -0.5.",
+        off < 1e-12 and variances and ((limits and sharper) or not reached),
+        missing="" if reached else "it needs smaller and larger betas, and one largest score",
+        off=off,
     )
 
 
-@wrong_answer(
-    "000 1.1b",
-    says="A small beta makes the weights one-hot.",
-    right="A large beta makes them one-hot at the largest score; a small one makes all of them 1/m.",
-)
-def _small_is_one_hot(numbers: Numbers) -> Verdict:
-    largest = max(numbers["weights"][0])
-    return decide(largest > 0.99, f"At beta={numbers['betas'][0]:g} the largest weight is {largest:.3f}, not 1.")
-
-
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
     columns = zip(numbers["scores"], zip(*numbers["weights"], strict=True), strict=True)
-    plot_lines(axes, numbers["betas"], {f"score {score:g}": weights for score, weights in columns})
-    axes.set(xscale="log", xlabel="beta", ylabel="weight", title="Larger beta, sharper weights")
-    return figure
+    curves = {f"score {score:g}": weights for score, weights in columns}
+    labels = {"xlabel": "beta", "ylabel": "weight", "title": "Larger beta, sharper weights"}
+    return line_figure(numbers["betas"], curves, xscale="log", **labels)

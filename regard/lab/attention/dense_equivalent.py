@@ -7,8 +7,13 @@ Claim: Yes, for one input. A layer over positions with identity weights copies e
 Measures: Linear layers over positions against `attend`: hard attention on orthogonal keys, beta = 0, and the general
     case. The same layer and `attend` after keys and values have moved to other positions. The number of parameters of
     the layer.
+Finding: Identity weights copy up to {{ n["error of copying"]|at_most }}, 1/{{ n.tokens }} averages up to {{ n["error of
+    averaging"]|at_most }}. When tokens move, attention's output changes by {{ n["change of attention after the
+    move"]|at_most }} and the output of the layer with the same weights by {{ n["change of the dense layer after the
+    move"]|fixed }}. The layer has {{ n["dense parameters"] }} parameters and accepts {{ n["dense inputs"] }} tokens
+    only; attention also accepts {{ n["longer length"] }}.
 Budget: 1 second
-Source: 000 1.1c-d
+Source: 000 1.1c-d, 002 1.1c-d
 """
 
 import math
@@ -19,8 +24,9 @@ from torch import Tensor, nn
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import Figure, make_figure, plot_bars
+from regard.lab.drawing import Figure, bar_figure
+from regard.lab.measure import attention_weights, largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
     r"H = V W, \quad W = I \to h_i = v_i; \quad "
@@ -57,61 +63,48 @@ def over_positions(layer: nn.Linear, v: Tensor) -> Tensor:
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
 
-    def normal(*sizes: int) -> Tensor:
-        return torch.randn(1, 1, *sizes, generator=draws, dtype=torch.float64)
-
-    n = setup.tokens
-    q, k, v = normal(n, setup.width), normal(n, setup.width), normal(n, setup.value_width)
+    n, c, e = setup.tokens, setup.width, setup.value_width
+    q, k, v = normal_tensors(draws, (1, 1, n, c), (1, 1, n, c), (1, 1, n, e))
     one_hot = torch.eye(n, dtype=torch.float64)
     axes = one_hot[None, None]  # orthogonal keys, each selected by its own query
-    weights = attention(q, k, axes)[0, 0]
-    layer = dense(weights)
+    layer = dense(attention_weights(attention, q, k)[0, 0])
     out = attention(q, k, v)
     # the same tokens at other positions: the correct output is the same
     order = torch.arange(n).roll(2)
     moved = attention(q, k[:, :, order], v[:, :, order])
-    long_k, long_v = normal(setup.longer, setup.width), normal(setup.longer, setup.value_width)
-
-    def off(first: Tensor, second: Tensor) -> float:
-        return (first - second).abs().max().item()
-
+    long_k, long_v = normal_tensors(draws, (1, 1, setup.longer, c), (1, 1, setup.longer, e))
+    averaging = dense(torch.full_like(one_hot, 1 / n))
     return {
         "tokens": n,
-        "copy off": off(over_positions(dense(one_hot), v), attention(axes, axes, v, beta=math.inf)),
-        "average off": off(over_positions(dense(torch.full_like(one_hot, 1 / n)), v), attention(q, k, v, beta=0.0)),
-        "same input off": off(over_positions(layer, v), out),
-        "attention after the move off": off(moved, out),
-        "dense after the move off": off(over_positions(layer, v[:, :, order]), out),
+        "error of copying": largest_difference(
+            over_positions(dense(one_hot), v), attention(axes, axes, v, beta=math.inf)
+        ),
+        "error of averaging": largest_difference(over_positions(averaging, v), attention(q, k, v, beta=0.0)),
+        "error for the same input": largest_difference(over_positions(layer, v), out),
+        "change of attention after the move": largest_difference(moved, out),
+        "change of the dense layer after the move": largest_difference(over_positions(layer, v[:, :, order]), out),
         "dense parameters": sum(weight.numel() for weight in layer.parameters()),
-        "longer": setup.longer,
-        "queries answered at the longer": attention(q, long_k, long_v).shape[2],
+        "longer length": setup.longer,
+        "queries at the longer length": attention(q, long_k, long_v).shape[2],
         "dense inputs": layer.in_features,
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     n = numbers["tokens"]
-    equal = all(numbers[name] < 1e-12 for name in ("copy off", "average off", "same input off"))
-    follows = numbers["attention after the move off"] < 1e-12 and numbers["dense after the move off"] > 0.01
+    exact = ("error of copying", "error of averaging", "error for the same input", "change of attention after the move")
     tied = numbers["dense parameters"] == n**2 and numbers["dense inputs"] == n
     return decide(
-        equal and follows and tied and numbers["queries answered at the longer"] == n,
-        f"Identity weights copy up to {numbers['copy off']:.0g}, 1/{n} averages up to {numbers['average off']:.0g}. "
-        f"When tokens move, attention's output changes by {numbers['attention after the move off']:.0g} and the "
-        f"output of the layer with the same weights by {numbers['dense after the move off']:.2f}. The layer has "
-        f"{numbers['dense parameters']} parameters and accepts {numbers['dense inputs']} tokens only; attention also "
-        f"accepts {numbers['longer']}.",
+        all(numbers[name] < 1e-12 for name in exact)
+        and tied
+        and numbers["change of the dense layer after the move"] > 0.01
+        and numbers["queries at the longer length"] == n
     )
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    plot_bars(
-        axes,
-        {
-            "attention": numbers["attention after the move off"],
-            "dense layer,\nsame weights": numbers["dense after the move off"],
-        },
-    )
-    axes.set(ylabel="change of the output", title="The same tokens at other positions")
-    return figure
+    changes = {
+        "attention": numbers["change of attention after the move"],
+        "dense layer,\nsame weights": numbers["change of the dense layer after the move"],
+    }
+    return bar_figure(changes, ylabel="change of the output", title="The same tokens at other positions")

@@ -4,8 +4,14 @@ Claim: As beta goes to 0, every weight goes to 1/m and the output to the mean of
     With a mask it is the mean of the visible values.
 Measures: How far the weights of random queries are from 1/m, from beta = 1000 down to 0. The output at 0 against the
     mean of the values, with and without a causal mask.
+Finding: With {{ n["keys"] }} keys every weight differs from 1/{{ n["keys"] }} by at most {{ n["distance from
+    1/m"][-2]|at_most }} at beta={{ n.betas[-2]|short }} and {{ n["distance from 1/m"][-1]|at_most }} at beta=0. At 0
+    the output is the mean of the values up to {{ n["error of the mean"]|at_most }}, and with a causal mask the mean of
+    the values so far up to {{ n["error of the running mean"]|at_most }}. At beta={{ n.betas[0]|short }} the entropy of
+    the weights is {{ n.entropy[0]|fixed(3) }}, at 0 it is {{ n.entropy[-1]|fixed(3) }}, the logarithm of {{ n["keys"]
+    }}.
 Budget: 2 seconds
-Source: 000 1.1d
+Source: 000 1.1d, 002 1.1d
 """
 
 import math
@@ -17,8 +23,9 @@ import torch
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
-from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.drawing import Figure, line_figure, mark_level
+from regard.lab.measure import attention_weights, largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
 
@@ -39,55 +46,45 @@ SMOKE = Setup()
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
-    q, k = torch.randn(2, 1, 1, setup.tokens, setup.width, generator=draws, dtype=torch.float64)
-    v = torch.randn(1, 1, setup.tokens, setup.value_width, generator=draws, dtype=torch.float64)
-    one_hot = torch.eye(setup.tokens, dtype=torch.float64)[None, None]
+    n, c = setup.tokens, setup.width
+    q, k, v = normal_tensors(draws, (1, 1, n, c), (1, 1, n, c), (1, 1, n, setup.value_width))
     betas = [*sorted(setup.betas, reverse=True), 0.0]
-    weights = [attention(q, k, one_hot, beta=beta)[0, 0] for beta in betas]
+    weights = [attention_weights(attention, q, k, beta=beta)[0, 0] for beta in betas]
+    peaked = torch.tensor([0.97, *[0.03 / (n - 1)] * (n - 1)], dtype=torch.float64)
     entropy = [torch.special.entr(rows).sum(-1).mean().item() for rows in weights]
     so_far = v.cumsum(2) / torch.arange(1, setup.tokens + 1, dtype=torch.float64)[:, None]
     return {
         "keys": setup.tokens,
         "betas": betas,
-        "off uniform": [(rows - 1 / setup.tokens).abs().max().item() for rows in weights],
+        "distance from 1/m": [(rows - 1 / setup.tokens).abs().max().item() for rows in weights],
         "largest weight": [rows.amax(-1).mean().item() for rows in weights],
         "entropy": entropy,
-        "off the mean": (attention(q, k, v, beta=0.0) - v.mean(2, keepdim=True)).abs().max().item(),
-        "off the mean so far": (attention(q, k, v, beta=0.0, mask=causal()) - so_far).abs().max().item(),
+        "error of the mean": largest_difference(attention(q, k, v, beta=0.0), v.mean(2, keepdim=True)),
+        "error of the running mean": largest_difference(attention(q, k, v, beta=0.0, mask=causal()), so_far),
+        "peaked weights": peaked.tolist(),
+        "entropy of the peaked weights": torch.special.entr(peaked).sum().item(),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    *_, small, _ = numbers["betas"]
-    *_, nearly, at_zero = off = numbers["off uniform"]
-    falls = all(more >= less for more, less in pairwise(off)) and off[0] > 0.1
-    exact = at_zero < 1e-15 and numbers["off the mean"] < 1e-14 and numbers["off the mean so far"] < 1e-14
+def verdict(numbers: Numbers) -> Decision:
+    *_, nearly, at_zero = off = numbers["distance from 1/m"]
+    falls = all(more >= less for more, less in pairwise(off))
+    exact = at_zero < 1e-15 and max(numbers["error of the mean"], numbers["error of the running mean"]) < 1e-14
+    reached = numbers["betas"][0] >= 10 and numbers["betas"][-2] <= 1e-3
     return decide(
-        falls and exact and nearly < 1e-2,
-        f"With {numbers['keys']} keys every weight differs from 1/{numbers['keys']} by at most {nearly:.0g} at "
-        f"beta={small:g} and {at_zero:.0g} at beta=0. At 0 the output is the mean of the values up to "
-        f"{numbers['off the mean']:.0g}, and with a causal mask the mean of the values so far up to "
-        f"{numbers['off the mean so far']:.0g}.",
-    )
-
-
-@wrong_answer(
-    "000 1.1d",
-    says="Attention spreads when beta is very large.",
-    right="It spreads when beta is small; a very large beta puts all weight on one key.",
-)
-def _large_beta_spreads(numbers: Numbers) -> Verdict:
-    beta, off, largest = numbers["betas"][0], numbers["off uniform"][0], numbers["largest weight"][0]
-    return decide(
-        off < 0.01,
-        f"At beta={beta:g} the largest weight of a query is {largest:.3f} on average, not 1/{numbers['keys']}.",
+        falls and exact and (not reached or (nearly < 1e-2 and off[0] > 0.1)),
+        missing="" if reached else "betas must reach from 10 to 0.001",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    plot_lines(axes, numbers["betas"][:-1], {"entropy of the weights": numbers["entropy"][:-1]})  # a log axis has no 0
-    axes.axhline(math.log(numbers["keys"]), color="#000000", linestyle="--", label=f"ln {numbers['keys']}: uniform")
-    axes.legend(frameon=False)
-    axes.set(xscale="log", xlabel="beta", ylabel="entropy (nats)", title="Smaller beta, larger entropy")
+    figure = line_figure(
+        numbers["betas"][:-1],  # a log axis has no 0
+        {"entropy of the weights": numbers["entropy"][:-1]},
+        xscale="log",
+        xlabel="beta",
+        ylabel="entropy (nats)",
+        title="Smaller beta, larger entropy",
+    )
+    mark_level(figure.axes[0], math.log(numbers["keys"]), f"ln {numbers['keys']}: uniform")
     return figure

@@ -5,19 +5,22 @@ Claim: With queries Q (d x n), keys K (d x m) and values V (t x m) as columns, A
     changes.
 Measures: The weights and the output of `attend` on rows against the formula on columns, their sizes, and the sums of
     the weights over the keys.
+Finding: With {{ n["size of Q, K, V"][0][1] }} queries, {{ n["size of Q, K, V"][1][1] }} keys and values of width {{
+    n["size of Q, K, V"][2][0] }}, A is {{ n["size of A"]|join(" x ") }} and H is {{ n["size of H"]|join(" x ") }}. The
+    output of `attend` differs from the transposed formula by at most {{ n["difference of H"]|at_most }}, and the
+    columns of A sum to 1 up to {{ n["error of the column sums"]|at_most }}.
 Budget: 1 second
 Source: 000 1.1a, 002 1.1a
 """
 
 from dataclasses import dataclass
 
-import torch
-
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.softargmax import softargmax
-from regard.lab.claim import Attention, Numbers, Verdict, decide
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
+from regard.lab.measure import attend_matrices, attention_weights, largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"H = V A \in R^{t \times n}, \quad A = \mathrm{softargmax}_\beta(K^\top Q) \in R^{m \times n}"
 
@@ -38,37 +41,28 @@ SMOKE = Setup()
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
-    Q = torch.randn(setup.width, setup.queries, generator=draws, dtype=torch.float64)
-    K = torch.randn(setup.width, setup.keys, generator=draws, dtype=torch.float64)
-    V = torch.randn(setup.value_width, setup.keys, generator=draws, dtype=torch.float64)
+    d, n, m, t = setup.width, setup.queries, setup.keys, setup.value_width
+    Q, K, V = normal_tensors(draws, (d, n), (d, m), (t, m))
     A = softargmax(K.mT @ Q, setup.width**-0.5, axis=0)
     H = V @ A
-    one_hot = torch.eye(setup.keys, dtype=torch.float64)  # one-hot values return the weights
-    rows = attention(Q.mT[None, None], K.mT[None, None], V.mT[None, None])[0, 0]
-    weights = attention(Q.mT[None, None], K.mT[None, None], one_hot[None, None])[0, 0]
+    rows = attend_matrices(attention, Q.mT, K.mT, V.mT)
+    weights = attention_weights(attention, Q.mT, K.mT)
     return {
         "size of Q, K, V": [list(Q.shape), list(K.shape), list(V.shape)],
         "size of A": list(weights.mT.shape),
         "size of H": list(rows.mT.shape),
         "A": weights.mT.tolist(),
         "H": rows.mT.tolist(),
-        "difference of A": (weights.mT - A).abs().max().item(),
-        "difference of H": (rows.mT - H).abs().max().item(),
-        "column sums off one by": (weights.sum(1) - 1).abs().max().item(),
+        "difference of A": largest_difference(weights.mT, A),
+        "difference of H": largest_difference(rows.mT, H),
+        "error of the column sums": float((weights.sum(1) - 1).abs().max()),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     (_, n), (_, m), (t, _) = numbers["size of Q, K, V"]
-    sizes = numbers["size of A"] == [m, n] and numbers["size of H"] == [t, n]
-    exact = all(numbers[name] < 1e-12 for name in ("difference of A", "difference of H", "column sums off one by"))
-    return decide(
-        sizes and exact,
-        f"With {n} queries, {m} keys and values of width {t}, A is {' x '.join(map(str, numbers['size of A']))} and "
-        f"H is {' x '.join(map(str, numbers['size of H']))}. The output of `attend` differs from the transposed "
-        f"formula by {numbers['difference of H']:.0g}, and the columns of A sum to 1 up to "
-        f"{numbers['column sums off one by']:.0g}.",
-    )
+    exact = all(numbers[name] < 1e-12 for name in ("difference of A", "difference of H", "error of the column sums"))
+    return decide(exact and numbers["size of A"] == [m, n] and numbers["size of H"] == [t, n])
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,8 +6,12 @@ Claim: Four, and one function computes all of them. Self or cross depends on whe
 Measures: For each kind: the number of keys, the number of nonzero weights in a row, the sums of rows, the difference of
     the weights from the formula, and the distance of outputs from the nearest value. The difference of soft from hard
     attention for growing betas.
+Finding: {% for kind in n.kinds %}{{ kind }}: {{ n[kind]["fewest nonzero weights"] }} of {{ n[kind]["keys"] }} nonzero
+    weights, outputs {{ n[kind]["distance to the nearest value"]|min|short }} to {{ n[kind]["distance to the nearest
+    value"]|max|short }} from the nearest value{{ "; " if not loop.last else ". " }} {%- endfor %}At beta={{
+    n.betas[-1]|short }} soft and hard differ by at most {{ n["difference of soft and hard"][-1]|at_most }}.
 Budget: 1 second
-Source: 000 1.1c-d
+Source: 000 1.1c-d, 002 1.1c-d
 """
 
 import math
@@ -18,8 +22,9 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
+from regard.lab.measure import normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"h_i = \sum_j a_{ij} v_j, \quad a_{ij} = \frac{\exp(\beta q_i \cdot k_j)}{\sum_l \exp(\beta q_i \cdot k_l)}"
 KINDS = ("self soft", "self hard", "cross soft", "cross hard")
@@ -41,11 +46,9 @@ SMOKE = Setup()
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
-    x = torch.randn(1, 1, setup.tokens, setup.width, generator=draws, dtype=torch.float64)
-    y = torch.randn(1, 1, setup.others, setup.width, generator=draws, dtype=torch.float64)
-    by_query, by_key, by_value = (
-        torch.randn(3, setup.width, setup.width, generator=draws, dtype=torch.float64) * setup.width**-0.5
-    )
+    c = setup.width
+    x, y, maps = normal_tensors(draws, (1, 1, setup.tokens, c), (1, 1, setup.others, c), (3, c, c))
+    by_query, by_key, by_value = maps * c**-0.5
     numbers: Numbers = {"kinds": list(KINDS)}
     for kind in KINDS:
         source = x if kind.startswith("self") else y
@@ -55,18 +58,20 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         out = attention(q, k, v, beta=beta)[0, 0]
         counts = (weights > 0).sum(-1)
         numbers[kind] = {
-            "tokens asked": k.shape[2],
+            "keys": k.shape[2],
             "weights": weights.tolist(),
-            "fewest in use": int(counts.min()),
-            "most in use": int(counts.max()),
-            "rows off one by": (weights.sum(-1) - 1).abs().max().item(),
-            "off the formula": (weights - _formula(q @ k.mT, beta)[0, 0]).abs().max().item(),
-            "nearest value": torch.cdist(out, v[0, 0]).amin(-1).tolist(),
+            "fewest nonzero weights": int(counts.min()),
+            "most nonzero weights": int(counts.max()),
+            "error of the row sums": (weights.sum(-1) - 1).abs().max().item(),
+            "error of the formula": (weights - _formula(q @ k.mT, beta)[0, 0]).abs().max().item(),
+            "distance to the nearest value": torch.cdist(out, v[0, 0]).amin(-1).tolist(),
         }
     q, k, v = x @ by_query, y @ by_key, y @ by_value
     hard = attention(q, k, v, beta=math.inf)
     numbers["betas"] = list(setup.betas)
-    numbers["soft off hard"] = [(attention(q, k, v, beta=beta) - hard).abs().max().item() for beta in setup.betas]
+    numbers["difference of soft and hard"] = [
+        (attention(q, k, v, beta=beta) - hard).abs().max().item() for beta in setup.betas
+    ]
     return numbers
 
 
@@ -77,25 +82,16 @@ def _formula(scores: Tensor, beta: float) -> Tensor:
     return (beta * scores).softmax(-1)
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    holds = numbers["soft off hard"][-1] < 1e-9 < numbers["soft off hard"][0]
+def verdict(numbers: Numbers) -> Decision:
+    holds = numbers["difference of soft and hard"][-1] < 1e-9 < numbers["difference of soft and hard"][0]
     for kind in numbers["kinds"]:
-        seen = numbers[kind]
-        uses = 1 if kind.endswith("hard") else seen["tokens asked"]
-        holds &= seen["fewest in use"] == seen["most in use"] == uses and seen["rows off one by"] < 1e-14
-        holds &= seen["off the formula"] < 1e-12
-        near = max(seen["nearest value"]) if kind.endswith("hard") else -min(seen["nearest value"])
-        holds &= near < 1e-12 if kind.endswith("hard") else near < -1e-6
-    shown = "; ".join(
-        f"{kind}: {numbers[kind]['fewest in use']} of {numbers[kind]['tokens asked']} nonzero weights, outputs "
-        f"{min(numbers[kind]['nearest value']):.2g} to {max(numbers[kind]['nearest value']):.2g} from the nearest "
-        "value"
-        for kind in numbers["kinds"]
-    )
-    return decide(
-        holds,
-        f"{shown}. At beta={numbers['betas'][-1]:g} soft and hard differ by {numbers['soft off hard'][-1]:.0g}.",
-    )
+        seen, hard = numbers[kind], kind.endswith("hard")
+        used = 1 if hard else seen["keys"]
+        holds &= seen["fewest nonzero weights"] == seen["most nonzero weights"] == used
+        holds &= seen["error of the row sums"] < 1e-14 and seen["error of the formula"] < 1e-12
+        nearest = seen["distance to the nearest value"]
+        holds &= max(nearest) < 1e-12 if hard else min(nearest) > 1e-6
+    return decide(holds)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,6 +6,9 @@ Claim: If key 1 changes by eps, every column of H changes, to first order by bet
 Measures: The change of the output of `attend` against the prediction, for smaller and smaller eps; how the error grows
     with eps; how many columns and weights change; whether twice the eps gives twice the change; and whether the weights
     of summed scores are the sum of weights.
+Finding: With eps of size {{ n.sizes[-1]|short }} the relative error of the prediction is {{ n["relative
+    error"][-1]|short(1) }}, and the error grows as eps to the power {{ n["order of the error"]|fixed }}. {{ n["columns
+    changed"] }} of {{ n.columns }} columns and {{ n["weights changed"] }} of {{ n.weights }} weights change.
 Budget: 2 seconds
 Source: 000 1.1e, 002 1.1e
 """
@@ -16,16 +19,19 @@ import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
-from regard.lab.drawing import Figure, make_figure, plot_lines
-from regard.lab.perturbations import PerturbationSetup, change_norm, first_order_error
+from regard.lab.drawing import Figure
+from regard.lab.measure import attention_weights, largest_difference
+from regard.lab.perturbations import PerturbationSetup, change_norm, draw_first_order_error, first_order_error
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon \cdot q_i) + O(\epsilon^2)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Random inputs; the first key changes."""
+    """Random inputs; the first key changes. For three keys of scores 1, 1/2 and 0 the first score grows by `nudge`."""
+
+    nudge: float = 0.1
 
 
 SMOKE = Setup()
@@ -41,74 +47,47 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def moved(size: float) -> Tensor:
         return attention(q, k + size * nudge, v) - h
 
+    def deviation(size: float) -> float:
+        """Return how far the change for twice the size is from twice the change, relative to it."""
+        twice = moved(2 * size)
+        return (change_norm(twice - 2 * moved(size)) / change_norm(twice)).median().item()
+
     large, small = setup.sizes[0], setup.sizes[-1]
     shift = attention(q, k + small * nudge, one_hot) - a
-    # if weights were additive, they would be those of the keys plus those of the change alone
-    added = a + attention(q, large * nudge, one_hot)
+    together = attention(q, k + large * nudge, one_hot)
+    # the sheet adds the weight of eps . q alone to the first entry, and nothing to the others
+    added = torch.cat([a[..., :1] + attention(q, large * nudge, one_hot)[..., :1], a[..., 1:]], -1)
     return {
         **first_order_error(setup.sizes, moved, slope),
         "columns": setup.queries,
-        "columns moved": int((moved(small).abs().amax(-1) > 0).sum(2).min()),
+        "columns changed": int((moved(small).abs().amax(-1) > 0).sum(2).min()),
         "weights": setup.queries * setup.keys,
-        "weights moved": int((shift.abs() > 0).flatten(1).sum(1).min()),
-        "off twice the change": (change_norm(moved(2 * large) - 2 * moved(large)) / change_norm(moved(2 * large)))
-        .median()
-        .item(),
-        "sum of weights": attention(q, k + large * nudge, one_hot).sum(-1).mean().item(),
+        "weights changed": int((shift.abs() > 0).flatten(1).sum(1).min()),
+        "deviation from twice the change": [deviation(size) for size in setup.sizes],
+        "sum of weights": together.sum(-1).mean().item(),
         "sum of added weights": added.sum(-1).mean().item(),
-        "off the added weights": (attention(q, k + large * nudge, one_hot) - added).abs().max().item(),
+        "difference to the added weights": largest_difference(together, added),
+        "other weights, before and after": _other_weights(attention, setup.nudge),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    error, order = numbers["relative error"][-1], numbers["order of the error"]
-    everywhere = (
-        numbers["columns moved"] == numbers["columns"] and numbers["weights moved"] >= 0.98 * numbers["weights"]
-    )
+def _other_weights(attention: Attention, nudge: float) -> list[list[float]]:
+    """Return the weights of the second and third key before and after the first score grows."""
+    scores = torch.tensor([[1.0, 0.5, 0.0], [1.0 + nudge, 0.5, 0.0]], dtype=torch.float64)
+    rows = [attention_weights(attention, torch.ones(1, 1, dtype=row.dtype), row[:, None], beta=1.0) for row in scores]
+    return [row[0, 1:].tolist() for row in rows]
+
+
+def verdict(numbers: Numbers) -> Decision:
+    everywhere = numbers["columns changed"] == numbers["columns"]
+    everywhere &= numbers["weights changed"] >= 0.98 * numbers["weights"]
+    small = numbers["sizes"][-1] <= 1e-4
     return decide(
-        error < 1e-4 and abs(order - 2) < 0.05 and everywhere,
-        f"With eps of size {numbers['sizes'][-1]:g} the relative error of the prediction is {error:.0g}, and the "
-        f"error grows as eps to the power {order:.2f}. {numbers['columns moved']} of {numbers['columns']} columns "
-        f"and {numbers['weights moved']} of {numbers['weights']} weights change.",
-    )
-
-
-@wrong_answer(
-    "000 1.1e",
-    says="The output changes linearly with the perturbation.",
-    right="Only to first order; the rest grows with the square of eps.",
-)
-def _change_is_linear(numbers: Numbers) -> Verdict:
-    off = numbers["off twice the change"]
-    return decide(
-        off < 1e-6,
-        f"The change for twice an eps of size {numbers['sizes'][0]:g} differs by {off:.0%} from twice the change for "
-        "eps.",
-    )
-
-
-@wrong_answer(
-    "000 1.1e",
-    says="Softargmax is additive: the weights of k + eps are those of k plus those of eps.",
-    right="Weights sum to one before and after the change, so if one weight grows, others shrink.",
-)
-def _softargmax_is_additive(numbers: Numbers) -> Verdict:
-    off, total = numbers["off the added weights"], numbers["sum of added weights"]
-    return decide(
-        off < 1e-6,
-        f"The weights of summed scores differ from the summed weights by up to {off:.2f}: the former sum to "
-        f"{numbers['sum of weights']:.2f}, the latter to {total:.2f}.",
+        everywhere
+        and (not small or (numbers["relative error"][-1] < 1e-4 and abs(numbers["order of the error"] - 2) < 0.05)),
+        missing="" if small else "the smallest size must be at most 0.0001",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    plot_lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="size of eps",
-        ylabel="error / change",
-        title="Changed key: first-order error",
-    )
-    return figure
+    return draw_first_order_error(numbers, "Changed key: first-order error")

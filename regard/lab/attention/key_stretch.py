@@ -4,6 +4,11 @@ Claim: Its weight goes to 1 for queries with k . q > 0, to 0 for queries with k 
     0. Outputs of the first kind become the value of that key; outputs of the second kind no longer depend on it.
 Measures: The weight of a key times alpha, for queries with each sign of k . q and for random queries. The distance of
     the outputs from the value of that key, and from attention without that key.
+Finding: At alpha={{ n.alphas[-1]|short(4) }} the weight goes from {{ n["weight, positive score"][0]|fixed(3) }} to {{
+    n["weight, positive score"][-1]|fixed(3) }} where k . q > 0, from {{ n["weight, negative score"][0]|fixed(3) }} to
+    {{ n["weight, negative score"][-1]|fixed(3) }} where k . q < 0, and stays {{ n["weight, zero score"][-1]|fixed(3) }}
+    where k . q = 0. Of {{ n["random queries"] }} random queries, {{ n["share at the limit"]|percent(1) }} have a weight
+    within 0.01 of the limit for their sign.
 Budget: 1 second
 Source: 000 1.1f, 002 1.1g
 """
@@ -15,8 +20,9 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.drawing import Figure, line_figure
+from regard.lab.measure import attend_matrices, attention_weights, largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
     r"a_1 = \frac{\exp(\alpha \beta s_1)}{\exp(\alpha \beta s_1) + \sum_{j \ge 2} \exp(\beta s_j)}, \quad "
@@ -43,61 +49,57 @@ SMOKE = Setup()
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
 
-    def normal(*sizes: int) -> Tensor:
-        return torch.randn(1, 1, *sizes, generator=draws, dtype=torch.float64)
-
-    k, v = normal(setup.keys, setup.width), normal(setup.keys, setup.value_width)
-    k[:, :, 0] = torch.eye(setup.width, dtype=torch.float64)[0]  # parallel to an axis, so that k . q = 0 is exact
-    q = normal(len(SIDES), setup.width)
-    q[..., 0] = torch.tensor(SIDES, dtype=torch.float64)
-    many = normal(setup.queries, setup.width)
-    one_hot = torch.eye(setup.keys, dtype=torch.float64)[None, None]
+    m, c = setup.keys, setup.width
+    k, v, q, many = normal_tensors(draws, (m, c), (m, setup.value_width), (len(SIDES), c), (setup.queries, c))
+    k[0] = torch.eye(c, dtype=torch.float64)[0]  # parallel to an axis, so that k . q = 0 is exact
+    q[:, 0] = torch.tensor(SIDES, dtype=torch.float64)
 
     def stretched(alpha: float) -> Tensor:
-        return torch.cat([alpha * k[:, :, :1], k[:, :, 1:]], 2)
+        return torch.cat([alpha * k[:1], k[1:]])
 
-    weights = torch.stack([attention(q, stretched(alpha), one_hot)[0, 0, :, 0] for alpha in setup.alphas])
+    weights = torch.stack([attention_weights(attention, q, stretched(alpha))[:, 0] for alpha in setup.alphas])
     longest = stretched(setup.alphas[-1])
-    out = attention(q, longest, v)[0, 0]
-    without = attention(q, k[:, :, 1:], v[:, :, 1:])[0, 0]
-    by_sign = attention(many, longest, one_hot)[0, 0, :, 0] - (many[0, 0, :, 0] > 0).double()
+    out = attend_matrices(attention, q, longest, v)
+    without = attend_matrices(attention, q, k[1:], v[1:])
+    by_sign = attention_weights(attention, many, longest)[:, 0] - (many[:, 0] > 0).double()
+    # the scores 1, 1/2 and 0, and the same with the first key twice as long
+    example = [
+        attention_weights(attention, torch.ones(1, 1, dtype=torch.float64), scores[:, None], beta=1.0)[0].tolist()
+        for scores in torch.tensor([[1.0, 0.5, 0.0], [2.0, 0.5, 0.0]], dtype=torch.float64)
+    ]
     return {
         "alphas": list(setup.alphas),
-        "towards": weights[:, 0].tolist(),
-        "at a right angle": weights[:, 1].tolist(),
-        "against": weights[:, 2].tolist(),
-        "towards: off its value": (out[0] - v[0, 0, 0]).abs().max().item(),
-        "against: off the others": (out[2] - without[2]).abs().max().item(),
+        "weight, positive score": weights[:, 0].tolist(),
+        "weight, zero score": weights[:, 1].tolist(),
+        "weight, negative score": weights[:, 2].tolist(),
+        "distance from its value, positive score": largest_difference(out[0], v[0]),
+        "distance from attention without it, negative score": largest_difference(out[2], without[2]),
         "random queries": setup.queries,
-        "share by sign": (by_sign.abs() < 0.01).double().mean().item(),
+        "share at the limit": (by_sign.abs() < 0.01).double().mean().item(),
+        "weights for scores 1, 1/2, 0": example[0],
+        "weights with the first key doubled": example[1],
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    towards, against, across = numbers["towards"], numbers["against"], numbers["at a right angle"]
-    ends = towards[-1] > 1 - 1e-9 and against[-1] < 1e-9 and max(across) - min(across) < 1e-12
-    outputs = numbers["towards: off its value"] < 1e-9 and numbers["against: off the others"] < 1e-9
+def verdict(numbers: Numbers) -> Decision:
+    towards, across, against = (numbers[f"weight, {sign} score"] for sign in ("positive", "zero", "negative"))
+    outputs = ("distance from its value, positive score", "distance from attention without it, negative score")
+    ends = towards[-1] > 1 - 1e-9 and against[-1] < 1e-9 and all(numbers[name] < 1e-9 for name in outputs)
+    moves = towards == sorted(towards) and against == sorted(against, reverse=True)
+    large = numbers["alphas"][-1] >= 1000
     return decide(
-        ends and outputs and numbers["share by sign"] > 0.97,
-        f"At alpha={numbers['alphas'][-1]:g} the weight goes from {towards[0]:.3f} to {towards[-1]:.3f} where k . q "
-        f"> 0, from {against[0]:.3f} to {against[-1]:.3f} where k . q < 0, and stays {across[-1]:.3f} where k . q = "
-        f"0. Of {numbers['random queries']} random queries, {numbers['share by sign']:.1%} have a weight within 0.01 "
-        "of the limit for their sign.",
+        moves and max(across) - min(across) < 1e-12 and (not large or (ends and numbers["share at the limit"] > 0.97)),
+        missing="" if large else "the largest alpha must be at least 1000",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    curves = {
-        "k . q > 0": numbers["towards"],
-        "k . q = 0": numbers["at a right angle"],
-        "k . q < 0": numbers["against"],
-    }
-    plot_lines(axes, numbers["alphas"], curves)
-    axes.set(
+    signs = {"k . q > 0": "positive", "k . q = 0": "zero", "k . q < 0": "negative"}
+    return line_figure(
+        numbers["alphas"],
+        {shown: numbers[f"weight, {sign} score"] for shown, sign in signs.items()},
         xscale="log",
         xlabel="alpha",
         ylabel="weight of the stretched key",
         title="Weight of a longer key, by sign of k . q",
     )
-    return figure

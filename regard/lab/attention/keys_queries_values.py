@@ -6,8 +6,12 @@ Claim: They separate where a token looks from what it returns. Let u_a .. u_d be
     u_d') / beta^2 and V = (u_b u_b' - u_c u_c') / beta^2, where beta is the length, c2 is u_b and c1 is u_b - u_c.
 Measures: The distance of the outputs of `attend` from those vectors, relative to the length, for both constructions.
     The distance from u_b after adding many multiples of u_d and u_c to x2.
+Finding: With the tokens themselves c2 is u_a (relative distance {{ n["distance of c2 from u_a, tokens alone"]|at_most
+    }}), and its distance from u_b is at least {{ never|at_least(3) }} lengths whatever is added. With the three
+    matrices c2 is u_b (distance {{ n["distance of c2 from u_b, with Q, K, V"]|at_most }}) and c1 is u_b - u_c (distance
+    {{ n["distance of c1 from u_b - u_c, with Q, K, V"]|at_most }}).
 Budget: 1 second
-Source: 001 1e
+Source: 001 review 4, 001 review 5, 001 1e-i, 001 1e-ii
 """
 
 from dataclasses import dataclass
@@ -17,8 +21,9 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_lines
+from regard.lab.measure import attend_matrices
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
     r"V = \frac{u_b u_b^\top - u_c u_c^\top}{\beta^2}, \quad K = I, \quad "
@@ -44,54 +49,47 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     a, b, c, d = u = setup.length * torch.linalg.qr(square).Q[:4]
     x = torch.stack([d + b, a, c + b])
 
-    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q[None, None], k[None, None], v[None, None], beta=1.0)[0, 0]
-
     def off(got: Tensor, want: Tensor) -> float:
         return torch.dist(got, want).item() / setup.length
 
     def with_more(direction: Tensor, times: float) -> Tensor:
         changed = x.clone()
         changed[1] += times * direction
-        return attended(changed, changed, changed)[1]
+        return attend_matrices(attention, changed, changed, changed, beta=1.0)[1]
 
     Q = (torch.outer(d, a) + torch.outer(c, d)) / setup.length**2
     V = (torch.outer(b, b) - torch.outer(c, c)) / setup.length**2
-    out = attended(x @ Q.mT, x, x @ V.mT)
-    alone = attended(x, x, x)
+    out = attend_matrices(attention, x @ Q.mT, x, x @ V.mT, beta=1.0)
+    alone = attend_matrices(attention, x, x, x, beta=1.0)
     return {
         "length": setup.length,
-        "tokens: c2 off u_a": off(alone[1], a),
-        "tokens: c2 off u_b": off(alone[1], b),
-        "tokens: c off x": off(alone, x),
+        "distance of c2 from u_a, tokens alone": off(alone[1], a),
+        "distance of c2 from u_b, tokens alone": off(alone[1], b),
+        "distance of c from x, tokens alone": off(alone, x),
         "multiples": list(setup.multiples),
-        "off u_b with u_d": [off(with_more(d, times), b) for times in setup.multiples],
-        "off u_b with u_c": [off(with_more(c, times), b) for times in setup.multiples],
-        "matrices: c2 off u_b": off(out[1], b),
-        "matrices: c1 off u_b - u_c": off(out[0], b - c),
+        "distance from u_b, u_d added": [off(with_more(d, times), b) for times in setup.multiples],
+        "distance from u_b, u_c added": [off(with_more(c, times), b) for times in setup.multiples],
+        "distance of c2 from u_b, with Q, K, V": off(out[1], b),
+        "distance of c1 from u_b - u_c, with Q, K, V": off(out[0], b - c),
         "outputs along u": (out[:2] @ u.mT / setup.length**2).tolist(),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    never = min(numbers["off u_b with u_d"] + numbers["off u_b with u_c"])
-    itself = numbers["tokens: c2 off u_a"]
-    second, first = numbers["matrices: c2 off u_b"], numbers["matrices: c1 off u_b - u_c"]
+def verdict(numbers: Numbers) -> Decision:
+    never = min(numbers["distance from u_b, u_d added"] + numbers["distance from u_b, u_c added"])
+    near = [value for name, value in numbers.items() if name.startswith("distance of c") and "u_b, tokens" not in name]
+    long = numbers["length"] >= 6
     return decide(
-        itself < 1e-9 and numbers["tokens: c off x"] < 1e-9 and never > 1 and second < 1e-9 and first < 1e-9,
-        f"With the tokens themselves c2 is u_a (relative distance {itself:.0g}), and its distance from u_b is at "
-        f"least {never:.2f} lengths whatever is added. With the three matrices c2 is u_b (distance {second:.0g}) and "
-        f"c1 is u_b - u_c (distance {first:.0g}).",
+        never > 0.6 and (not long or (never > 1 and max(near) < 1e-9)),
+        missing="" if long else "the vectors must have a length of at least 6",
+        never=never,
     )
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (axes,) = make_figure()
-    curves = {"u_d added to x2": numbers["off u_b with u_d"], "u_c added to x2": numbers["off u_b with u_c"]}
+    curves = {f"{u} added to x2": numbers[f"distance from u_b, {u} added"] for u in ("u_d", "u_c")}
     plot_lines(axes, numbers["multiples"], curves, overlapping=True)
-    axes.axhline(numbers["matrices: c2 off u_b"], color="#000000", linestyle="--", label="with Q, K and V")
-    axes.legend(frameon=False)
-    axes.set(
-        xlabel="multiple added", ylabel="distance of c2 from u_b, in lengths", title="Tokens alone cannot reach u_b"
-    )
+    mark_level(axes, numbers["distance of c2 from u_b, with Q, K, V"], "with Q, K and V")
+    axes.set(xlabel="multiple added", ylabel="distance of c2 from u_b, in lengths", title="Tokens alone: never u_b")
     return figure

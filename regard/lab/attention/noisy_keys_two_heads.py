@@ -7,8 +7,15 @@ Claim: Yes, with little variance. With q1 = s mu_a and q2 = s mu_b the mean of t
 Measures: The weights of the two heads over many random draws of keys (stratified over the distribution of the length).
     The standard deviation of the averaged output for this pair of queries, for one head that selects both keys, and for
     the average of two such heads.
+Finding: With s={{ n.size|short }} and {{ n["keys"] }} keys, c1 is within 1 % of v_a in {{ n["share of c1 near
+    v_a"]|percent(1) }} of the draws with gamma > 0, expected {{ n["expected share"]|percent(1) }} from the normal
+    distribution ({{ n["share of c1 near v_a, all draws"]|percent(1) }} of all), and the weight of c2 on v_b differs
+    from 1 by at most {{ n["distance of c2 from v_b"]|at_most }}. The weight of a in their mean has a standard deviation
+    of {{ n["standard deviation of c, two heads"]|fixed(3) }}; in one head that selects both keys it is {{ n["standard
+    deviation of c, one head"]|fixed(3) }}, and in the mean of two such heads {{ n["standard deviation of c, two equal
+    heads"]|fixed(3) }}.
 Budget: 5 seconds
-Source: 001 1d
+Source: 001 1d-i, 001 1d-ii
 """
 
 import math
@@ -20,9 +27,9 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure
 from regard.lab.noisy_keys import NoisyKeysSetup, plot_histograms
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
     r"q_1 = s \mu_a, \quad q_2 = s \mu_b, \quad c = \frac{1}{2} (c_1 + c_2), \quad "
@@ -63,56 +70,40 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "size": setup.size,
         "keys": setup.keys,
         "draws": setup.draws,
-        "draws kept": towards.double().mean().item(),
-        "c1 near v_a": (first > 0.99).double().mean().item(),
-        "by the normal law": (1 - length.cdf(least)) / (1 - length.cdf(0)),
-        "c1 near v_a, all draws": (apart[:, 0, 0] > 0.99).double().mean().item(),
-        "c2 off v_b": (second - 1).abs().max().item(),
-        "c near the mean": middle[towards].double().mean().item(),
-        "off the formula": (apart[:, 0, 0] - predicted).abs().max().item(),
-        "spread of c, two heads": mean[towards, 0].std().item(),
-        "spread of c1 alone": first.std().item(),
-        "spread of c, one head": alike[towards, 0, 0].std().item(),
-        "spread of c, two equal heads": alike.mean(1)[towards, 0].std().item(),
+        "share of draws with gamma > 0": towards.double().mean().item(),
+        "share of c1 near v_a": (first > 0.99).double().mean().item(),
+        "expected share": (1 - length.cdf(least)) / (1 - length.cdf(0)),
+        "share of c1 near v_a, all draws": (apart[:, 0, 0] > 0.99).double().mean().item(),
+        "distance of c2 from v_b": (second - 1).abs().max().item(),
+        "share of c near the mean": middle[towards].double().mean().item(),
+        "error of the formula": (apart[:, 0, 0] - predicted).abs().max().item(),
+        "standard deviation of c, two heads": mean[towards, 0].std().item(),
+        "standard deviation of c1": first.std().item(),
+        "standard deviation of c, one head": alike[towards, 0, 0].std().item(),
+        "standard deviation of c, two equal heads": alike.mean(1)[towards, 0].std().item(),
         "histogram": setup.histogram(mean[towards, 0]),
         "histogram of one head": setup.histogram(alike[towards, 0, 0]),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    near, two, one = numbers["c1 near v_a"], numbers["spread of c, two heads"], numbers["spread of c, one head"]
-    law = numbers["by the normal law"]
-    margin = 5 / numbers["draws"]  # lengths are stratified, so a share is wrong by a few draws at most
-    steady = numbers["c2 off v_b"] < 1e-6 and two < one / 4
-    alike = abs(numbers["spread of c, two equal heads"] - one) < 1e-9  # averaging alone does not reduce the variance
-    return decide(
-        steady and alike and abs(near - law) < margin and numbers["off the formula"] < 1e-3,
-        f"With s={numbers['size']:g} and {numbers['keys']} keys, c1 is within 1 % of v_a in {near:.1%} of the draws "
-        f"with gamma > 0, expected {law:.1%} from the normal distribution ({numbers['c1 near v_a, all draws']:.1%} "
-        f"of all), and the weight of c2 on v_b differs from 1 by at most {numbers['c2 off v_b']:.0g}. The weight of "
-        f"a in their mean has a standard deviation of {two:.3f}; in one head that selects both keys it is {one:.3f}, "
-        f"and in the mean of two such heads {numbers['spread of c, two equal heads']:.3f}.",
+def verdict(numbers: Numbers) -> Decision:
+    two, one, equal = (
+        numbers[f"standard deviation of c, {kind}"] for kind in ("two heads", "one head", "two equal heads")
     )
-
-
-@wrong_answer(
-    "001 1d",
-    says="The output varies little because averaging the two heads cancels the variation of the length.",
-    right="Each head varies little by itself: it selects one key, whose score is the highest unless gamma is near 0.",
-)
-def _averaging_reduces_variance(numbers: Numbers) -> Verdict:
-    one, equal = numbers["spread of c, one head"], numbers["spread of c, two equal heads"]
+    margin = 5 / numbers["draws"]  # lengths are stratified, so a share is wrong by a few draws at most
+    exact = abs(numbers["share of c1 near v_a"] - numbers["expected share"]) < margin
+    exact &= abs(equal - one) < 1e-9  # averaging alone does not reduce the variance of equal heads
+    large = numbers["size"] >= 20
+    steady = numbers["distance of c2 from v_b"] < 1e-6 and two < one / 4
     return decide(
-        equal < 0.75 * one,
-        f"The mean of two heads that each select both keys has a standard deviation of {equal:.3f}, as much as one "
-        f"such head ({one:.3f}). That of c1 alone is only {numbers['spread of c1 alone']:.3f}.",
+        exact and numbers["error of the formula"] < 1e-3 and (steady or not large),
+        missing="" if large else "s must be at least 20",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
-    return plot_histograms(
-        {"two heads, one key each": numbers["histogram"]},
-        {"one head, both keys": numbers["histogram of one head"]},
-        xlabel="weight of a in c",
-        title=f"Two heads, s = {numbers['size']:g}",
-    )
+    histograms = {
+        "two heads, one key each": numbers["histogram"],
+        "one head, both keys": numbers["histogram of one head"],
+    }
+    return plot_histograms(histograms, xlabel="weight of a in c", title=f"Two heads, s = {numbers['size']:g}")

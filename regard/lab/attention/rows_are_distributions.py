@@ -5,9 +5,16 @@ Claim: Q K' holds scores of any sign and sum. Only after the softmax is every ro
     distributions.
 Measures: Signs and sums of the scores and of the weights that `attend` gives; whether rows keep the order of the
     scores; whether tokens that are made to look at chosen tokens show it along their rows; which rows change if one
-    query changes.
+    query changes. The three tokens of sheet 004: scores, weights and outputs, unscaled as there, and what a permutation
+    of the tokens changes.
+Finding: Rows of scores sum to between {{ n["row sums of the scores"][0]|fixed(1) }} and {{ n["row sums of the
+    scores"][1]|fixed(1) }}, with {{ n["negative scores"] }} negative entries. Rows of weights sum to 1 up to {{
+    n["error of the row sums"]|at_most }}, with {{ n["negative weights"] }} negative entries. Columns of weights sum to
+    between {{ n["column sums of the weights"][0]|fixed }} and {{ n["column sums of the weights"][1]|fixed }}. {{ found
+    }} of {{ n.tokens }} tokens look along their row where they were made to look, and changing query {{ n.changed }}
+    changes {{ "the rows " ~ n["rows changed by a query"]|join_numbers if n["rows changed by a query"] else "no row" }}.
 Budget: 1 second
-Source: 004 2a-b
+Source: 001 review 1, 001 review 2, 001 review 3, 004 2a-ii, 004 2b, 004 3a, 004 3b, 004 3c, 004 3d
 """
 
 from dataclasses import dataclass
@@ -16,12 +23,22 @@ import torch
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, join_numbers
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
+from regard.lab.measure import attend_matrices, attention_weights, largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide, join_numbers
 
 MATHS = (
     r"A_{ij} = \frac{\exp(q_i \cdot k_j / \sqrt{d_k})}{\sum_l \exp(q_i \cdot k_l / \sqrt{d_k})}, \quad "
     r"\sum_j A_{ij} = 1"
+)
+
+
+# the input and the matrices W_Q, W_K, W_V of the worked example of sheet 004
+THREE_TOKENS = (
+    [[1, -1, 0, 2], [0, -1, 2, 1], [-2, 2, -1, 0]],
+    [[0, 1], [1, 0], [-0.5, 0], [1, 1]],
+    [[1, -0.5], [0, 1], [0.5, -0.5], [1, 0.5]],
+    [[1, 0.5], [-0.5, 0], [-1, 2], [0.5, -1]],
 )
 
 
@@ -42,68 +59,63 @@ SMOKE = Setup()
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
     n = len(setup.looks_at)
-    q, k = torch.randn(2, n, setup.width, generator=draws, dtype=torch.float64)
-    one_hot = torch.eye(n, dtype=torch.float64)[None, None]
-    scores = q @ k.mT
-    weights = attention(q[None, None], k[None, None], one_hot)[0, 0]
+    q, k = normal_tensors(draws, (n, setup.width), (n, setup.width))
+    scores, weights = q @ k.mT, attention_weights(attention, q, k)
 
     targets = torch.tensor(setup.looks_at)
     directions = k / k.norm(dim=-1, keepdim=True)
     sent = setup.strength * setup.width**0.5 * directions[targets]
-    looking = attention(sent[None, None], directions[None, None], one_hot)[0, 0]
+    looking = attention_weights(attention, sent, directions)
 
     other = q.clone()
     other[setup.changed] += 1
-    change = (attention(other[None, None], k[None, None], one_hot)[0, 0] - weights).abs().amax(-1)
+    change = (attention_weights(attention, other, k) - weights).abs().amax(-1)
+    tokens, *maps = (torch.tensor(rows, dtype=torch.float64) for rows in THREE_TOKENS)
+    three_q, three_k, three_v = (tokens @ matrix for matrix in maps)
+    three = attention_weights(attention, three_q, three_k, beta=1.0)
+    order = [2, 0, 1]
+    permuted = attend_matrices(attention, *((tokens[order] @ matrix) for matrix in maps), beta=1.0)
     return {
         "tokens": n,
         "scores": scores.tolist(),
         "weights": weights.tolist(),
         "negative scores": int((scores < 0).sum()),
-        "score rows sum to": [scores.sum(-1).min().item(), scores.sum(-1).max().item()],
+        "row sums of the scores": [scores.sum(-1).min().item(), scores.sum(-1).max().item()],
         "negative weights": int((weights < 0).sum()),
-        "rows off one by": (weights.sum(-1) - 1).abs().max().item(),
-        "columns sum to": [weights.sum(0).min().item(), weights.sum(0).max().item()],
+        "error of the row sums": (weights.sum(-1) - 1).abs().max().item(),
+        "column sums of the weights": [weights.sum(0).min().item(), weights.sum(0).max().item()],
         "rows in the order of scores": int((weights.argsort(-1) == scores.argsort(-1)).all(-1).sum()),
-        "looks at": list(setup.looks_at),
-        "seen along rows": looking.argmax(1).tolist(),
-        "seen along columns": looking.argmax(0).tolist(),
-        "looking": looking.tolist(),
+        "chosen keys": list(setup.looks_at),
+        "largest weight per row": looking.argmax(1).tolist(),
+        "largest weight per column": looking.argmax(0).tolist(),
+        "weights on the chosen keys": looking.tolist(),
         "rows changed by a query": [row for row in range(n) if change[row] > 1e-12],
         "changed": setup.changed,
+        "scores of three tokens": (three_q @ three_k.mT).tolist(),
+        "weights of three tokens": three.tolist(),
+        "third output of three tokens": (three @ three_v)[2].tolist(),
+        "third output, rounded weights": (three.round(decimals=2) @ three_v)[2].tolist(),
+        "permuted example differs by": largest_difference(permuted, (three @ three_v)[order]),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    n, (low, high) = numbers["tokens"], numbers["columns sum to"]
-    raw = numbers["negative scores"] > 0 and max(abs(total - 1) for total in numbers["score rows sum to"]) > 0.1
-    rows = numbers["negative weights"] == 0 and numbers["rows off one by"] < 1e-14 and high - low > 0.1
-    read = numbers["seen along rows"] == numbers["looks at"] != numbers["seen along columns"]
-    alone = numbers["rows changed by a query"] == [numbers["changed"]] and numbers["rows in the order of scores"] == n
-    lowest, highest = numbers["score rows sum to"]
-    found = sum(seen == at for seen, at in zip(numbers["seen along rows"], numbers["looks at"], strict=True))
+def verdict(numbers: Numbers) -> Decision:
+    low, high = numbers["column sums of the weights"]
+    raw = numbers["negative scores"] > 0 and max(abs(total - 1) for total in numbers["row sums of the scores"]) > 0.1
+    rows = numbers["negative weights"] == 0 and numbers["error of the row sums"] < 1e-14 and high - low > 0.1
+    read = numbers["largest weight per row"] == numbers["chosen keys"] != numbers["largest weight per column"]
+    alone = numbers["rows changed by a query"] == [numbers["changed"]]
     return decide(
-        raw and rows and read and alone,
-        f"Rows of scores sum to between {lowest:.1f} and {highest:.1f}, with {numbers['negative scores']} negative "
-        f"entries. Rows of weights sum to 1 up to {numbers['rows off one by']:.0g}, with "
-        f"{numbers['negative weights']} negative entries. Columns of weights sum to between {low:.2f} and "
-        f"{high:.2f}. {found} of {n} tokens look along their row where they were made to look, and changing query "
-        f"{numbers['changed']} changes {_format_rows(numbers['rows changed by a query'])}.",
+        raw and rows and read and alone and numbers["rows in the order of scores"] == numbers["tokens"],
+        found=sum(map(int.__eq__, numbers["largest weight per row"], numbers["chosen keys"])),
     )
-
-
-def _format_rows(changed: list[int]) -> str:
-    return "no row" if not changed else f"row{'s' * (len(changed) > 1)} {join_numbers(changed)}"
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (left, middle, right) = make_figure(columns=3)
-    plot_heatmap(left, numbers["scores"], low=min(map(min, numbers["scores"])))
-    left.set(xlabel="key token j", ylabel="query token i", title="Scores: any sign, any sum")
-    plot_heatmap(middle, numbers["weights"])
-    middle.set(xlabel="key token j", ylabel="query token i", title="Weights: each row sums to 1")
-    plot_heatmap(right, numbers["looking"], high=1.0)
-    right.set(
-        xlabel="key token j", ylabel="query token i", title=f"Made to look at {join_numbers(numbers['looks at'])}"
-    )
+    figure, panels = make_figure(columns=3)
+    chosen = f"Made to look at {join_numbers(numbers['chosen keys'])}"
+    titles = {"scores": "Scores: any sign, any sum", "weights": "Weights: each row sums to 1"}
+    for axes, (name, title) in zip(panels, (titles | {"weights on the chosen keys": chosen}).items(), strict=True):
+        plot_heatmap(axes, numbers[name], low=min(0.0, *map(min, numbers[name])))
+        axes.set(xlabel="key token j", ylabel="query token i", title=title)
     return figure

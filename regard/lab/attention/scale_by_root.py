@@ -7,8 +7,14 @@ Claim: Because the variance of q . k is d_k for random q and k of unit variance.
 Measures: For growing widths, with and without the division: the variance of scores, the largest weight, the gradient at
     the scores and at q through `attend` (median and mean over queries), and the largest divided score. Whether float32
     is finite and correct for undivided scores far beyond the range of exp.
+Finding: At width {{ n.widths[-1] }} the variance of scores is {{ n["variance, undivided"][-1]|fixed(0) }}, after
+    division {{ n["variance, divided"][-1]|fixed }}. From width {{ n.widths[0] }} to {{ n.widths[-1] }} the largest
+    weight goes from {{ n["largest weight, undivided"][0]|fixed }} to {{ n["largest weight, undivided"][-1]|fixed }} and
+    the median gradient at the scores from {{ n["gradient, undivided"][0]|short }} to {{ n["gradient,
+    undivided"][-1]|short }}; after division, from {{ n["largest weight, divided"][0]|fixed }} to {{ n["largest weight,
+    divided"][-1]|fixed }} and from {{ n["gradient, divided"][0]|short }} to {{ n["gradient, divided"][-1]|short }}.
 Budget: 6 seconds
-Source: 001 review, 004 2a
+Source: 001 review 6, 004 2a-i
 """
 
 import math
@@ -19,8 +25,9 @@ from torch import Tensor
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import attention_weights
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
 
@@ -47,19 +54,25 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def normal(*sizes: int) -> Tensor:
         return torch.randn(1, *sizes, generator=draws, dtype=torch.float64)
 
-    one_hot = torch.eye(setup.keys, dtype=torch.float64)[None, None]
-    forms: dict[str, float | None] = {"plain": 1.0, "scaled": None}
-    numbers: Numbers = {"widths": list(setup.widths), "largest scaled score": []}
-    measured = ("variance", "largest weight", "gradient", "gradient of q", "mean gradient of q")
+    forms: dict[str, float | None] = {"undivided": 1.0, "divided": None}
+    numbers: Numbers = {"widths": list(setup.widths), "largest divided score": []}
+    measured = (
+        "variance",
+        "largest weight",
+        "gradient",
+        "gradient of q",
+        "mean gradient of q",
+        "largest gradient of q",
+    )
     numbers |= {f"{what}, {form}": [] for what in measured for form in forms}
     for width in setup.widths:
         # every query has its own keys, like a head
         q, k = normal(setup.queries, 1, width), normal(setup.queries, setup.keys, width)
         v, wanted = normal(setup.queries, setup.keys, setup.value_width), normal(setup.queries, 1, setup.value_width)
         products = q @ k.mT
-        numbers["largest scaled score"].append((products * width**-0.5).abs().max().item())
+        numbers["largest divided score"].append((products * width**-0.5).abs().max().item())
         for form, beta in forms.items():
-            weights = attention(q, k, one_hot.expand(-1, setup.queries, -1, -1), beta=beta)
+            weights = attention_weights(attention, q, k, beta=beta)
             # the logarithm of a weight is its score plus a constant per row
             numbers[f"variance, {form}"].append(weights.log().var(-1).mean().item())
             numbers[f"largest weight, {form}"].append(weights.amax(-1).mean().item())
@@ -69,75 +82,44 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             numbers[f"gradient, {form}"].append(to_scores.norm(dim=-1).median().item())
             numbers[f"gradient of q, {form}"].append(to_q.norm(dim=-1).median().item())
             numbers[f"mean gradient of q, {form}"].append(to_q.norm(dim=-1).mean().item())
+            numbers[f"largest gradient of q, {form}"].append(to_q.norm(dim=-1).max().item())
     q, k = (setup.overflow_size * normal(7, n, setup.overflow_width) for n in (1, setup.keys))
     v = normal(7, setup.keys, setup.value_width)
     single = attention(q.float(), k.float(), v.float(), beta=1.0)
     numbers["overflow: largest score"] = (q @ k.mT).max().item()
-    numbers["overflow: exp holds up to"] = math.log(torch.finfo(torch.float32).max)
+    numbers["overflow: largest exponent of float32"] = math.log(torch.finfo(torch.float32).max)
     numbers["overflow: share finite"] = single.isfinite().double().mean().item()
-    numbers["overflow: off float64"] = (single - attention(q, k, v, beta=1.0)).nan_to_num(1e9).abs().max().item()
+    numbers["overflow: error against float64"] = (
+        (single - attention(q, k, v, beta=1.0)).nan_to_num(1e9).abs().max().item()
+    )
     return numbers
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    widths, last = numbers["widths"], numbers["widths"][-1]
-    is_width = all(abs(got / d - 1) < 0.15 for got, d in zip(numbers["variance, plain"], widths, strict=True))
-    is_one = all(abs(got - 1) < 0.15 for got in numbers["variance, scaled"])
-    sharp, soft = numbers["largest weight, plain"], numbers["largest weight, scaled"]
-    plain, scaled = numbers["gradient, plain"], numbers["gradient, scaled"]
+def verdict(numbers: Numbers) -> Decision:
+    widths = numbers["widths"]
+    is_width = all(abs(got / d - 1) < 0.15 for got, d in zip(numbers["variance, undivided"], widths, strict=True))
+    is_one = all(abs(got - 1) < 0.15 for got in numbers["variance, divided"])
+    sharp, soft = numbers["largest weight, undivided"], numbers["largest weight, divided"]
+    plain, scaled = numbers["gradient, undivided"], numbers["gradient, divided"]
+    wide = widths[0] <= 16 and widths[-1] >= 256
     saturates = sharp[-1] > 0.9 and max(soft) < 0.5
     vanishes = plain[-1] < 0.05 * plain[0] and min(scaled) > 0.5 * max(scaled)
     # undivided scores beyond the range of exp must still give correct outputs
-    beyond = numbers["overflow: largest score"] > numbers["overflow: exp holds up to"]
-    no_overflow = beyond and numbers["overflow: share finite"] == 1 and numbers["overflow: off float64"] < 1e-2
-    return decide(
-        is_width and is_one and saturates and vanishes and no_overflow,
-        f"At width {last} the variance of scores is {numbers['variance, plain'][-1]:.0f}, after division "
-        f"{numbers['variance, scaled'][-1]:.2f}. From width {widths[0]} to {last} the largest weight goes from "
-        f"{sharp[0]:.2f} to {sharp[-1]:.2f} and the median gradient at the scores from {plain[0]:.1e} to "
-        f"{plain[-1]:.1e}; after division, from {soft[0]:.2f} to {soft[-1]:.2f} and from {scaled[0]:.1e} to "
-        f"{scaled[-1]:.1e}.",
+    beyond = numbers["overflow: largest score"] > numbers["overflow: largest exponent of float32"]
+    no_overflow = (
+        beyond and numbers["overflow: share finite"] == 1 and numbers["overflow: error against float64"] < 1e-2
     )
-
-
-@wrong_answer(
-    "001 review",
-    says="Dividing clips the scores, so that gradients do not explode.",
-    right="Dividing keeps the variance at 1 and bounds nothing; without it most gradients vanish.",
-)
-def _clips_against_explosion(numbers: Numbers) -> Verdict:
-    plain, scaled, last = numbers["gradient, plain"], numbers["gradient, scaled"], numbers["widths"][-1]
-    to_q, mean = numbers["gradient of q, plain"], numbers["mean gradient of q, plain"]
     return decide(
-        plain[-1] > scaled[-1] and to_q[-1] > to_q[0],
-        f"Without division the median gradient at the scores is {plain[-1]:.0g} at width {last}, with division "
-        f"{scaled[-1]:.0g}. Without division the median gradient at q falls from {to_q[0]:.1e} to {to_q[-1]:.1e}: "
-        f"for most queries it vanishes, while the few queries near a tie raise the mean from {mean[0]:.1f} to "
-        f"{mean[-1]:.1f}. Nothing is clipped: divided scores reach {numbers['largest scaled score'][-1]:.1f}.",
-    )
-
-
-@wrong_answer(
-    "004 2a",
-    says="Without dividing, the exponentials of the softmax grow too large for stable numbers.",
-    right="Subtracting the largest score prevents overflow; dividing prevents the softmax from saturating.",
-)
-def _prevents_overflow(numbers: Numbers) -> Verdict:
-    largest, holds = numbers["overflow: largest score"], numbers["overflow: exp holds up to"]
-    finite, off = numbers["overflow: share finite"], numbers["overflow: off float64"]
-    return decide(
-        largest > holds and (finite < 1 or off > 1e-2),
-        f"For undivided scores up to {largest:.0f}, while exp in float32 overflows above {holds:.0f}, {finite:.0%} "
-        f"of the outputs are finite and differ from float64 by at most {off:.0g}: the largest score is subtracted "
-        "first.",
+        is_width and is_one and no_overflow and (not wide or (saturates and vanishes)),
+        missing="" if wide else "the widths must reach from at most 16 to at least 256",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (left, right) = make_figure(columns=2)
-    forms = {"undivided": "plain", "divided by the root": "scaled"}
-    plot_lines(left, numbers["widths"], {name: numbers[f"largest weight, {form}"] for name, form in forms.items()})
-    left.set(xscale="log", xlabel="d_k", ylabel="largest weight", title="Saturation")
-    plot_lines(right, numbers["widths"], {name: numbers[f"gradient, {form}"] for name, form in forms.items()})
-    right.set(xscale="log", yscale="log", xlabel="d_k", ylabel="median gradient at the scores", title="Gradient")
+    figure, panels = make_figure(columns=2)
+    for axes, name, title in zip(panels, ("largest weight", "gradient"), ("Saturation", "Gradient"), strict=True):
+        curves = {form: numbers[f"{name}, {form}"] for form in ("undivided", "divided")}
+        plot_lines(axes, numbers["widths"], curves)
+        axes.set(xscale="log", xlabel="d_k", ylabel=name, title=title)
+    panels[1].set(yscale="log", ylabel="median gradient at the scores")
     return figure

@@ -1,23 +1,36 @@
-"""How sensitive is a softmax whose inputs are -3, 1, 100, 5, -1?
+"""How sensitive is a softmax to its inputs, for example -3, 1, 100, 5, -1?
 
-Claim: Hardly at all: it is saturated. The derivatives are y_i (1 - y_i) on the diagonal and -y_i y_j off it, and the
-    largest one in floating point is e^-95 = 5.5e-42. For the winning input y (1 - y) is exactly 0 in floating point,
-    because 1 - y cancels; its true value is the sum of the other weights.
-Measures: The 25 derivatives by automatic differentiation through `attend`, against the formula; the same for scores of
-    ordinary size; how much the outputs change if any one input changes by 1.
+Claim: The derivatives are y_i (1 - y_i) on the diagonal and -y_i y_j off it. If the largest input leads the n - 1
+    others by a gap g, no derivative exceeds (n - 1) e^-g: such a softmax is saturated, and insensitive. For -3, 1, 100,
+    5, -1 the gap is 95 and the largest derivative, that of y_3 by z_3, is 5.64e-42. In floating point y_3 (1 - y_3) is
+    exactly 0, because 1 - y_3 cancels; the sum of the other weights gives its true value.
+Measures: All derivatives in high precision, with 1 - y computed as the sum of the other weights; the same by automatic
+    differentiation through `attend`; the same for inputs of ordinary size; how much the outputs change if any one input
+    changes by a step.
+Finding: The largest of the {{ n.inputs|length ** 2 }} derivatives is {{ n["largest derivative"]|short(3) }}; the gap of
+    {{ n.gap|short(3) }} between the two largest inputs allows at most {{ n["largest possible"]|at_most(2) }}. By
+    automatic differentiation all are correct up to {{ n["error of the formula"]|at_most }}. For the largest output
+    float64 gives y (1 - y) = {{ n["y (1 - y) of the largest in float64"]|short(3) }}, exactly it is {{ n["derivative of
+    the largest"]|short(3) }}. A step of {{ n.step|short }} in any input changes no output by more than {{ n["largest
+    change after a step"]|at_most(2) }}{{ ": this softmax is saturated" if n["largest derivative"] < 1e-3 else ": this
+    softmax is not saturated" }}. With inputs divided by {{ n["divided by"]|short }} the largest derivative is {{
+    n["largest derivative, divided"]|fixed }}.
 Budget: 1 second
-Source: 003 12.4
+Source: 003 12.4, 003 12.4 code
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 
 import torch
 from torch import Tensor
 
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
+from regard.lab.measure import attention_weights
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partial y_i}{\partial z_j} = -y_i y_j"
 
@@ -37,13 +50,12 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    one_hot = torch.eye(len(setup.inputs), dtype=torch.float64)
     query = torch.eye(setup.width, dtype=torch.float64)[:1]
 
     def softmax(z: Tensor) -> Tensor:
         """Return the weights of attention for the scores z; query and keys are parallel to the first axis."""
         keys = torch.nn.functional.pad(z[:, None], (0, setup.width - 1))
-        return attention(query[None, None], keys[None, None], one_hot[None, None], beta=1.0)[0, 0, 0]
+        return attention_weights(attention, query, keys, beta=1.0)[0]
 
     def derivatives(z: Tensor) -> Tensor:
         z = z.clone().requires_grad_()
@@ -52,64 +64,71 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
     z = torch.tensor(setup.inputs, dtype=torch.float64)
     y, jacobian = softmax(z), derivatives(z)
-    formula = torch.diag(y) * (1 - y) - torch.outer(y, y) * (1 - one_hot)
-    top = int(z.argmax())
-    steps = [sign * setup.step * row for row in one_hot for sign in (-1, 1)]
+    top, (second, most) = int(z.argmax()), sorted(setup.inputs)[-2:]
+    exact = exact_jacobian(setup.inputs)
+    steps = [(at, sign * setup.step) for at in range(len(z)) for sign in (-1, 1)]
     modest = derivatives(z / setup.divided_by)
     return {
         "inputs": list(setup.inputs),
         "outputs": y.tolist(),
-        "derivatives": jacobian.tolist(),
-        "largest derivative": jacobian.abs().max().item(),
-        "e to the gap": math.exp(sorted(setup.inputs)[-2] - max(setup.inputs)),
-        "off the formula": (jacobian - formula).abs().max().item(),
-        "y (1 - y) of the winner in floats": (y[top] * (1 - y[top])).item(),
-        "derivative of the winner": y[z < z.max()].sum().item(),
+        "derivatives": [[float(entry) for entry in row] for row in exact],
+        "largest derivative": float(max(abs(entry) for row in exact for entry in row)),
+        "gap": most - second,
+        "largest possible": (len(z) - 1) * math.exp(second - most),
+        "error of the formula": max(
+            abs(got - float(want)) / max(1e-300, math.exp(second - most))
+            for at, (row, wanted) in enumerate(zip(jacobian.tolist(), exact, strict=True))
+            for by, (got, want) in enumerate(zip(row, wanted, strict=True))
+            if (at, by) != (top, top)  # where floats cancel
+        ),
+        "y (1 - y) of the largest in float64": (y[top] * (1 - y[top])).item(),
+        "derivative of the largest": float(exact[top][top]),
         "step": setup.step,
-        "largest change after a step": max((softmax(z + step) - y).abs().max().item() for step in steps),
+        "largest change after a step": max(exact_change(setup.inputs, at, step) for at, step in steps),
         "divided by": setup.divided_by,
         "largest derivative, divided": modest.abs().max().item(),
         "derivatives, divided": modest.tolist(),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    largest, gap = numbers["largest derivative"], numbers["e to the gap"]
-    formula = abs(largest / gap - 1) < 0.01 and numbers["off the formula"] < 1e-12 * gap
-    cancelled = numbers["y (1 - y) of the winner in floats"] == 0 < numbers["derivative of the winner"] < 2 * gap
-    awake = numbers["largest derivative, divided"] > 0.1
-    return decide(
-        formula and cancelled and awake and numbers["largest change after a step"] < 1e-40,
-        f"The largest of the 25 derivatives is {largest:.1e}, e to the gap of the two largest inputs {gap:.1e}. For "
-        f"the winner floating point gives y (1 - y) = {numbers['y (1 - y) of the winner in floats']:g}, while the "
-        f"other weights sum to {numbers['derivative of the winner']:.1e}. A step of {numbers['step']:g} in any input "
-        f"changes no output by more than {numbers['largest change after a step']:.0g}. With inputs divided by "
-        f"{numbers['divided by']:g} the largest derivative is {numbers['largest derivative, divided']:.2f}.",
-    )
+def exact_softmax(inputs: Sequence[float]) -> list[Decimal]:
+    """Return the softmax with 200 digits, which do not cancel in differences."""
+    with localcontext(prec=200):
+        powers = [Decimal(z).exp() for z in inputs]
+        return [power / sum(powers) for power in powers]
 
 
-@wrong_answer(
-    "003 12.4",
-    says="Since all derivatives are near zero, the softmax is very sensitive to its inputs.",
-    right="With derivatives near zero outputs do not change: a saturated softmax is insensitive and cannot learn.",
-)
-def _very_sensitive(numbers: Numbers) -> Verdict:
-    change = numbers["largest change after a step"]
+def exact_jacobian(inputs: Sequence[float]) -> list[list[Decimal]]:
+    """Return the derivative of each output by each input."""
+    with localcontext(prec=200):
+        y = exact_softmax(inputs)
+        return [[a * ((i == j) - b) for j, b in enumerate(y)] for i, a in enumerate(y)]
+
+
+def exact_change(inputs: Sequence[float], at: int, step: float) -> float:
+    """Return the largest change of an output if one input changes by a step."""
+    with localcontext(prec=200):
+        changed = [z + step * (place == at) for place, z in enumerate(inputs)]
+        pairs = zip(exact_softmax(inputs), exact_softmax(changed), strict=True)
+        return float(max(abs(after - before) for before, after in pairs))
+
+
+def verdict(numbers: Numbers) -> Decision:
+    largest, possible = numbers["largest derivative"], numbers["largest possible"]
+    bounded = largest <= possible * (1 + 1e-9) and largest <= 0.25
+    cancelled = numbers["y (1 - y) of the largest in float64"] == 0 < numbers["derivative of the largest"]
+    saturated = numbers["gap"] > 40
     return decide(
-        change > 0.01,
-        f"A step of {numbers['step']:g} in any input changes no output by more than {change:.0g}: the softmax is "
-        "insensitive.",
+        bounded and numbers["error of the formula"] < 1e-9 and (cancelled or not saturated),
+        missing="" if saturated else "the largest input must lead by more than 40 for saturation",
     )
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, panels = make_figure(columns=2)
-    shown = ", ".join(f"{z:g}" for z in numbers["inputs"])
-    for axes, matrix, title in (
-        (panels[0], numbers["derivatives"], f"z = {shown}"),
-        (panels[1], numbers["derivatives, divided"], f"z / {numbers['divided by']:g}"),
-    ):
-        exponents = [[math.log10(max(abs(entry), 1e-99)) for entry in row] for row in matrix]
+    titles = {"derivatives": ", ".join(f"{z:g}" for z in numbers["inputs"]), "derivatives, divided": "divided"}
+    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+        exponents = [[math.log10(max(abs(entry), 1e-99)) for entry in row] for row in numbers[name]]
         plot_heatmap(axes, exponents, low=min(map(min, exponents)), high=max(map(max, exponents)))
-        axes.set(xlabel="input j", ylabel="output i", title=f"log10 of derivatives, {title}")
+        axes.set(xlabel="input j", ylabel="output i", title=f"log10 of derivatives, z = {title}")
     return figure

@@ -4,6 +4,10 @@ Claim: When there is one head per offset of the kernel, its relative-position sc
     value projection is that tap of the kernel. Three heads are conv1d with kernel 3, nine are conv2d with kernel 3 x 3.
 Measures: Attention with such scores, in whole numbers so that nothing is rounded, against torch's conv1d and conv2d
     with zero padding; and the difference with one head less.
+Finding: {{ n["heads on a line"] }} heads differ from conv1d by {{ n["error of conv1d"]|short }} and {{ n["heads on a
+    grid"] }} heads from conv2d by {{ n["error of conv2d"]|short }}, for outputs up to {{ n["largest output"]|fixed(0)
+    }}. With one head less they differ by {{ n["difference with one head less"]|fixed(0) }} and {{ n["difference with
+    one head less on a grid"]|fixed(0) }}.
 Budget: 1 second
 Source: 000 1.3e, 002 1.3d
 """
@@ -23,8 +27,9 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.positions import grid_positions
 from regard.core.scores import shaw
-from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import Figure, make_figure, plot_bars
+from regard.lab.drawing import Figure, bar_figure
+from regard.lab.measure import largest_difference
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, \quad a^t_{ij} = \delta_{j, i+t}"
 
@@ -65,10 +70,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "kernel": size,
         "heads on a line": len(heads),
         "heads on a grid": len(grid_heads),
-        "error of conv1d": _off(_mix_heads(heads, taps), line),
-        "error of conv2d": _off(_mix_heads(grid_heads, squares.flatten(2)), plane),
-        "with one head less": _off(_mix_heads(heads[1:], taps[:, :, 1:]), line),
-        "with one head less on a grid": _off(_mix_heads(grid_heads[1:], squares.flatten(2)[:, :, 1:]), plane),
+        "error of conv1d": largest_difference(_mix_heads(heads, taps), line),
+        "error of conv2d": largest_difference(_mix_heads(grid_heads, squares.flatten(2)), plane),
+        "difference with one head less": largest_difference(_mix_heads(heads[1:], taps[:, :, 1:]), line),
+        "difference with one head less on a grid": largest_difference(
+            _mix_heads(grid_heads[1:], squares.flatten(2)[:, :, 1:]), plane
+        ),
         "largest output": float(torch.cat([line, plane]).abs().max()),
     }
 
@@ -106,33 +113,18 @@ def _mix_heads(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> F
     return torch.einsum("hnd,mdh->nm", heads, taps)
 
 
-def _off(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
-
-
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     exact = numbers["error of conv1d"] == 0 and numbers["error of conv2d"] == 0
-    needed = numbers["with one head less"] > 1 and numbers["with one head less on a grid"] > 1
-    return decide(
-        exact and needed,
-        f"{numbers['heads on a line']} heads differ from conv1d by {numbers['error of conv1d']:g} and "
-        f"{numbers['heads on a grid']} heads from conv2d by {numbers['error of conv2d']:g}, for outputs up to "
-        f"{numbers['largest output']:g}. With one head less they differ by {numbers['with one head less']:g} and "
-        f"{numbers['with one head less on a grid']:g}.",
-    )
+    needed = ("difference with one head less", "difference with one head less on a grid")
+    return decide(exact and all(numbers[name] > 1 for name in needed))
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure(width=5.4)
     line, grid = numbers["heads on a line"], numbers["heads on a grid"]
-    plot_bars(
-        axes,
-        {
-            f"conv1d,\n{line} heads": numbers["error of conv1d"],
-            f"conv1d,\n{line - 1} heads": numbers["with one head less"],
-            f"conv2d,\n{grid} heads": numbers["error of conv2d"],
-            f"conv2d,\n{grid - 1} heads": numbers["with one head less on a grid"],
-        },
-    )
-    axes.set(ylabel="largest difference", title="One head per tap")
-    return figure
+    differences = {
+        f"conv1d,\n{line} heads": numbers["error of conv1d"],
+        f"conv1d,\n{line - 1} heads": numbers["difference with one head less"],
+        f"conv2d,\n{grid} heads": numbers["error of conv2d"],
+        f"conv2d,\n{grid - 1} heads": numbers["difference with one head less on a grid"],
+    }
+    return bar_figure(differences, ylabel="largest difference", title="One head per tap")

@@ -7,8 +7,12 @@ Claim: Groups: as many groups as heads, followed by a convolution with kernel 1 
 Measures: Attention with given relative scores, then W_o, against conv1d(groups=heads) and a 1 x 1 convolution, on a
     ring of tokens in float64. How many input channels an output channel of a head reads. The smallest error of any
     convolution with one group per channel.
+Finding: With groups={{ n.heads }}, the number of heads, and a 1 x 1 convolution for W_o the outputs differ by at most
+    {{ n.error|at_most }}. A channel of a head reads {{ n["channels read by a head"] }} channels, like a channel of such
+    a group. With one group per channel it reads {{ n["channels read with groups = channels"] }}, and the relative error
+    is at least {{ n["smallest error with groups = channels"]|percent }} of the norm.
 Budget: 1 second
-Source: 000 1.2b
+Source: 000 1.2b, 002 1.2b
 """
 
 import math
@@ -23,8 +27,9 @@ from torch.nn import functional
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars
+from regard.lab.measure import largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import check_heads, merge_heads, split_heads
 
 MATHS = r"h^g_i = \sum_t a^g_t W_v^g c^g_{i+t}, \quad \mathrm{kernel of group} g: w^g_t = a^g_t W_v^g"
@@ -53,10 +58,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
     d, heads, n, size = setup.width, setup.heads, setup.length, setup.kernel
     c = d // heads
-    x = torch.randn(1, n, d, generator=draws, dtype=torch.float64)
-    value = torch.randn(heads, c, c, generator=draws, dtype=torch.float64) * c**-0.5
-    out = torch.randn(d, d, generator=draws, dtype=torch.float64) * d**-0.5
-    taps = torch.randn(heads, size, generator=draws, dtype=torch.float64)
+    x, value, out, taps = normal_tensors(draws, (1, n, d), (heads, c, c), (d, d), (heads, size))
+    value, out = value * c**-0.5, out * d**-0.5
 
     # the score of tap (j - i) on a ring; only the taps of the kernel are visible
     offset = (torch.arange(n)[None] - torch.arange(n)[:, None] + size // 2) % n
@@ -75,12 +78,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     return {
         "width": d,
         "heads": heads,
-        "error before W_o": float((joined - grouped).abs().max()),
-        "error": float((joined.mT @ out.T - functional.conv1d(grouped, out[:, :, None]).mT).abs().max()),
+        "error before W_o": largest_difference(joined, grouped),
+        "error": largest_difference(joined.mT @ out.T, functional.conv1d(grouped, out[:, :, None]).mT),
         "channels read by a head": _count_channels_read(heads_of, x),
-        "channels read with a group a head": _count_channels_read(lambda x: _convolve(x, kernel, heads), x),
-        "channels read with a group a channel": _count_channels_read(lambda x: _convolve(x, kernel[:, :1], d), x),
-        "smallest error with a group a channel": _smallest_error(ring, joined, size),
+        "channels read with groups = heads": _count_channels_read(lambda x: _convolve(x, kernel, heads), x),
+        "channels read with groups = channels": _count_channels_read(lambda x: _convolve(x, kernel[:, :1], d), x),
+        "smallest error with groups = channels": _smallest_error(ring, joined, size),
     }
 
 
@@ -105,38 +108,19 @@ def _smallest_error(ring: Float[Tensor, "1 d m"], wanted: Float[Tensor, "1 d n"]
     return float((seen @ fitted - wanted[0][..., None]).norm() / wanted.norm())
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    share = numbers["width"] // numbers["heads"]
+def verdict(numbers: Numbers) -> Decision:
     exact = max(numbers["error"], numbers["error before W_o"]) < 1e-12
-    alike = numbers["channels read by a head"] == numbers["channels read with a group a head"] == share
-    return decide(
-        exact and alike and numbers["smallest error with a group a channel"] > 0.1,
-        f"With groups={numbers['heads']}, the number of heads, and a 1 x 1 convolution for W_o the outputs differ by "
-        f"{numbers['error']:.0g}. A channel of a head reads {numbers['channels read by a head']} channels, like a "
-        "channel of such a group. With one group per channel it reads "
-        f"{numbers['channels read with a group a channel']}, and the relative error is at least "
-        f"{numbers['smallest error with a group a channel']:.0%}.",
-    )
-
-
-@wrong_answer(
-    "000 1.2b",
-    says="Heads correspond to groups = in_channels.",
-    right="groups = number of heads, each with d/h channels that are mixed, followed by a 1 x 1 convolution for W_o.",
-)
-def _one_group_per_channel(numbers: Numbers) -> Verdict:
-    left = numbers["smallest error with a group a channel"]
-    return decide(
-        left < 1e-9, f"The best convolution with groups={numbers['width']} has a relative error of {left:.0%}."
-    )
+    read = numbers["channels read by a head"], numbers["channels read with groups = heads"]
+    alike = set(read) == {numbers["width"] // numbers["heads"]}
+    return decide(exact and alike and numbers["smallest error with groups = channels"] > 0.1)
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (left, right) = make_figure(2, width=4.6)
-    kinds = ("by a head", "with a group a head", "with a group a channel")
-    plot_bars(left, {kind.replace(" a ", "\na ", 1): float(numbers[f"channels read {kind}"]) for kind in kinds})
+    kinds = ("by a head", "with groups = heads", "with groups = channels")
+    plot_bars(left, {kind.replace(" = ", "\n= "): float(numbers[f"channels read {kind}"]) for kind in kinds})
     left.set(ylabel="channels read by one channel", title="Channels that are mixed")
-    left_over = numbers["smallest error with a group a channel"]
-    plot_bars(right, {"groups = heads": numbers["error before W_o"], "groups = channels": left_over})
+    error = numbers["smallest error with groups = channels"]
+    plot_bars(right, {"groups = heads": numbers["error before W_o"], "groups = channels": error})
     right.set(ylabel="difference from heads", title="Error of the convolution")
     return figure

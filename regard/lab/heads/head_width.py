@@ -4,8 +4,14 @@ Claim: With heads of width D/H each of the projections of queries, keys and valu
     heads, and a layer needs 4 N D^2 + 2 N^2 D multiply-adds. Heads of the full width D would multiply both by H.
 Measures: Weights of real layers with 1, 2, 4, ... heads of width D/H and of width D. Multiply-adds of a real pass, as
     torch counts matrix products and attention.
+Finding: With {{ n.heads|join_numbers }} heads of width {{ n.width }}/H a projection has {{ n.weights|join_numbers }}
+    weights, and {{ n.length }} tokens need {{ n["multiply-adds"]|join_numbers }} multiply-adds. If every head has width
+    {{ n.width }}, it has {{ n["weights at full width"]|join_numbers }} weights and needs {{ n["multiply-adds at full
+    width"]|join_numbers }} multiply-adds. The part of a head in a projection costs {{ n["multiply-adds of a head's
+    projection per token"]|join_numbers }} multiply-adds per token, and its scores {{ n["multiply-adds of a head's
+    scores"]|join_numbers }}.
 Budget: 5 seconds
-Source: 003 12.5
+Source: 001 review 7, 001 review 8, 001 review 9, 003 12.5
 """
 
 from collections.abc import Callable
@@ -14,9 +20,9 @@ from typing import Any
 
 import torch
 
-from regard.base.counting import count_flops
-from regard.lab.claim import Numbers, Verdict, decide, join_numbers, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import count_multiply_adds
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 
 MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \quad \mathrm{cost} = 4 N D^2 + 2 N^2 D"
@@ -50,44 +56,31 @@ def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
         "multiply-adds": [cost for _, cost in split],
         "weights at full width": [weights for weights, _ in kept],
         "multiply-adds at full width": [cost for _, cost in kept],
+        "multiply-adds of a head's projection per token": [_head_cost(setup, heads, 1) for heads in setup.heads],
+        "multiply-adds of a head's scores": [_head_cost(setup, heads, setup.length) for heads in setup.heads],
     }
 
 
 def _weights_and_cost(layer: Any, setup: Setup) -> tuple[int, int]:
     """Return the weights of one projection and the multiply-adds of a pass."""
-    with torch.no_grad(), count_flops() as flops:
-        layer(torch.zeros(1, setup.length, setup.width))
-    return layer.query_key_value.weight.numel() // 3, flops.get_total_flops() // 2
+    cost = count_multiply_adds(lambda: layer(torch.zeros(1, setup.length, setup.width)))
+    return layer.query_key_value.weight.numel() // 3, cost
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def _head_cost(setup: Setup, heads: int, tokens: int) -> int:
+    """Count the multiply-adds of one head: of its projection for one token, or of the scores of several."""
+    width = setup.width // heads
+    first, second = (setup.width, width) if tokens == 1 else (width, tokens)
+    return count_multiply_adds(lambda: torch.zeros(tokens, first) @ torch.zeros(first, second))
+
+
+def verdict(numbers: Numbers) -> Decision:
     width, length = numbers["width"], numbers["length"]
     cost = 4 * length * width**2 + 2 * length**2 * width
     steady = set(numbers["weights"]) == {width**2} and set(numbers["multiply-adds"]) == {cost}
     grows = numbers["weights at full width"] == [heads * width**2 for heads in numbers["heads"]]
     grows &= numbers["multiply-adds at full width"] == [heads * cost for heads in numbers["heads"]]
-    return decide(
-        steady and grows,
-        f"With {join_numbers(numbers['heads'])} heads of width {width}/H a projection has "
-        f"{join_numbers(numbers['weights'])} weights, and {length} tokens need "
-        f"{join_numbers(numbers['multiply-adds'])} multiply-adds. If every head has width {width}, it has "
-        f"{join_numbers(numbers['weights at full width'])} weights and needs "
-        f"{join_numbers(numbers['multiply-adds at full width'])} multiply-adds.",
-    )
-
-
-@wrong_answer(
-    "003 12.5",
-    says="H heads of width D/H have H (D/H)^2 = D^2/H weights.",
-    right="Every head reads all D channels, so a head has D (D/H) weights and all heads have D^2, for any H.",
-)
-def _fewer_weights(numbers: Numbers) -> Verdict:
-    said = [heads * (numbers["width"] // heads) ** 2 for heads in numbers["heads"]]
-    return decide(
-        numbers["weights"] == said,
-        f"With {join_numbers(numbers['heads'])} heads this would be {join_numbers(said)} weights, but there are "
-        f"{join_numbers(numbers['weights'])}.",
-    )
+    return decide(steady and grows)
 
 
 def draw(numbers: Numbers) -> Figure:

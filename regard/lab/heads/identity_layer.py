@@ -6,8 +6,13 @@ Claim: When the score of one key is far above all others for every query, and no
     the mean.
 Measures: Weights and outputs of attention in float64 with positions as keys, for growing beta. The weight that each of
     four orthonormal tokens gives to itself at beta = d ** -0.5. The outputs if all scores are zero.
+Finding: With positions as keys the error is {{ n.errors[0]|fixed }} at beta={{ n.betas[0] }} and {{ n.errors[-1]|short
+    }} at beta={{ n.betas[-1] }}, {{ n["error of permutation"]|short }} for a permutation, and {{ n["difference if two
+    share a key"]|fixed }} if two queries share a key. Orthonormal tokens give themselves the weight {{ n["own weight of
+    orthonormal tokens"]|fixed(3) }} at beta = d ** -0.5 and {{ n["own weight of orthonormal tokens, beta = 1"]|fixed(3)
+    }} at beta = 1; zero scores give the mean, up to {{ n["distance to the mean at zero scores"]|at_most }}.
 Budget: 1 second
-Source: 000 1.3c
+Source: 000 1.3c, 002 1.3c
 """
 
 import math
@@ -21,8 +26,9 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
+from regard.lab.measure import attend_matrices, largest_difference
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
     r"a_{ij} = \frac{\exp(\beta p_i \cdot p_j)}{\sum_l \exp(\beta p_i \cdot p_l)} "
@@ -58,7 +64,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         order = torch.randperm(n, generator=draws)
     # orthonormal tokens, as many as their width
     tokens = torch.linalg.qr(torch.randn(n, n, generator=draws, dtype=torch.float64))[0][None, None]
-    own = attention(tokens, tokens, places)[0, 0]
+    own, plain = (attention(tokens, tokens, places, beta=beta)[0, 0] for beta in (None, 1.0))
     hard = attention(places, places, places, beta=math.inf)[0, 0]
     zero = attention(torch.zeros_like(places), places, values)
     sharing = [0, 0, *range(2, n)]
@@ -66,22 +72,26 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     return {
         "length": n,
         "betas": [beta if beta < math.inf else "infinite" for beta in setup.betas],
-        "errors": [_off(attention(places, places, values, beta=beta), values) for beta in setup.betas],
-        "error of permutation": _off(
+        "errors": [largest_difference(attention(places, places, values, beta=beta), values) for beta in setup.betas],
+        "error of permutation": largest_difference(
             attention(places[:, :, order], places, values, beta=math.inf), values[:, :, order]
         ),
-        "difference if two share a key": _off(shared, values),
-        "error if two share a key": _off(shared, values[:, :, sharing]),
+        "difference if two share a key": largest_difference(shared, values),
+        "error if two share a key": largest_difference(shared, values[:, :, sharing]),
         "own weight of orthonormal tokens": own.diagonal().mean().item(),
         "own weight by formula": 1 / (1 + (n - 1) * math.exp(-(n**-0.5))),
+        "own weight of orthonormal tokens, beta = 1": plain.diagonal().mean().item(),
+        "tokens 1, 2, 3, ... at zero scores": _zero_score_mean(attention, n),
         "own weight with positions": hard.diagonal().mean().item(),
-        "different rows at zero scores": _count_different_rows(zero[0, 0]),
-        "distance to the mean at zero scores": _off(zero, values.mean(2, keepdim=True)),
+        "distinct outputs at zero scores": _count_different_rows(zero[0, 0]),
+        "distance to the mean at zero scores": largest_difference(zero, values.mean(2, keepdim=True)),
     }
 
 
-def _off(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
+def _zero_score_mean(attention: Attention, n: int) -> float:
+    """Return the output for the tokens 1, 2, ..., n if all scores are zero."""
+    tokens = torch.arange(1.0, n + 1, dtype=torch.float64)[:, None]
+    return float(attend_matrices(attention, torch.zeros_like(tokens), tokens, tokens)[0, 0])
 
 
 def _count_different_rows(rows: Tensor) -> int:
@@ -89,43 +99,14 @@ def _count_different_rows(rows: Tensor) -> int:
     return sum(all((row - other).abs().max() > 1e-9 for other in rows[:at]) for at, row in enumerate(rows))
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     errors = numbers["errors"]
     falling = all(later < earlier for earlier, later in pairwise(errors) if earlier > 1e-15)
-    holds = falling and errors[-1] == 0 and numbers["error of permutation"] == 0
     shared = numbers["difference if two share a key"] > 1e-3 and numbers["error if two share a key"] == 0
     own = numbers["own weight of orthonormal tokens"]
     others = shared and own < 0.99 and abs(own - numbers["own weight by formula"]) < 1e-12
-    return decide(
-        holds and others and numbers["distance to the mean at zero scores"] < 1e-12,
-        f"With positions as keys the error is {errors[0]:.2f} at beta={numbers['betas'][0]} and {errors[-1]:g} at "
-        f"beta={numbers['betas'][-1]}, {numbers['error of permutation']:g} for a permutation, and "
-        f"{numbers['difference if two share a key']:.2f} if two queries share a key. Orthonormal tokens give "
-        f"themselves the weight {own:.3f}; zero scores give the mean, up to "
-        f"{numbers['distance to the mean at zero scores']:.0g}.",
-    )
-
-
-@wrong_answer(
-    "000 1.3c",
-    says="With orthonormal X and Q = K = V = X the weights are the identity.",
-    right="The scores are the identity, and the weights are its softmax; only a large beta makes them one-hot.",
-)
-def _orthonormal(numbers: Numbers) -> Verdict:
-    own = numbers["own weight of orthonormal tokens"]
-    return decide(
-        own > 0.99, f"Each of {numbers['length']} orthonormal tokens gives itself the weight {own:.3f}, not 1."
-    )
-
-
-@wrong_answer(
-    "000 1.3c",
-    says="Scores that are all zero permute the tokens.",
-    right="They give all tokens the same weight: every output is the mean of the values.",
-)
-def _zero_permutes(numbers: Numbers) -> Verdict:
-    rows, n = numbers["different rows at zero scores"], numbers["length"]
-    return decide(rows == n, f"At zero scores {n} outputs have {rows} different value; a permutation has {n}.")
+    exact = errors[-1] == 0 and numbers["error of permutation"] == 0
+    return decide(falling and exact and others and numbers["distance to the mean at zero scores"] < 1e-12)
 
 
 def draw(numbers: Numbers) -> Figure:
@@ -134,12 +115,7 @@ def draw(numbers: Numbers) -> Figure:
     # a log axis has no zero
     plot_lines(left, finite, {"error": [max(error, 1e-17) for error in numbers["errors"][: len(finite)]]})
     left.set(xscale="log", yscale="log", xlabel="beta", ylabel="distance to the identity", title="Positions as keys")
-    plot_bars(
-        right,
-        {
-            "orthonormal\ntokens": numbers["own weight of orthonormal tokens"],
-            "positions,\nbeta infinite": numbers["own weight with positions"],
-        },
-    )
+    own = {"orthonormal\ntokens": "own weight of orthonormal tokens", "positions,\nhard": "own weight with positions"}
+    plot_bars(right, {shown: numbers[name] for shown, name in own.items()})
     right.set(ylabel="weight on itself", title="beta = d ** -0.5, and hard")
     return figure

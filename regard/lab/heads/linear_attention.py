@@ -6,15 +6,20 @@ Claim: The outputs cost O(N D D_g) instead of O(N^2 D), because the sums of g(k)
 Measures: `linear_attend` against the same computation with all weights, in float64. Multiply-adds (of products and of
     the sum over keys) and seconds of both for growing N; multiply-adds for twice the D and twice the D_g; the largest
     tensor; the smallest weight for elu + 1 and for g(x) = x.
+Finding: At N={{ n.length }}, D={{ n.width }} softmax attention needs {{ n["multiply-adds of softmax"]|millions }} M
+    multiply-adds and linear attention {{ n["multiply-adds of linear"]|millions(2) }} M, with the same outputs as with
+    all weights up to {{ n.error|at_most }}; its largest tensor has {{ n["largest tensor"]|comma }} numbers. They grow
+    as N^{{ growth[0]|fixed }} and N^{{ growth[1]|fixed }} (in seconds N^{{ seconds[0]|fixed(1) }} and N^{{
+    seconds[1]|fixed(1) }}). All weights cost {{ n["multiply-adds of all weights by features"]|millions }} M by features
+    and {{ n["multiply-adds of all weights by softmax"]|millions }} M by softmax. The smallest weight is {{ n["smallest
+    weight"]|short }}, and {{ n["smallest weight with g(x) = x"]|short }} if g can be negative.
 Budget: 10 seconds
 Source: 003 12.10
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -27,8 +32,9 @@ from regard.base.counting import count_flops
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import growth_exponent, largest_difference, measure_seconds
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_i)}"
 
@@ -64,7 +70,7 @@ def run(setup: Setup, attention: Attention = attend, linear: Callable[..., Any] 
     q, k, v = _sample_inputs(setup, n, d)
     eye = torch.eye(n)[None, None]
     weights = linear(q, k, eye).out
-    curves = [_measure_seconds(setup, length, attention, linear) for length in setup.lengths]
+    curves = [_measure_lengths(setup, length, attention, linear) for length in setup.lengths]
     wide = _sample_inputs(setup, n, 2 * d)
     with _Largest() as made:
         linear(q, k, v)
@@ -73,15 +79,16 @@ def run(setup: Setup, attention: Attention = attend, linear: Callable[..., Any] 
         "length": n,
         "width": d,
         "error": _error(setup, linear),
-        "error of softmax": float((attention(q, k, v) - (q @ k.mT * d**-0.5).softmax(-1) @ v).abs().max()),
-        "softmax": _cost(lambda: attention(q, k, v)),
-        "linear": _cost(lambda: linear(q, k, v)),
-        "linear at twice D": _cost(lambda: linear(*wide)),
-        "linear at twice D_g": _cost(lambda: linear(q, k, v, features=PositiveAndNegative())),
-        "weights by linear": _cost(lambda: linear(q, k, eye)),
+        "error of softmax": largest_difference(attention(q, k, v), (q @ k.mT * d**-0.5).softmax(-1) @ v),
+        "multiply-adds of softmax": _cost(lambda: attention(q, k, v)),
+        "multiply-adds of linear": _cost(lambda: linear(q, k, v)),
+        "multiply-adds of linear at twice D": _cost(lambda: linear(*wide)),
+        "multiply-adds of linear at twice D_g": _cost(lambda: linear(q, k, v, features=PositiveAndNegative())),
+        "multiply-adds of all weights by features": _cost(lambda: _all_weights(q, k)),
+        "multiply-adds of all weights by softmax": _cost(lambda: q @ k.mT),
         "largest tensor": made.numbers,
-        "least weight": weights.min().item(),
-        "least weight with g(x) = x": signed.min().item(),
+        "smallest weight": weights.min().item(),
+        "smallest weight with g(x) = x": signed.min().item(),
         "lengths": list(setup.lengths),
     } | {name: [curve[name] for curve in curves] for name in curves[0]}
 
@@ -93,9 +100,14 @@ def _sample_inputs(setup: Setup, n: int, d: int, dtype: torch.dtype = torch.floa
 def _error(setup: Setup, linear: Callable[..., Any]) -> float:
     """Return the difference between outputs with and without computing all weights."""
     q, k, v = _sample_inputs(setup, setup.length, setup.width, torch.float64)
+    return largest_difference(linear(q, k, v).out, _all_weights(q, k) @ v)
+
+
+def _all_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Return all weights by features; the sum of the features of the keys is shared."""
     phi = elu_plus_one()
-    products = phi(q) @ phi(k).mT
-    return float((linear(q, k, v).out - products / products.sum(-1, keepdim=True) @ v).abs().max())
+    sums = phi(q) @ phi(k).sum(2, keepdim=True).mT
+    return phi(q) @ phi(k).mT / sums
 
 
 def _cost(call: Callable[[], Any]) -> int:
@@ -126,71 +138,25 @@ class _Largest(TorchDispatchMode):
         return out
 
 
-def _measure_seconds(setup: Setup, n: int, attention: Attention, linear: Callable[..., Any]) -> dict[str, float]:
+def _measure_lengths(setup: Setup, n: int, attention: Attention, linear: Callable[..., Any]) -> dict[str, float]:
     q, k, v = _sample_inputs(setup, n, setup.width)
     calls: dict[str, Callable[[], Any]] = {"softmax": lambda: attention(q, k, v), "linear": lambda: linear(q, k, v)}
-    found: dict[str, float] = {}
-    for name, call in calls.items():
-        found[f"{name} by length"] = _cost(call)
-        seconds = []
-        for _ in range(setup.repeats):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        found[f"seconds of {name}"] = median(seconds)
-    return found
+    counts = {f"{name} by length": _cost(call) for name, call in calls.items()}
+    return counts | {f"seconds of {name}": measure_seconds(call, setup.repeats) for name, call in calls.items()}
 
 
-def _growth_exponent(numbers: Numbers, curve: str) -> float:
-    """Return the exponent of N with which a curve grows from the first length to the last."""
-    lengths, values = numbers["lengths"], numbers[curve]
-    return math.log(values[-1] / values[0]) / math.log(lengths[-1] / lengths[0])
-
-
-def verdict(numbers: Numbers) -> Verdict:
-    n, d = numbers["length"], numbers["width"]
-    softmax, linear = (_growth_exponent(numbers, f"{name} by length") for name in ("softmax", "linear"))
-    seconds = [_growth_exponent(numbers, f"seconds of {name}") for name in ("softmax", "linear")]
-    counts = numbers["softmax"] == 2 * n * n * d and numbers["linear"] == 2 * n * d * d + 2 * n * d
-    grows = abs(softmax - 2) < 0.01 and abs(linear - 1) < 0.01
-    features = abs(numbers["linear at twice D_g"] / numbers["linear"] - 2) < 0.01
-    formed = numbers["largest tensor"] < n * n and numbers["error"] < 1e-12
-    same = numbers["error of softmax"] < 1e-5  # in float32
-    signs = numbers["least weight"] >= 0 > numbers["least weight with g(x) = x"]
-    return decide(
-        counts and grows and features and formed and same and signs,
-        f"At N={n}, D={d} softmax attention needs {numbers['softmax'] / 1e6:.1f} M multiply-adds and linear "
-        f"attention {numbers['linear'] / 1e6:.2f} M, with the same outputs as with all weights up to "
-        f"{numbers['error']:.0g}; its largest tensor has {numbers['largest tensor']:,} numbers. They grow as "
-        f"N^{softmax:.2f} and N^{linear:.2f} (in seconds N^{seconds[0]:.1f} and N^{seconds[1]:.1f}). The smallest "
-        f"weight is {numbers['least weight']:.1e}, and {numbers['least weight with g(x) = x']:.1e} if g can be "
-        "negative.",
-    )
-
-
-@wrong_answer(
-    "003 12.10",
-    says="The cost falls from O(N^2 D) to O(N D).",
-    right="To O(N D D_g), with D_g features: the sum of g(k) v' is a matrix of D_g x D.",
-)
-def _linear_in_width(numbers: Numbers) -> Verdict:
-    factor = numbers["linear at twice D"] / numbers["linear"]
-    return decide(factor < 2.5, f"Twice the D multiplies the cost by {factor:.2f}; with O(N D) it would be 2.")
-
-
-@wrong_answer(
-    "003 12.10",
-    says="The attention weights become cheaper.",
-    right="The outputs become cheaper, because they need no weights. There are N^2 weights, and each costs D_g.",
-)
-def _weights_cheaper(numbers: Numbers) -> Verdict:
-    all_weights, usual = numbers["weights by linear"], numbers["softmax"]
-    return decide(
-        all_weights < usual / 2,
-        f"All {numbers['length'] ** 2:,} weights cost {all_weights / 1e6:.1f} M multiply-adds with features, and "
-        f"softmax attention with its outputs {usual / 1e6:.1f} M; the outputs alone cost "
-        f"{numbers['linear'] / 1e6:.2f} M.",
-    )
+def verdict(numbers: Numbers) -> Decision:
+    n, d, kinds = numbers["length"], numbers["width"], ("softmax", "linear")
+    growth = [growth_exponent(numbers["lengths"], numbers[f"{name} by length"]) for name in kinds]
+    seconds = [growth_exponent(numbers["lengths"], numbers[f"seconds of {name}"]) for name in kinds]
+    softmax, linear = (numbers[f"multiply-adds of {name}"] for name in kinds)
+    counts = softmax == 2 * n * n * d and linear == 2 * n * d * d + 2 * n * d
+    grows = abs(growth[0] - 2) < 0.01 and abs(growth[1] - 1) < 0.01
+    features = abs(numbers["multiply-adds of linear at twice D_g"] / linear - 2) < 0.01
+    exact = numbers["error"] < 1e-12 and numbers["error of softmax"] < 1e-5  # the second in float32
+    signs = numbers["smallest weight"] >= 0 > numbers["smallest weight with g(x) = x"]
+    formed = numbers["largest tensor"] < n * n
+    return decide(counts and grows and features and formed and exact and signs, growth=growth, seconds=seconds)
 
 
 def draw(numbers: Numbers) -> Figure:
@@ -198,7 +164,5 @@ def draw(numbers: Numbers) -> Figure:
     for axes, suffix, what in ((left, "{} by length", "multiply-adds"), (right, "seconds of {}", "seconds")):
         plot_lines(axes, numbers["lengths"], {name: numbers[suffix.format(name)] for name in ("softmax", "linear")})
         axes.set_xscale("log", base=2)
-        axes.set(yscale="log", xlabel="tokens N", ylabel=what)
-    left.set_title("Multiply-adds")
-    right.set_title("Seconds")
+        axes.set(yscale="log", xlabel="tokens N", ylabel=what, title=what.capitalize())
     return figure

@@ -2,43 +2,58 @@
 
 Claim: Queries, keys and values are projected and split into h heads of width d/h. The heads attend in parallel, and
     none depends on another. Their outputs are concatenated and W_o mixes them. Because of W_o one head can reach every
-    channel of the output.
-Measures: The layer against its parts computed one by one in float64. How many other heads change if the values of one
-    head change, and how many channels, before and after W_o.
+    channel of the output. Queries may come from other tokens than keys and values, in any number. All of this is what
+    `torch.nn.MultiheadAttention` computes.
+Measures: The layer against its parts computed one by one in float64, and against `torch.nn.MultiheadAttention` with the
+    same weights: self-attention, with a causal mask, and n queries over m other tokens. The sizes of the four matrices.
+    How many other heads change if the values of one head change, and how many channels, before and after W_o.
+Finding: Computed part by part, the layer differs by at most {{ n.error|at_most }}; head by head by at most {{ n["error
+    of heads one by one"]|at_most }}; from `torch.nn.MultiheadAttention` by at most {{ n["difference to
+    torch"]["self-attention"]|at_most }}, with a causal mask by {{ n["difference to torch"]["causal"]|at_most }}, and
+    for {{ n["queries and keys"][0] }} queries over {{ n["queries and keys"][1] }} other tokens by {{ n["difference to
+    torch"]["cross attention"]|at_most }}. W_q, W_k, W_v and W_o have the sizes {% for size in n["sizes of W_q, W_k,
+    W_v, W_o"] %}{{ size|join(" x ") }}{{ ", " if not loop.last }}{% endfor %}. Other values in one head change {{
+    n["other heads changed"] }} other heads. They change {{ n["channels changed before W_o"] }} of {{ n.width }}
+    channels before W_o and {{ n["channels changed after W_o"] }} after it.
 Budget: 1 second
-Source: 000 1.2a, 001, 003 12.2
+Source: 000 1.2a, 000 1.3a, 001 review 10, 001 review 12, 002 1.2a, 002 1.3a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
-from regard.lab.drawing import Figure, make_figure, plot_bars
+from regard.core.masks import causal
+from regard.lab.drawing import Figure, bar_figure
+from regard.lab.measure import largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
 from regard.nn.init import fan_in, init_parameters, normal
 
 MATHS = (
-    r"H = W_o [H^1; H^2; H^3], \quad \mathrm{head} h: "
-    r"H^h = V^h \mathrm{softargmax}_\beta((K^h)^\top Q^h), \quad Q^h = W_q^h C, \quad "
-    r"K^h = W_k^h C, \quad V^h = W_v^h C"
+    r"H = W_o [H^1; \dots; H^h] \in R^{d \times n}, \quad "
+    r"H^i = V^i \mathrm{softargmax}_\beta((K^i)^\top Q^i) \in R^{d/h \times n}, \quad "
+    r"Q^i = W_q^i Q, \quad K^i = W_k^i K, \quad V^i = W_v^i V"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Width and heads of the layer, and the number of tokens."""
+    """Width and heads of the layer, the number of tokens, and of other tokens for cross attention."""
 
     width: int = 60
     heads: int = 5
     length: int = 23
+    others: int = 17
     seed: int = 0
 
 
-SMOKE = Setup(width=15, heads=3, length=7)
+SMOKE = Setup(width=15, heads=3, length=7, others=5)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
@@ -58,12 +73,17 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         return {
             "width": setup.width,
             "heads": setup.heads,
-            "error": (layer.out(joined) - whole).abs().max().item(),
-            "error of heads one by one": (together - alone).abs().max().item(),
-            "difference without W_o": (joined - whole).abs().max().item(),
-            "other heads moved": _count_changed(together, moved, 1) - 1,
-            "channels moved before W_o": _count_changed(joined, merge_heads(moved), 2),
-            "channels moved after W_o": _count_changed(whole, moved_out, 2),
+            "queries and keys": [setup.length, setup.others],
+            "sizes of W_q, W_k, W_v, W_o": [
+                list(part.shape) for part in (*layer.query_key_value.weight.chunk(3), layer.out.weight)
+            ],
+            "error": largest_difference(layer.out(joined), whole),
+            "error of heads one by one": largest_difference(together, alone),
+            "difference to torch": _difference_to_torch(layer, setup, x, attention),
+            "difference without W_o": largest_difference(joined, whole),
+            "other heads changed": _count_changed(together, moved, 1) - 1,
+            "channels changed before W_o": _count_changed(joined, merge_heads(moved), 2),
+            "channels changed after W_o": _count_changed(whole, moved_out, 2),
         }
 
 
@@ -73,46 +93,47 @@ def _count_changed(old: Tensor, new: Tensor, axis: int) -> int:
     return int(((new - old).abs().amax(others) > 1e-9).sum())
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def _difference_to_torch(layer: AttentionLayer, setup: Setup, x: Tensor, attention: Attention) -> dict[str, float]:
+    """Compare with torch's layer with the same weights: self-attention, causal, and over other tokens."""
+    torch_layer = nn.MultiheadAttention(setup.width, setup.heads, batch_first=True, dtype=torch.float64)
+    torch_layer.in_proj_weight.copy_(layer.query_key_value.weight)
+    torch_layer.in_proj_bias.copy_(layer.query_key_value.bias)
+    torch_layer.out_proj.weight.copy_(layer.out.weight)
+    torch_layer.out_proj.bias.copy_(layer.out.bias)
+    (y,) = normal_tensors(make_generator(setup.seed + 1), (1, setup.others, setup.width))
+
+    def attend_to(tokens: Tensor, mask: Any = None) -> Tensor:
+        q, k, v = (
+            split_heads(functional.linear(part, weight, bias), setup.heads)
+            for part, weight, bias in zip(
+                (x, tokens, tokens),
+                layer.query_key_value.weight.chunk(3),
+                layer.query_key_value.bias.chunk(3),
+                strict=True,
+            )
+        )
+        out: Tensor = layer.out(merge_heads(attention(q, k, v, mask=mask)))
+        return out
+
+    hidden = torch.ones(setup.length, setup.length, dtype=torch.bool).triu(1)
+    return {
+        "self-attention": largest_difference(attend_to(x), torch_layer(x, x, x)[0]),
+        "causal": largest_difference(attend_to(x, causal()), torch_layer(x, x, x, attn_mask=hidden)[0]),
+        "cross attention": largest_difference(attend_to(y), torch_layer(x, y, y)[0]),
+    }
+
+
+def verdict(numbers: Numbers) -> Decision:
     width, heads = numbers["width"], numbers["heads"]
-    exact = max(numbers["error"], numbers["error of heads one by one"]) < 1e-12
-    parallel = numbers["other heads moved"] == 0 and numbers["channels moved before W_o"] == width // heads
-    return decide(
-        exact and parallel and numbers["channels moved after W_o"] == width,
-        f"Computed part by part, the layer differs by {numbers['error']:.0g}; head by head by "
-        f"{numbers['error of heads one by one']:.0g}. Other values in one head change {numbers['other heads moved']} "
-        f"other heads. They change {numbers['channels moved before W_o']} of {width} channels before W_o and "
-        f"{numbers['channels moved after W_o']} after it.",
+    exact = (
+        max(numbers["error"], numbers["error of heads one by one"], *numbers["difference to torch"].values()) < 1e-12
     )
-
-
-@wrong_answer(
-    "000 1.2a",
-    says="The concatenated heads are the output.",
-    right="One more projection, W_o, maps the concatenated heads to the output; only it mixes them.",
-)
-def _no_projection(numbers: Numbers) -> Verdict:
-    off = numbers["difference without W_o"]
-    return decide(off < 1e-9, f"Without W_o the output differs by {off:.2f}, with it by {numbers['error']:.0g}.")
-
-
-@wrong_answer(
-    "001",
-    says="Heads are layers stacked on top of each other.",
-    right="Heads are parallel: all read the same input and none reads another head.",
-)
-def _heads_are_stacked(numbers: Numbers) -> Verdict:
-    moved, later = numbers["other heads moved"], numbers["heads"] - 1
-    return decide(moved == later, f"A change of the first head changes {moved} of the {later} others.")
+    parallel = numbers["other heads changed"] == 0 and numbers["channels changed before W_o"] == width // heads
+    sizes = numbers["sizes of W_q, W_k, W_v, W_o"] == [[width, width]] * 4
+    return decide(exact and parallel and sizes and numbers["channels changed after W_o"] == width)
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    plot_bars(axes, {f"{when} W_o": float(numbers[f"channels moved {when} W_o"]) for when in ("before", "after")})
-    axes.axhline(numbers["width"], color="#000000", linewidth=0.8, linestyle=":")
-    axes.set(
-        xlabel="before and after W_o",
-        ylabel=f"channels that change, of {numbers['width']}",
-        title="Channels that one head reaches",
-    )
-    return figure
+    channels = {f"{when} W_o": float(numbers[f"channels changed {when} W_o"]) for when in ("before", "after")}
+    labels = {"xlabel": "before and after W_o", "ylabel": f"channels that change, of {numbers['width']}"}
+    return bar_figure(channels, **labels, title="Channels that one head reaches")

@@ -9,31 +9,35 @@ Measures: One layer trained on sequences of one length and tested on longer ones
     the token three positions before it (relative) or the token at position five (absolute). On longer inputs only rows
     at positions beyond the training length count. The weight of a matching key nearby and far away, without positions
     and with alibi.
+Finding: Accuracy at the training length {{ n["trained on"] }} and at new positions up to {{ n.lengths[-1] }} (chance {{
+    n.chance|fixed }}, {{ n.repeats }} seeds, at most ± {{ widest|fixed }}). {% for task in n.accuracy %}{{ task }}: {%
+    for name, rows in n.accuracy[task].items() %}{{ name }} {{ rows[0]|fixed }} and {{ rows[-1]|fixed }}{{ ", " if not
+    loop.last }}{% endfor %}{{ "; " if not loop.last else ". " }}{% endfor %}Without positions the weight of a matching
+    key is {{ n["weight at distance 1"]|fixed(3) }} next to the query and {{ n["weight at distance 999"]|fixed(3) }} at
+    distance 999. An input longer than {{ n.lengths[-1] }} tokens is accepted by {{ n["schemes that accept longer
+    input"]|join(", ") }}.
 Budget: 60 seconds
 Source: 000 1.3b, 002 1.3b
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.core.positions import Rotary
 from regard.core.scores import alibi
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
-from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
-from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, interval_half_width
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_intervals
+from regard.lab.fitting import fit_cross_entropy
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -46,7 +50,7 @@ TASKS = ("relative", "absolute")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """The layer, the two tasks, the training length and the test lengths, and the training steps and seeds."""
 
     vocab: int = 8
@@ -59,12 +63,10 @@ class Setup:
     batch: int = 32
     steps: int = 200
     rate: float = 0.03
-    repeats: int = 4
     trials: int = 64
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        super().__post_init__()
         if self.lengths[:1] != (self.length,) or self.place >= self.length or self.distance >= self.length:
             raise ConfigError(
                 f"lengths must begin with the training length {self.length}, and distance and place must be smaller: "
@@ -76,31 +78,38 @@ SMOKE = Setup(vocab=5, length=12, lengths=(12, 36), batch=16, steps=50, repeats=
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
-    shares: dict[str, dict[str, list[list[float]]]] = {}
-    for task in TASKS:
-        for scheme in SCHEMES:
-            every = [
-                _evaluate(_train(setup, task, scheme, number, attention), setup, task, number)
-                for number in range(setup.repeats)
-            ]
-            shares.setdefault(task, {})[scheme] = [list(column) for column in zip(*every, strict=True)]
+    def measured(task: str, scheme: str) -> list[list[float]]:
+        """Return the accuracies by length and seed."""
+        every = [_evaluate(_train(setup, task, scheme, seed, attention), setup, task, seed) for seed in setup.seeds]
+        return [list(column) for column in zip(*every, strict=True)]
+
+    near, far = (_matching_weight(distance, attention) for distance in (1, 999))
+    faded = [_matching_weight(distance, attention, alibi(heads=1)) for distance in (1, 999)]
     return {
         "lengths": list(setup.lengths),
         "trained on": setup.length,
         "chance": 1 / setup.vocab,
         "repeats": setup.repeats,
-        "right": {
-            task: {scheme: [fmean(at) for at in rows] for scheme, rows in shares[task].items()} for task in TASKS
-        },
-        "interval": {
-            task: {name: [interval_half_width(at) for at in rows] for name, rows in shares[task].items()}
-            for task in TASKS
-        },
-        "weight near": _matching_weight(1, attention),
-        "weight far": _matching_weight(999, attention),
-        "weight near with alibi": _matching_weight(1, attention, alibi(heads=1)),
-        "weight far with alibi": _matching_weight(999, attention, alibi(heads=1)),
+        **mean_and_interval(
+            "accuracy", {task: {scheme: measured(task, scheme) for scheme in SCHEMES} for task in TASKS}
+        ),
+        "weight at distance 1": near,
+        "weight at distance 999": far,
+        "weight at distance 1 with alibi": faded[0],
+        "weight at distance 999 with alibi": faded[1],
+        "schemes that accept longer input": [
+            scheme for scheme in SCHEMES if _accepts_longer_input(_PositionModel(setup, scheme, attention), setup)
+        ],
     }
+
+
+def _accepts_longer_input(model: nn.Module, setup: Setup) -> bool:
+    """Whether the model accepts one token more than the longest length it was built for."""
+    try:
+        model(torch.zeros(1, max(setup.lengths) + 1, dtype=torch.long))
+    except ValueError:
+        return False
+    return True
 
 
 class _AttentionThrough(AttentionLayer):
@@ -156,28 +165,26 @@ def _sample_batch(setup: Setup, task: str, batch: int, n: int, draws: torch.Gene
     return tokens, tokens[:, [setup.place]].expand(-1, n), setup.place
 
 
-def _train(setup: Setup, task: str, scheme: str, number: int, attention: Attention) -> _PositionModel:
-    seed = 1000 * setup.seed + number
+def _train(setup: Setup, task: str, scheme: str, seed: int, attention: Attention) -> _PositionModel:
     model, draws = _PositionModel(setup, scheme, attention), make_generator(seed)
     table = {"tokens.weight": normal(0.5), "places.weight": normal(0.5), "layer.scores.weight": constant(0.0)}
     init_parameters(model, {**table, "*.weight": fan_in(), "*.bias": constant(0.0)}, seed)
     # a table of scores needs a larger learning rate: it must grow to several units
-    biases = [value for name, value in model.named_parameters() if name == "layer.scores.weight"]
-    others = [value for name, value in model.named_parameters() if name != "layer.scores.weight"]
-    groups: list[dict[str, Any]] = [{"params": biases, "lr": 10 * setup.rate}, {"params": others}]
+    rates = {"layer.scores.weight": 10 * setup.rate}
+    groups = [{"params": [value], "lr": rates.get(name, setup.rate)} for name, value in model.named_parameters()]
 
-    def loss() -> Tensor:
+    def sample() -> tuple[tuple[Tensor], Tensor]:
         tokens, wanted, first = _sample_batch(setup, task, setup.batch, setup.length, draws)
-        return functional.cross_entropy(model(tokens)[:, first:].flatten(0, 1), wanted[:, first:].flatten())
+        return (tokens,), torch.cat([torch.full_like(wanted[:, :first], -100), wanted[:, first:]], 1)
 
-    fit([group for group in groups if group["params"]], loss, steps=setup.steps, rate=setup.rate)
+    fit_cross_entropy(model, sample, steps=setup.steps, rate=setup.rate, parameters=groups)
     return model
 
 
 @torch.no_grad()
-def _evaluate(model: _PositionModel, setup: Setup, task: str, number: int) -> list[float]:
+def _evaluate(model: _PositionModel, setup: Setup, task: str, seed: int) -> list[float]:
     """Return the accuracy at each length; on longer inputs, only for positions beyond the training length."""
-    shares, draws = [], make_generator(1000 * setup.seed + number + 500)
+    shares, draws = [], make_generator(seed + 500)
     for n in setup.lengths:
         tokens, wanted, first = _sample_batch(setup, task, setup.trials, n, draws)
         new = first if n <= setup.length else setup.length
@@ -193,60 +200,27 @@ def _matching_weight(distance: int, attention: Attention, term: Any = None) -> f
     return float(attention(q, k, v, mask=causal(), scores=term, beta=1.0))
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    relative, absolute = (
-        {name: [*map(Estimate, rows, numbers["interval"][task][name])] for name, rows in numbers["right"][task].items()}
-        for task in TASKS
-    )
-    blind = [0.6 - task["none"][0] for task in (relative, absolute)]
-    carried = [relative[name][at] - least for name in ("t5", "rotary") for at, least in ((0, 0.9), (-1, 0.6))]
-    lost = [relative["learned"][0] - 0.9, *(0.6 - relative[name][-1] for name in ("learned", "alibi"))]
-    partly = [relative[name][-1] - relative["sinusoidal"][-1] - 0.1 for name in ("t5", "rotary")]
-    named = [absolute[name][0] - 0.9 for name in ("learned", "sinusoidal")]
-    cannot = [0.6 - absolute[name][0] for name in ("alibi", "t5", "rotary")]
-    long = numbers["lengths"][-1]
-    alike = abs(numbers["weight near"] - numbers["weight far"]) < 1e-12
-    accuracies = [
-        f"{task}: "
-        + ", ".join(f"{name} {rows[0]:.2f} and {rows[-1]:.2f}" for name, rows in numbers["right"][task].items())
-        for task in TASKS
-    ]
-    widest = max(max(rows) for task in TASKS for rows in numbers["interval"][task].values())
-    return decide(
-        alike,
-        f"Accuracy at the training length {numbers['trained on']} and at new positions up to {long} (chance "
-        f"{numbers['chance']:.2f}, {numbers['repeats']} seeds, at most ± {widest:.2f}). {'; '.join(accuracies)}. "
-        f"Without positions the weight of a matching key is {numbers['weight near']:.3f} next to the query and "
-        f"{numbers['weight far']:.3f} at distance 999.",
-        [*blind, *carried, *lost, *partly, *named, *cannot],
-    )
-
-
-@wrong_answer(
-    "000 1.3b",
-    says="Positions provide the long-range dependencies.",
-    right="Without positions attention treats all distances alike; positions break this symmetry, so order matters.",
-)
-def _long_range(numbers: Numbers) -> Verdict:
-    near, far = numbers["weight near"], numbers["weight far"]
-    faded = numbers["weight near with alibi"], numbers["weight far with alibi"]
-    return decide(
-        far < 0.9 * near,
-        f"Without positions the weight of a matching key is {near:.3f} at distance 1 and {far:.3f} at distance 999; "
-        f"with alibi it is {faded[0]:.3f} and {faded[1]:.3f}.",
-    )
+def verdict(numbers: Numbers) -> Decision:
+    relative, absolute = (estimates(numbers, "accuracy")[task] for task in TASKS)
+    margins = [0.6 - task["none"][0] for task in (relative, absolute)]
+    margins += [relative[name][at] - least for name in ("t5", "rotary") for at, least in ((0, 0.9), (-1, 0.6))]
+    margins += [relative["learned"][0] - 0.9, *(0.6 - relative[name][-1] for name in ("learned", "alibi"))]
+    margins += [relative[name][-1] - relative["sinusoidal"][-1] - 0.1 for name in ("t5", "rotary")]
+    margins += [absolute[name][0] - 0.9 for name in ("learned", "sinusoidal")]
+    margins += [0.6 - absolute[name][0] for name in ("alibi", "t5", "rotary")]
+    alike = abs(numbers["weight at distance 1"] - numbers["weight at distance 999"]) < 1e-12
+    longer = set(SCHEMES) - set(numbers["schemes that accept longer input"]) == {"learned"}
+    widest = max(each.half for task in (relative, absolute) for rows in task.values() for each in rows)
+    return decide(alike and longer, margins, widest=widest)
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, panels = make_figure(2, width=4.8)
     for axes, task in zip(panels, TASKS, strict=True):
-        for number, scheme in enumerate(SCHEMES):
-            # shifted slightly, so that equal curves are all visible
-            at = [n * (1 + 0.02 * (number - 2.5)) for n in numbers["lengths"]]
-            right, spread = numbers["right"][task][scheme], numbers["interval"][task][scheme]
-            axes.errorbar(at, right, spread, label=scheme, color=COLOURS[number], marker=MARKERS[number], capsize=2)
-        axes.axhline(numbers["chance"], color="#000000", linewidth=0.8, linestyle=":")
+        plot_intervals(axes, numbers["lengths"], numbers["accuracy"][task], numbers["interval of accuracy"][task])
+        mark_level(axes, numbers["chance"], "chance")
         axes.set(ylim=(0, 1.05), xlabel="length of input", ylabel="accuracy", title=f"Task with {task} positions")
         axes.set_xticks(numbers["lengths"])
+        axes.legend().remove()
     panels[1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

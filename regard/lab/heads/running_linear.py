@@ -4,6 +4,9 @@ Claim: When every token attends only to itself, A = I. Then H = W_v C, the same 
     convolution with kernel 1. Adding the same number to all scores does not do this; it changes nothing.
 Measures: Attention with one-hot positions as queries and keys and hard weights, in whole numbers so that nothing is
     rounded, against conv1d with kernel 1. The weights before and after adding 1 to every score.
+Finding: With A = I attention and conv1d of kernel 1 differ by {{ n.error|short }}, for outputs up to {{ n["largest
+    output"]|fixed(0) }}. A bias of 1 on every score changes the weights by at most {{ n["change of weights by a bias of
+    1"]|at_most }}. An output of the convolution reads {{ n["positions read"] }} position: its own.
 Budget: 2 seconds
 Source: 000 1.3d
 """
@@ -12,12 +15,14 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
-from regard.lab.drawing import Figure, make_figure, plot_bars
+from regard.lab.drawing import Figure, bar_figure
+from regard.lab.measure import largest_difference
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"A = I, \quad H = W_v C A = W_v C"
 
@@ -50,34 +55,27 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     biased = attention(zeros, zeros, values, scores=torch.ones_like(scores), beta=1.0)[:, 0].mT
     return {
         "length": n,
-        "error": float((attended - convolved).abs().max()),
+        "error": largest_difference(attended, convolved),
         "largest output": float(convolved.abs().max()),
-        "change of weights by a bias of 1": float((shifted - plain).abs().max()),
-        "difference with biases of 1": float((biased - convolved).abs().max()),
+        "change of weights by a bias of 1": largest_difference(shifted, plain),
+        "difference with biases of 1": largest_difference(biased, convolved),
+        "positions read": _positions_read(c, w_v),
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    return decide(
-        numbers["error"] == 0 and numbers["largest output"] > 0 and numbers["change of weights by a bias of 1"] < 1e-12,
-        f"With A = I attention and conv1d of kernel 1 differ by {numbers['error']:g}, for outputs up to "
-        f"{numbers['largest output']:g}. A bias of 1 on every score changes the weights by "
-        f"{numbers['change of weights by a bias of 1']:.0g}.",
-    )
+def _positions_read(c: Tensor, w_v: Tensor) -> int:
+    """Count the positions that the middle output of the convolution depends on, by its gradient."""
+    start = c.clone().requires_grad_()
+    functional.conv1d(start, w_v[:, :, None])[0, :, c.shape[2] // 2].square().sum().backward()
+    return 0 if start.grad is None else int((start.grad[0].abs().amax(0) > 0).sum())
 
 
-@wrong_answer(
-    "000 1.3d",
-    says="When the biases of attention are all 1.",
-    right="Equal biases cancel in the softmax. Each token must attend only to itself, A = I.",
-)
-def _equal_biases(numbers: Numbers) -> Verdict:
-    off = numbers["difference with biases of 1"]
-    return decide(off < 1e-9, f"If every score is 1, the outputs differ by up to {off:.0f}: they are all the mean.")
+def verdict(numbers: Numbers) -> Decision:
+    exact = numbers["error"] == 0 and numbers["change of weights by a bias of 1"] < 1e-12
+    return decide(exact and numbers["largest output"] > 0 and numbers["positions read"] == 1)
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    plot_bars(axes, {"A = I": numbers["error"], "all scores 1": numbers["difference with biases of 1"]})
-    axes.set(xlabel="weights", ylabel="largest difference from conv1d", title="A convolution of kernel 1")
-    return figure
+    differences = {"A = I": numbers["error"], "all scores 1": numbers["difference with biases of 1"]}
+    labels = {"xlabel": "weights", "ylabel": "largest difference from conv1d", "title": "A convolution of kernel 1"}
+    return bar_figure(differences, **labels)

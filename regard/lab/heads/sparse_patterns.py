@@ -5,14 +5,17 @@ Claim: By seeing fewer pairs. With a window of w, a dilated window or g global t
     2 N root N pairs. A second stage with all pairs would have N^2 again.
 Measures: Visible pairs counted exactly from the masks for growing N, and measured from attention at a small N. Which
     pairs are connected within two stages. Seconds of attention with each mask, which are reported but do not decide.
+Finding: Visible pairs at N={{ n.lengths[-1]|comma }}: {% for name in n.pairs %}{{ name }} {{ n.pairs[name][-1]|comma }}
+    (N^{{ growth[name]|fixed }}){{ "; " if not loop.last else ". " }}{% endfor %}At N={{ n["small length"] }} attention
+    gives nonzero weights to {{ n["pairs with nonzero weight at the small length"].values()|join_numbers }} pairs; the
+    masks have {{ n["pairs at the small length"].values()|join_numbers }}. Milliseconds: {% for name in n.seconds %}{{
+    name }} {{ (n.seconds[name][-1] * 1e3)|fixed(1) }}{{ ", " if not loop.last else "." }}{% endfor %}
 Budget: 30 seconds
 Source: 003 12.8
 """
 
 import math
-import time
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -21,8 +24,9 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import blocks, dilated, full, global_tokens, window
 from regard.core.masks.algebra import Mask
-from regard.lab.claim import Attention, Numbers, Verdict, decide, join_numbers, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import growth_exponent, measure_seconds
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
 
@@ -58,15 +62,17 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     names = list(small)
     return {
         "lengths": list(setup.lengths),
-        "small": setup.small,
-        "reach": setup.reach,
-        "step": setup.step,
-        "tokens": setup.tokens,
+        "small length": setup.small,
+        "window": setup.reach,
+        "stride": setup.step,
+        "global tokens": setup.tokens,
         "pairs": {name: [pairs[name] for pairs, _ in curves] for name in names},
         "seconds": {name: [seconds[name] for _, seconds in curves] for name in names},
-        "pairs at the small N": {name: sum(mask.count(setup.small) for mask in small[name]) for name in names},
-        "pairs that attention sees there": seen,
-        "reached in two stages": {name: _share_connected(setup.small, stages) for name, stages in small.items()},
+        "pairs at the small length": {name: sum(mask.count(setup.small) for mask in small[name]) for name in names},
+        "pairs with nonzero weight at the small length": seen,
+        "pairs connected in two stages": {
+            name: _share_connected(setup.small, stages) for name, stages in small.items()
+        },
     }
 
 
@@ -90,13 +96,13 @@ def _count_pairs(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, 
     pairs, seconds = {}, {}
     for name, stages in _masks(setup, n).items():
         pairs[name] = sum(mask.count(n) for mask in stages)
-        taken = []
-        for _ in range(setup.repeats + 1):  # the first call builds block tables that later calls reuse
-            start = time.perf_counter()
+
+        def call(stages: tuple[Mask, ...] = stages) -> None:
             for mask in stages:
                 attention(q, k, v, mask=mask)
-            taken.append(time.perf_counter() - start)
-        seconds[name] = median(taken[1:])
+
+        call()  # builds block tables that later calls reuse
+        seconds[name] = measure_seconds(call, setup.repeats)
     return pairs, seconds
 
 
@@ -112,15 +118,10 @@ def _share_connected(n: int, stages: tuple[Mask, ...]) -> float:
     return float((second.dense(n).double() @ first.dense(n).double() > 0).double().mean())
 
 
-def _growth_exponent(numbers: Numbers, name: str) -> float:
-    """Return the exponent of N with which the pairs of a mask grow between the two largest lengths."""
-    (a, b), (before, after) = numbers["lengths"][-2:], numbers["pairs"][name][-2:]
-    return math.log(after / before) / math.log(b / a)
-
-
-def verdict(numbers: Numbers) -> Verdict:
-    growth = {name: _growth_exponent(numbers, name) for name in numbers["pairs"]}
-    n, w, g, pairs = numbers["lengths"][-1], numbers["reach"], numbers["tokens"], numbers["pairs"]
+def verdict(numbers: Numbers) -> Decision:
+    n, w, g, pairs = (numbers[name] for name in ("lengths", "window", "global tokens", "pairs"))
+    growth = {name: growth_exponent(n[-2:], counts[-2:]) for name, counts in pairs.items()}
+    n = n[-1]
     both = n * (2 * w + 1) - w * (w + 1)  # a window is cut at both ends
     # global rows and columns add the pairs outside the windows
     joined = both + 2 * sum(n - 1 - row - w for row in range(g))
@@ -128,32 +129,11 @@ def verdict(numbers: Numbers) -> Verdict:
     expected["blocks, then strides"] = 2 * n * math.isqrt(n)
     exact = all(pairs[name][-1] == count for name, count in expected.items())
     linear = all(abs(growth[name] - 1) < 0.1 for name in ("window", "dilated window", "window and global tokens"))
-    reached = numbers["reached in two stages"]
-    ways = reached["blocks, then strides"] == reached["window and global tokens"] == 1 > reached["window"]
-    same = numbers["pairs at the small N"] == numbers["pairs that attention sees there"]
-    shown = "; ".join(f"{name} {pairs[name][-1]:,} (N^{growth[name]:.2f})" for name in pairs)
-    clock = ", ".join(f"{name} {taken[-1] * 1e3:.1f}" for name, taken in numbers["seconds"].items())
-    return decide(
-        exact and linear and ways and same and abs(growth["blocks, then strides"] - 1.5) < 0.01,
-        f"Visible pairs at N={n}: {shown}. At N={numbers['small']} attention gives nonzero weights to "
-        f"{join_numbers(numbers['pairs that attention sees there'].values())} pairs; the masks have "
-        f"{join_numbers(numbers['pairs at the small N'].values())}. Milliseconds: {clock}.",
-    )
-
-
-@wrong_answer(
-    "003 12.8",
-    says="If patches attend to global tokens first and then to the other patches, there are fewer pairs.",
-    right="The second stage has all N^2 pairs again unless it is sparse too; global tokens must replace it.",
-)
-def _second_stage(numbers: Numbers) -> Verdict:
-    name = "global tokens, then all pairs"
-    n, pairs, growth = numbers["lengths"][-1], numbers["pairs"][name][-1], _growth_exponent(numbers, name)
-    return decide(
-        growth < 1.9,
-        f"Global tokens first and then all other patches have {pairs:,} pairs at N={n}, where all pairs are "
-        f"{n * n:,}, and their number grows as N^{growth:.2f}.",
-    )
+    linear &= abs(growth["blocks, then strides"] - 1.5) < 0.01
+    reached = numbers["pairs connected in two stages"]
+    all_reached = reached["blocks, then strides"] == reached["window and global tokens"] == 1 > reached["window"]
+    same = numbers["pairs at the small length"] == numbers["pairs with nonzero weight at the small length"]
+    return decide(exact and linear and all_reached and same, growth=growth)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,6 +6,12 @@ Claim: A bounded look-ahead. With chunks a row waits for its chunk and the look-
 Measures: Stacks of 1, 2, ... blocks fed token by token: how many tokens, including its own, have arrived when a row is
     returned; how far ahead the gradient of a row in one pass reaches; the difference between streamed rows and one pass
     in float64; the size of the caches after short and long inputs.
+Finding: At depths {{ n.depths|join_numbers }} a row waits for {{ n["tokens waited for"]["chunks"]|join_numbers }}
+    tokens with chunks of {{ n.chunk }}, for {{ n["tokens waited for"]["chunks with look-ahead"]|join_numbers }} with a
+    look-ahead of {{ n["look-ahead"] }} as well, for {{ n["tokens waited for"]["sliding look-ahead"]|join_numbers }}
+    with a sliding window that looks {{ n["look-ahead"] }} ahead, and for {{ n["tokens waited
+    for"]["everything"]|join_numbers }} of {{ n.length }} without a mask. Streamed rows equal one pass up to {{
+    n.error|at_most }}, and the caches hold {{ n["cache size at the end"]|comma }} numbers for any length.
 Budget: 20 seconds
 Source: 002 1.3e
 """
@@ -22,8 +28,9 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.masks import chunks, full, window
 from regard.core.masks.algebra import Mask
-from regard.lab.claim import Numbers, Verdict, decide, join_numbers
-from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.drawing import Figure, line_figure
+from regard.lab.measure import largest_difference
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.blocks import Block, BlockStream
 from regard.nn.feedforward import FeedForward
@@ -66,7 +73,7 @@ def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLay
         blocks = _build_blocks(setup, depth, layer)
         for name, masks in _masks(setup, depth).items():
             given, waited = _stream(blocks, masks, x)
-            errors.append(float((given - _one_pass(blocks, masks, x)).abs().max()))
+            errors.append(largest_difference(given, _one_pass(blocks, masks, x).detach()))
             waits.setdefault(name, []).append(waited)
             reaches.setdefault(name, []).append(_reach(blocks, masks, x))
     blocks, masks = _build_blocks(setup, setup.depths[-1], layer), _masks(setup, setup.depths[-1])["chunks"]
@@ -75,11 +82,11 @@ def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLay
         "look-ahead": setup.look_ahead,
         "length": setup.length,
         "depths": list(setup.depths),
-        "waits": waits,
-        "reaches": reaches,
+        "tokens waited for": waits,
+        "tokens looked ahead": reaches,
         "error": max(errors),
-        "kept after half": _cache_size(blocks, masks, x[:, : setup.length // 2 // setup.chunk * setup.chunk]),
-        "kept after all": _cache_size(blocks, masks, x[:, : setup.length // setup.chunk * setup.chunk]),
+        "cache size after half": _cache_size(blocks, masks, x[:, : setup.length // 2 // setup.chunk * setup.chunk]),
+        "cache size at the end": _cache_size(blocks, masks, x[:, : setup.length // setup.chunk * setup.chunk]),
     }
 
 
@@ -110,7 +117,7 @@ def _build_blocks(setup: Setup, depth: int, layer: Callable[[int, int], Attentio
 def _one_pass(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
     for block, mask in zip(blocks, masks, strict=True):
         x = block(x, mask=mask)
-    return x.detach()
+    return x
 
 
 @torch.no_grad()
@@ -138,10 +145,7 @@ def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) ->
     farthest = 0
     for row in range(x.shape[1] // 2):
         start = x.clone().requires_grad_()
-        out = start
-        for block, mask in zip(blocks, masks, strict=True):
-            out = block(out, mask=mask)
-        out[0, row].square().sum().backward()
+        _one_pass(blocks, masks, start)[0, row].square().sum().backward()
         if start.grad is not None:
             felt = start.grad[0].abs().amax(-1).nonzero()[:, 0]
             farthest = max(farthest, int(felt.max()) - row)
@@ -157,8 +161,9 @@ def _cache_size(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"
     return sum(tensor.numel() for stream in streams for tensor in stream.tensors())
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    chunk, ahead, depths, waits = (numbers[name] for name in ("chunk", "look-ahead", "depths", "waits"))
+def verdict(numbers: Numbers) -> Decision:
+    chunk, ahead, depths = (numbers[name] for name in ("chunk", "look-ahead", "depths"))
+    waits, reached = numbers["tokens waited for"], numbers["tokens looked ahead"]
     expected = {
         "chunks": [chunk for _ in depths],
         "chunks with look-ahead": [chunk + ahead for _ in depths],
@@ -166,25 +171,12 @@ def verdict(numbers: Numbers) -> Verdict:
         "everything": [numbers["length"] for _ in depths],
     }
     # a returned row has seen all it depends on and has waited for nothing else
-    needed = {name: [wait - 1 for wait in counts] for name, counts in waits.items()}
-    reached = all(needed[name] == numbers["reaches"][name] for name in waits if name != "everything")
-    bounded = numbers["kept after half"] == numbers["kept after all"]
-    return decide(
-        waits == expected and reached and bounded and numbers["error"] < 1e-12,
-        f"At depths {join_numbers(depths)} a row waits for {join_numbers(waits['chunks'])} tokens with chunks of "
-        f"{chunk}, for {join_numbers(waits['chunks with look-ahead'])} with a look-ahead of {ahead} as well, for "
-        f"{join_numbers(waits['sliding look-ahead'])} with a sliding window that looks {ahead} ahead, and for "
-        f"{join_numbers(waits['everything'])} of {numbers['length']} without a mask. Streamed rows equal one "
-        f"pass up to {numbers['error']:.0g}, and the caches hold {numbers['kept after all']:,} numbers for any length.",
-    )
+    needed = all([wait - 1 for wait in waits[name]] == reached[name] for name in waits if name != "everything")
+    bounded = numbers["cache size after half"] == numbers["cache size at the end"]
+    return decide(waits == expected and needed and bounded and numbers["error"] < 1e-12)
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure(width=5.2)
-    bounded = {name: waits for name, waits in numbers["waits"].items() if name != "everything"}
-    plot_lines(axes, numbers["depths"], bounded)
-    axes.set_xticks(numbers["depths"])
-    axes.set(
-        ylim=(0, None), xlabel="layers", ylabel="tokens a row waits for", title="Only a sliding look-ahead adds up"
-    )
-    return figure
+    bounded = {name: waits for name, waits in numbers["tokens waited for"].items() if name != "everything"}
+    labels = {"xlabel": "layers", "ylabel": "tokens a row waits for", "title": "Only a sliding look-ahead adds up"}
+    return line_figure(numbers["depths"], bounded, ylim=(0, None), xticks=numbers["depths"], **labels)

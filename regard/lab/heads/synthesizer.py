@@ -6,8 +6,13 @@ Claim: Matching by content. A synthesizer computes the weights of row i from x_i
 Measures: Sequences with pairs of tokens that share a name: each token has to predict its partner's value. One layer of
     each kind, trained over seeds, and the guess of the most common value. How much the weights of a row change if the
     other tokens change. How many weights a layer computes.
+Finding: Accuracy: {% for part in accuracy %}{{ part }} {{ accuracy[part] }}, {% endfor %}with the most common value {{
+    n["accuracy of the most common value"]|percent }} ({{ n.repeats }} seeds, chance {{ n.chance|percent }}). Other
+    tokens change the weights of a row by {{ n["change of weights by other tokens"]["dot"]|fixed }} (dot), {{ n["change
+    of weights by other tokens"]["dense"]|short }} (dense) and {{ n["change of weights by other tokens"]["random"]|short
+    }} (random); each computes {{ n["number of weights"]["dense"] }} weights for {{ n.length }} tokens.
 Budget: 60 seconds
-Source: 001 2
+Source: 001 2 ii
 """
 
 from collections.abc import Callable
@@ -22,15 +27,15 @@ from torch.nn import functional
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.core.kernels import observe_requests
 from regard.core.kernels.request import Request
 from regard.core.masks import window
-from regard.lab.claim import Attention, Numbers, Verdict, decide
-from regard.lab.drawing import COLOURS, Figure, make_figure
-from regard.lab.fitting import fit
-from regard.lab.seeds_interval import estimates, interval_half_width
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_shares
+from regard.lab.fitting import fit_cross_entropy
+from regard.lab.measure import largest_difference
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
 from regard.nn.synthesizer import Synthesizer
@@ -44,7 +49,7 @@ PARTS = ("dot", "dense", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """The task (pairs in a sequence, names, values), the layer, and the training steps and seeds."""
 
     pairs: int = 6
@@ -56,10 +61,9 @@ class Setup:
     rate: float = 0.02
     repeats: int = 5
     trials: int = 256
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        super().__post_init__()
         if self.names < self.pairs:
             raise ConfigError(f"{self.pairs} pairs need one name each, but names={self.names}; raise names")
 
@@ -77,11 +81,11 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
     moved: dict[str, float] = {}
     made: dict[str, int] = {}
     commonest: list[float] = []
-    for number in range(setup.repeats):
-        trial = _sample_batch(setup, setup.trials, make_generator(1000 * setup.seed + number + 500))
+    for seed in setup.seeds:
+        trial = _sample_batch(setup, setup.trials, make_generator(seed + 500))
         commonest.append(_most_common_accuracy(*trial[1:]))
         for part in PARTS:
-            model = _train(setup, part, number, mixer)
+            model = _train(setup, part, seed, mixer)
             with torch.no_grad():
                 right[part].append((model(*trial[:2]).argmax(-1) == trial[2]).double().mean().item())
             change, made[part] = _weights(model, setup, attention)
@@ -90,11 +94,10 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
         "length": setup.length,
         "repeats": setup.repeats,
         "chance": 1 / setup.values,
-        "right": {part: fmean(shares) for part, shares in right.items()},
-        "interval": {part: interval_half_width(shares) for part, shares in right.items()},
-        "right by the commonest value": fmean(commonest),
-        "weights moved by other tokens": moved,
-        "weights made": made,
+        **mean_and_interval("accuracy", right),
+        "accuracy of the most common value": fmean(commonest),
+        "change of weights by other tokens": moved,
+        "number of weights": made,
     }
 
 
@@ -122,17 +125,16 @@ def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Ten
     return names, values, values.gather(1, partner.int().argmax(-1))
 
 
-def _train(setup: Setup, part: str, number: int, mixer: Callable[..., Any]) -> _Matcher:
-    seed = 1000 * setup.seed + number
+def _train(setup: Setup, part: str, seed: int, mixer: Callable[..., Any]) -> _Matcher:
     model, draws = _Matcher(setup, part, mixer), make_generator(seed)
     tables = {"names.weight": normal(1.0), "values.weight": normal(1.0), "layer.dense_keys": normal(0.3)}
     init_parameters(model, {**tables, "*.bias": constant(0.0), "*.weight": fan_in(), "*": constant(0.0)}, seed)
 
-    def loss() -> Tensor:
+    def sample() -> tuple[tuple[Tensor, Tensor], Tensor]:
         names, values, wanted = _sample_batch(setup, setup.batch, draws)
-        return functional.cross_entropy(model(names, values).flatten(0, 1), wanted.flatten())
+        return (names, values), wanted
 
-    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
+    fit_cross_entropy(model, sample, steps=setup.steps, rate=setup.rate)
     return model
 
 
@@ -154,38 +156,21 @@ def _weights(model: _Matcher, setup: Setup, attention: Attention) -> tuple[float
         model(torch.cat([names[:, :1], others[:, 1:]], 1), torch.cat([values[:, :1], other_values[:, 1:]], 1))
     eye = torch.eye(setup.length)[None, None]
     before, after = (attention(x.q, x.k, eye, mask=x.mask, scores=x.terms, beta=x.beta) for x in calls)
-    return float((before - after)[0, 0, 0].abs().max()), before[0, 0].numel()
+    return largest_difference(before[0, 0, 0], after[0, 0, 0]), before[0, 0].numel()
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    right = estimates(numbers["right"], numbers["interval"])
-    guess, n = numbers["right by the commonest value"], numbers["length"]
-    moved = numbers["weights moved by other tokens"]
+def verdict(numbers: Numbers) -> Decision:
+    accuracy, moved = estimates(numbers, "accuracy"), numbers["change of weights by other tokens"]
+    guess, n = numbers["accuracy of the most common value"], numbers["length"]
     blind = moved["dense"] == moved["random"] == 0 and moved["dot"] > 0.01
-    cannot = [guess + 0.1 - right[part] for part in ("dense", "random")]
-    square = all(count == n * n for count in numbers["weights made"].values())
-    accuracies = ", ".join(f"{part} {right[part].percent()}" for part in PARTS)
-    return decide(
-        blind and square,
-        f"Accuracy: {accuracies}, with the most common value {guess:.0%} ({numbers['repeats']} seeds, chance "
-        f"{numbers['chance']:.0%}). Other tokens change the weights of a row by {moved['dot']:.2f} (dot), "
-        f"{moved['dense']:g} (dense) and {moved['random']:g} (random); each computes "
-        f"{numbers['weights made']['dense']} weights for {n} tokens.",
-        [*cannot, right["dot"] - 0.9],
-    )
+    cannot = [guess + 0.1 - accuracy[part] for part in ("dense", "random")]
+    square = all(count == n * n for count in numbers["number of weights"].values())
+    return decide(blind and square, [*cannot, accuracy["dot"] - 0.9], accuracy=accuracy)
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (axes,) = make_figure()
-    drawn = axes.bar(
-        list(PARTS),
-        [numbers["right"][part] for part in PARTS],
-        yerr=[numbers["interval"][part] for part in PARTS],
-        color=COLOURS[0],
-        capsize=4,
-    )
-    axes.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
-    axes.axhline(numbers["right by the commonest value"], color=COLOURS[1], linestyle="--", label="commonest value")
-    axes.legend(frameon=False)
-    axes.set(ylim=(0, 1.1), xlabel="source of the weights", ylabel="accuracy", title="Matching by content")
+    plot_shares(axes, numbers["accuracy"], list(numbers["interval of accuracy"].values()))
+    mark_level(axes, numbers["accuracy of the most common value"], "most common value")
+    axes.set(xlabel="source of the weights", ylabel="accuracy", title="Matching by content")
     return figure

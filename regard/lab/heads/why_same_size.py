@@ -4,6 +4,11 @@ Claim: Layers with equal input and output sizes can be stacked to any depth. The
     sizes, and without residual sums the gradient vanishes in a deep stack.
 Measures: Which output widths a next layer and a residual sum accept, tested with real layers. The gradient at the input
     of a stack of pre-norm layers, with and without residual sums.
+Finding: A layer of width {{ n.width }} has outputs of width {{ n["output width"] }}. Of the output widths {{
+    n.outputs|join_numbers }} the residual sum accepts {{ accepted["sum"]|join_numbers or "none" }} and the next layer
+    {{ accepted["next layer"]|join_numbers or "none" }}. {% if n.depths %}Through {{ n.depths[-1] }} layers the gradient
+    is {{ n["gradient with sums"][-1]|short }} with residual sums and {{ n["gradient without sums"][-1]|short }}
+    without. {%- else %}It cannot be stacked.{% endif %}
 Budget: 5 seconds
 Source: 003 12.2
 """
@@ -17,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.seeds import make_generator
-from regard.lab.claim import Numbers, Verdict, decide, join_numbers
-from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.drawing import Figure, line_figure
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.init import fan_in, init_parameters, normal
 
@@ -53,13 +58,13 @@ def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numb
     depths = setup.depths if own == setup.width else ()  # layers of different sizes cannot be stacked
     return {
         "width": setup.width,
-        "own output": own,
+        "output width": own,
         "outputs": list(setup.outputs),
-        "adds": adds,
-        "stacks": stacks,
+        "accepted by the sum": adds,
+        "accepted by the next layer": stacks,
         "depths": list(depths),
         "gradient with sums": [_gradient(layer, setup, x, depth, 1.0) for depth in depths],
-        "gradient without": [_gradient(layer, setup, x, depth, 0.0) for depth in depths],
+        "gradient without sums": [_gradient(layer, setup, x, depth, 0.0) for depth in depths],
     }
 
 
@@ -88,31 +93,22 @@ def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: 
     return float(start.grad.norm()) if start.grad is not None else 0.0
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     width, outputs = numbers["width"], numbers["outputs"]
-    fits = [output == width for output in outputs]
-    if numbers["own output"] != width:
-        return decide(
-            False, f"A layer of width {width} has outputs of width {numbers['own output']}: it cannot be stacked."
-        )
-    only = numbers["adds"] == fits and numbers["stacks"] == fits and any(fits)
-    kept, lost = numbers["gradient with sums"], numbers["gradient without"]
-    added, taken = ([at for at, fit in zip(outputs, numbers[by], strict=True) if fit] for by in ("adds", "stacks"))
+    accepted = {
+        by: [at for at, fits in zip(outputs, numbers[f"accepted by the {by}"], strict=True) if fits]
+        for by in ("sum", "next layer")
+    }
+    only = numbers["output width"] == width and all(found == [width] for found in accepted.values())
+    kept, lost = numbers["gradient with sums"], numbers["gradient without sums"]
+    deep = bool(numbers["depths"]) and numbers["depths"][-1] >= 16
+    trained = not deep or (kept[-1] > 0.5 * kept[0] and lost[-1] < 1e-3 * lost[0])
     return decide(
-        only and kept[-1] > 0.5 * kept[0] and lost[-1] < 1e-3 * lost[0],
-        f"A layer of width {width} has outputs of width {numbers['own output']}. Of the output widths "
-        f"{join_numbers(outputs)} the residual sum accepts {join_numbers(added) or 'none'} and the next layer "
-        f"{join_numbers(taken) or 'none'}. Through {numbers['depths'][-1]} layers the gradient is {kept[-1]:.2g} with "
-        f"residual sums and {lost[-1]:.2g} without.",
+        only and trained, missing="" if deep else "stacks of at least 16 layers are needed", accepted=accepted
     )
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    plot_lines(
-        axes, numbers["depths"], {"x + f(x)": numbers["gradient with sums"], "f(x)": numbers["gradient without"]}
-    )
-    axes.set(
-        xscale="log", yscale="log", xlabel="layers", ylabel="gradient at the input", title="Effect of residual sums"
-    )
-    return figure
+    curves = {"x + f(x)": numbers["gradient with sums"], "f(x)": numbers["gradient without sums"]}
+    labels = {"xlabel": "layers", "ylabel": "gradient at the input", "title": "Effect of residual sums"}
+    return line_figure(numbers["depths"], curves, xscale="log", yscale="log", **labels)

@@ -1,14 +1,26 @@
-"""How does a Transformer differ from a multi-layer perceptron?
+"""What do a Transformer and a multi-layer perceptron have in common, and how do they differ?
 
-Claim: A perceptron over a whole input has weights for each of its n positions, so its number of parameters grows with n
-    and it accepts no other n. A Transformer has the same parameters for any n and accepts any n: its feed-forward part
-    is a perceptron applied to each token, and its attention weights are computed from the tokens, while the first layer
-    of a perceptron has fixed weights per position.
+Claim: Both alternate linear maps and fixed non-linear functions in layers whose widths are free to choose, and both
+    compute their hidden states from other hidden states: the feed-forward part of a Transformer is a perceptron applied
+    to each token. But a perceptron over a whole input has weights for each of its n positions, so its number of
+    parameters grows with n and it accepts no other n. A Transformer has the same parameters for any n and accepts any
+    n, and its attention weights are computed from the tokens, while the first layer of a perceptron has fixed weights
+    per position.
 Measures: Parameters of real models of both kinds for growing images; which of them accept images of another size; a
-    feed-forward part on a sequence against each token alone; how much the attention weights, and the derivatives of a
-    perceptron's first layer, differ between two inputs.
+    feed-forward part on a sequence against each token alone; the gradient from the hidden states of one layer to those
+    of the layer before, in both; how much the attention weights, and the derivatives of a perceptron's first layer,
+    differ between two inputs.
+Finding: From {{ n.pixels[0] }} to {{ n.pixels[-1]|comma }} pixels the perceptron goes from {{ n["parameters of
+    perceptron"][0]|comma }} to {{ n["parameters of perceptron"][-1]|comma }} parameters and the Transformer from {{
+    n["parameters of transformer"][0]|comma }} to {{ n["parameters of transformer"][-1]|comma }}. Of {{ n.pixels|length
+    }} image sizes each perceptron accepts {{ n["sizes accepted by perceptron"]|max }} and each Transformer {{ n["sizes
+    accepted by transformer"]|min }}. The feed-forward part gives the same outputs for tokens alone and together, up to
+    {{ n["difference of tokens processed alone"]|at_most }}. Every hidden state of the second block depends on {{
+    n["hidden states read"] }} of {{ n.tokens[-1] }} hidden states of the first. Between two inputs attention weights
+    differ by {{ n["change of attention weights between inputs"]|fixed }}, and the derivatives of the perceptron's first
+    layer by {{ n["change of first-layer derivatives between inputs"]|short }}.
 Budget: 1 second
-Source: 004 1c-d
+Source: 004 1c, 004 1d
 """
 
 from collections.abc import Callable
@@ -20,9 +32,11 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.seeds import make_generator
+from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide
 from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
+from regard.lab.measure import attention_weights, count_parameters, largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.models.mlp import MLP, MLPConfig
 from regard.models.vit import ViT, ViTConfig
 
@@ -42,6 +56,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_integer("depth", self.depth, 2, "blocks, of which one reads the other")
         if len(set(self.sides)) < 2:
             raise ConfigError(f"sides must be at least two different ones: sides={self.sides}")
 
@@ -76,35 +91,27 @@ def run(
         model.init_weights(setup.seed)
         model.double().eval()
     draws = make_generator(setup.seed)
-    images = [
-        torch.randn(2, 1, setup.patch * side, setup.patch * side, generator=draws, dtype=torch.float64)
-        for side in setup.sides
-    ]
+    images = normal_tensors(draws, *((2, 1, setup.patch * side, setup.patch * side) for side in setup.sides))
     tokens = transformers[-1].embed(images[-1]).detach()
     part = transformers[-1].blocks[0].feedforward
     with torch.no_grad():
         alone = torch.cat([part(token) for token in tokens.split(1, 1)], 1)
-        shared = float((alone - part(tokens)).abs().max())
-    q = tokens[:, None]
-    places = torch.eye(q.shape[2], dtype=q.dtype).expand(2, 1, -1, -1)
-    weights = attention(q, q, places)
+        shared = largest_difference(alone, part(tokens))
+    weights = attention_weights(attention, tokens[:, None], tokens[:, None])
     slopes = _first_layer_derivatives(perceptrons[-1].layers[0], images[-1].flatten(1))
     return {
         "tokens": [side**2 for side in setup.sides],
         "pixels": [(setup.patch * side) ** 2 for side in setup.sides],
         "hidden": setup.hidden,
-        "parameters of transformer": [_count_parameters(model) for model in transformers],
-        "parameters of perceptron": [_count_parameters(model) for model in perceptrons],
-        "sizes taken by transformer": [sum(_accepts(model, image) for image in images) for model in transformers],
-        "sizes taken by perceptron": [sum(_accepts(model, image) for image in images) for model in perceptrons],
-        "difference of tokens alone": shared,
-        "attention weights between inputs": float((weights[0] - weights[1]).abs().max()),
-        "slopes of perceptron between inputs": float((slopes[0] - slopes[1]).abs().max()),
+        "parameters of transformer": [count_parameters(model) for model in transformers],
+        "parameters of perceptron": [count_parameters(model) for model in perceptrons],
+        "sizes accepted by transformer": [sum(_accepts(model, image) for image in images) for model in transformers],
+        "sizes accepted by perceptron": [sum(_accepts(model, image) for image in images) for model in perceptrons],
+        "difference of tokens processed alone": shared,
+        "hidden states read": _hidden_states_read(transformers[-1], tokens[:1]),
+        "change of attention weights between inputs": largest_difference(weights[0], weights[1]),
+        "change of first-layer derivatives between inputs": largest_difference(*slopes),
     }
-
-
-def _count_parameters(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _accepts(model: Any, image: Tensor) -> bool:
@@ -120,27 +127,32 @@ def _first_layer_derivatives(layer: Any, inputs: Tensor) -> list[Tensor]:
     return [torch.autograd.functional.jacobian(layer, row) for row in inputs]
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    ours, theirs = numbers["parameters of transformer"], numbers["parameters of perceptron"]
+def _hidden_states_read(model: Any, tokens: Tensor) -> int:
+    """Count the hidden states after the first block that each one after the second depends on, by gradients."""
+    middle = model.blocks[0](tokens).detach().requires_grad_()
+    out = model.blocks[1](middle)
+    counts = []
+    for row in range(out.shape[1]):
+        (gradient,) = torch.autograd.grad(out[0, row].square().sum(), middle, retain_graph=True)
+        counts.append(int((gradient[0].abs().amax(-1) > 0).sum()))
+    return min(counts)
+
+
+def verdict(numbers: Numbers) -> Decision:
+    ours, perceptron = numbers["parameters of transformer"], numbers["parameters of perceptron"]
     pixels, sizes = numbers["pixels"], len(numbers["pixels"])
-    same = len(set(ours)) == 1
-    per_place = all(
-        count - theirs[0] == (n - pixels[0]) * numbers["hidden"] for n, count in zip(pixels, theirs, strict=True)
-    )
-    taken = [numbers[f"sizes taken by {kind}"] for kind in ("transformer", "perceptron")]
-    moved, fixed = numbers["attention weights between inputs"], numbers["slopes of perceptron between inputs"]
+    counted = [perceptron[0] + (n - pixels[0]) * numbers["hidden"] for n in pixels] == perceptron
+    accepted = numbers["sizes accepted by transformer"] == [sizes] * sizes
+    accepted &= numbers["sizes accepted by perceptron"] == [1] * sizes
+    fixed = numbers["change of first-layer derivatives between inputs"] == 0
     return decide(
-        same
-        and per_place
-        and taken == [[sizes] * sizes, [1] * sizes]
-        and numbers["difference of tokens alone"] < 1e-12
-        and moved > 1e-3
-        and fixed == 0,
-        f"From {pixels[0]} to {pixels[-1]} pixels the perceptron goes from {theirs[0]:,} to {theirs[-1]:,} "
-        f"parameters and the Transformer from {ours[0]:,} to {ours[-1]:,}. Of {sizes} image sizes each perceptron "
-        f"accepts {max(taken[1])} and each Transformer {min(taken[0])}. The feed-forward part gives the same outputs "
-        f"for tokens alone and together, up to {numbers['difference of tokens alone']:.0g}. Between two inputs "
-        f"attention weights differ by {moved:.2f}, and the derivatives of the perceptron's first layer by {fixed:g}.",
+        len(set(ours)) == 1
+        and counted
+        and accepted
+        and fixed
+        and numbers["hidden states read"] == numbers["tokens"][-1]
+        and numbers["difference of tokens processed alone"] < 1e-12
+        and numbers["change of attention weights between inputs"] > 1e-3
     )
 
 
@@ -149,6 +161,6 @@ def draw(numbers: Numbers) -> Figure:
     kinds = {"perceptron": "perceptron", "Transformer": "transformer"}
     plot_lines(left, numbers["pixels"], {shown: numbers[f"parameters of {kind}"] for shown, kind in kinds.items()})
     left.set(xscale="log", yscale="log", xlabel="pixels", ylabel="parameters", title="Parameters by size of input")
-    plot_bars(right, {shown: min(numbers[f"sizes taken by {kind}"]) for shown, kind in kinds.items()})
+    plot_bars(right, {shown: min(numbers[f"sizes accepted by {kind}"]) for shown, kind in kinds.items()})
     right.set(ylabel=f"of {len(numbers['pixels'])} image sizes", title="Sizes that one model accepts")
     return figure

@@ -1,39 +1,50 @@
-"""How does a Transformer differ from a recurrent network?
+"""How does a Transformer differ from a recurrent network, and what do they have in common?
 
-Claim: In the length of the path between two tokens. With attention, the number of operations between the last output
-    and the first token is the same for every length. In a recurrent layer it grows with every token in between, and
-    the steps run one after the other. So a recurrent network forgets distant tokens: an encoder-decoder without
-    attention learns to predict the first token only while it is near, a Transformer at every distance tried. Having
-    an encoder and a decoder is not the difference. Attention is not the difference either: a recurrent decoder with
-    attention to the source bridges the distance too.
+Claim: Both map a sequence of any length to a sequence, with weights shared by all positions, and both can be an encoder
+    and a decoder. They differ in the length of the path between two tokens: with attention, the number of operations
+    between the last output and the first token is the same for every length; in a recurrent layer it grows with every
+    token in between, and the steps run one after the other. So a recurrent network forgets distant tokens: an
+    encoder-decoder without attention learns to predict the first token only while it is near, a Transformer at every
+    distance tried. A recurrent layer knows the order of its tokens, attention only from positional encodings; it keeps
+    a state of fixed size, attention all keys and values. Having an encoder and a decoder is not the difference.
+    Attention is not the difference either: a recurrent decoder with attention to the source bridges the distance too.
 Measures: The shortest and the longest path from the last output to the first token in the autograd graph of real
-    layers. Multiply-adds and seconds by length; the seconds are reported but do not decide. Three encoder-decoders
-    with about the same number of parameters, trained over seeds to predict the first token of a source that is
-    followed by more and more noise.
+    layers. What the last output changes by if earlier tokens are permuted; the numbers kept for the next token; the
+    input matrices of recurrent layers. Multiply-adds and seconds by length; the seconds are reported but do not decide.
+    Three encoder-decoders with about the same number of parameters, trained over seeds to predict the first token of a
+    source that is followed by more and more noise.
+Finding: For {{ n.lengths[0] }} and {{ n.lengths[-1] }} tokens the path from the last output to the first token has {{
+    n["shortest path"]["attention"][0] }} and {{ n["shortest path"]["attention"][-1] }} operations with attention and {{
+    n["shortest path"]["recurrent"][0] }} and {{ n["shortest path"]["recurrent"][-1] }} in a recurrent layer. If earlier
+    tokens are permuted, the last output changes by at most {{ n["change by permuting earlier
+    tokens"]["attention"]|at_most }} with attention without positions and by {{ n["change by permuting earlier
+    tokens"]["recurrent"]|fixed }} in a recurrent layer. For the next token attention keeps {{ n["numbers
+    kept"]["attention"]|join_numbers }} numbers, the recurrent layer {{ n["numbers kept"]["recurrent"]|join_numbers }}.
+    At width {{ n["layer width"] }} they take {{ milliseconds["attention"]|fixed }} and {{
+    milliseconds["recurrent"]|fixed }} ms for all lengths. Accuracy for the first token after {{ n.distances[0] }} and
+    {{ n.distances[-1] }} noise tokens (chance {{ n.chance|percent }}, {{ n.repeats }} seeds): {% for kind in accuracy
+    %}{{ kind }} {{ accuracy[kind][0] }} and {{ accuracy[kind][-1] }}{{ "; " if not loop.last else "." }}{% endfor %}
 Budget: 75 seconds
-Source: 000 1.4a, 002 1.4a, 004 1a-b
+Source: 000 1.4a, 002 1.4a, 004 1a, 004 1b
 """
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
-from regard.base.counting import count_flops
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
-from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure, plot_lines
-from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, interval_half_width
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_intervals, plot_lines
+from regard.lab.fitting import fit_cross_entropy
+from regard.lab.measure import count_multiply_adds, count_parameters, largest_difference, measure_seconds
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.models.rnn import LSTM, RNN, RNNConfig, RNNState
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
@@ -45,11 +56,12 @@ MATHS = (
     r"\mathrm{recurrent}: h_n = f(x_n, f(x_{n-1}, \dots f(x_1, h_0)))"
 )
 
+LAYERS = ("attention", "recurrent")
 KINDS = ("recurrent", "recurrent with attention", "transformer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """The layers to measure, and the task: predict the first token of a source followed by noise.
 
     lengths    numbers of tokens for the layers, at most their width
@@ -68,12 +80,10 @@ class Setup:
     batch: int = 32
     steps: int = 200
     rate: float = 0.01
-    repeats: int = 4
     trials: int = 256
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        super().__post_init__()
         for name in ("lengths", "distances"):
             several = getattr(self, name)
             if len(several) < 2 or list(several) != sorted(set(several)) or several[0] < 1:
@@ -98,44 +108,43 @@ def run(
     transformer: Callable[[TransformerConfig], Any] = Transformer,
 ) -> Numbers:
     """rnn, transformer  build the encoder-decoders: rnn(config), transformer(config)"""
-    ways = {
-        kind: [_path_lengths(setup, kind, n, attention) for n in setup.lengths] for kind in ("attention", "recurrent")
-    }
-    layers: dict[str, Any] = {kind: [_measure_layer(setup, kind, n, attention) for n in setup.lengths] for kind in ways}
+    paths = {kind: [_path_lengths(setup, kind, n, attention) for n in setup.lengths] for kind in LAYERS}
+    costs = {kind: [_measure_layer(setup, kind, n, attention) for n in setup.lengths] for kind in LAYERS}
     right: dict[str, list[list[float]]] = {kind: [[] for _ in setup.distances] for kind in KINDS}
     looked: dict[str, list[tuple[int, float]]] = {kind: [] for kind in KINDS}
     exchanged: dict[str, float] = {}
     parameters: dict[str, int] = {}
-    for number in range(setup.repeats):
-        seed = 1000 * setup.seed + number
+    for seed in setup.seeds:
         for kind in KINDS:
             for at, distance in enumerate(setup.distances):
-                model = _train(setup, kind, distance, seed, rnn, transformer)
+                model = _train(_build_model(setup, kind, distance, seed, rnn, transformer), setup, distance, seed)
                 right[kind][at].append(_evaluate(model, setup, distance, seed + 500))
             looked[kind].append(_record_attention(model, setup, setup.distances[-1], seed + 500))
             exchanged[kind] = max(_exchange_encodings(model, setup, seed + 500), exchanged.get(kind, 0.0))
-            parameters[kind] = sum(each.numel() for each in model.parameters())
+            parameters[kind] = count_parameters(model)
     return {
         "lengths": list(setup.lengths),
-        "layer": setup.layer,
+        "layer width": setup.layer,
         "distances": list(setup.distances),
         "repeats": setup.repeats,
         "chance": 1 / setup.values,
-        "shortest way": {kind: [way[0] for way in several] for kind, several in ways.items()},
-        "longest way": {kind: [way[1] for way in several] for kind, several in ways.items()},
-        "smallest gradient of the first token": {
-            kind: min(way[2] for way in several) for kind, several in ways.items()
+        "shortest path": {kind: [path[0] for path in paths[kind]] for kind in LAYERS},
+        "longest path": {kind: [path[1] for path in paths[kind]] for kind in LAYERS},
+        "smallest gradient of the first token": {kind: min(path[2] for path in paths[kind]) for kind in LAYERS},
+        "multiply-adds": {kind: [cost[0] for cost in costs[kind]] for kind in LAYERS},
+        "seconds": {kind: [cost[1] for cost in costs[kind]] for kind in LAYERS},
+        "change by permuting earlier tokens": {kind: _permutation_change(setup, kind, attention) for kind in LAYERS},
+        # keys and values of all tokens; the hidden and the cell state
+        "numbers kept": {
+            "attention": [2 * n * setup.layer for n in setup.lengths],
+            "recurrent": [2 * setup.layer for _ in setup.lengths],
         },
-        "multiply-adds": {kind: [each[0] for each in several] for kind, several in layers.items()},
-        "seconds": {kind: [each[1] for each in several] for kind, several in layers.items()},
+        "input matrices": {kind.__name__: kind(7, 5).weight_ih_l0.shape[0] // 5 for kind in (nn.RNN, nn.GRU, nn.LSTM)},  # type: ignore[index]
         "parameters": parameters,
-        "right": {kind: [fmean(shares) for shares in right[kind]] for kind in KINDS},
-        "interval": {kind: [interval_half_width(shares) for shares in right[kind]] for kind in KINDS},
+        **mean_and_interval("accuracy", right),
         "attention calls": {kind: min(calls for calls, _ in several) for kind, several in looked.items()},
-        "weight of the token to tell": {
-            kind: fmean(weight for _, weight in several) for kind, several in looked.items()
-        },
-        "difference once encodings are exchanged": exchanged,
+        "weight of the first token": {kind: fmean(weight for _, weight in several) for kind, several in looked.items()},
+        "difference after exchanging encodings": exchanged,
     }
 
 
@@ -148,21 +157,44 @@ def _build_layers(setup: Setup) -> tuple[AttentionLayer, LSTM]:
 
 def _path_lengths(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, int, float]:
     """Return the shortest and longest path from the last output to the first of n tokens, and the gradient."""
-    layer, cell = _build_layers(setup)
     draws = make_generator(setup.seed)
     tokens = [torch.randn(1, 1, setup.layer, generator=draws).requires_grad_() for _ in range(n)]
-    if kind == "attention":
-        # every token is projected by itself, so that only attention connects two tokens
-        heads = [split_heads(layer.query_key_value(token), 3).chunk(3, 1) for token in tokens]
-        k, v = (torch.cat([each[part] for each in heads], 2) for part in (1, 2))
-        out = layer.out(merge_heads(attention(heads[-1][0], k, v)))
-    else:
-        state = RNNState(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
-        for token in tokens:
-            out, state = cell.step_by_step(token, state)
+    # every token is projected by itself, so that only attention or recurrence connects two tokens
+    out = _apply_layer(_build_layers(setup), kind, tokens, attention)[:, -1:]
     shortest, longest = _count_operations(out, tokens[0])
     (gradient,) = torch.autograd.grad(out.sum(), tokens[0], allow_unused=True)
     return shortest, longest, 0.0 if gradient is None else float(gradient.norm())
+
+
+def _apply_layer(
+    layers: tuple[AttentionLayer, LSTM],
+    kind: str,
+    tokens: Sequence[Tensor],
+    attention: Attention,
+    fused: bool = False,
+) -> Tensor:
+    """Apply one layer of attention, or one recurrent layer, to tokens; `fused` uses torch's recurrent kernel."""
+    layer, cell = layers
+    if kind == "attention":
+        heads = [split_heads(layer.query_key_value(token), 3).chunk(3, 1) for token in tokens]
+        q, k, v = (torch.cat([each[part] for each in heads], 2) for part in range(3))
+        # one query, so that the path to the first token does not pass through other outputs
+        last = q if len(tokens) == 1 else q[:, :, -1:]
+        out: Tensor = layer.out(merge_heads(attention(last, k, v)))
+        return out
+    state = RNNState(torch.zeros_like(tokens[0][:, 0]), torch.zeros_like(tokens[0][:, 0]))
+    for token in tokens:
+        out, state = cell(token, state) if fused else cell.step_by_step(token, state)
+    return out
+
+
+@torch.no_grad()
+def _permutation_change(setup: Setup, kind: str, attention: Attention) -> float:
+    """Return the change of the last output if the earlier tokens are permuted."""
+    tokens = list(torch.randn(1, setup.lengths[0], setup.layer, generator=make_generator(setup.seed)).split(1, 1))
+    first, second = ([*order, tokens[-1]] for order in (tokens[:-1], tokens[-2::-1]))
+    layers = _build_layers(setup)
+    return largest_difference(*(_apply_layer(layers, kind, order, attention)[:, -1] for order in (first, second)))
 
 
 def _count_operations(out: Tensor, leaf: Tensor) -> tuple[int, int]:
@@ -187,51 +219,23 @@ def _count_operations(out: Tensor, leaf: Tensor) -> tuple[int, int]:
     return steps.get(out.grad_fn, (0, 0))
 
 
-@torch.no_grad()
 def _measure_layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, float]:
     """Measure the multiply-adds and the seconds of a layer over n tokens."""
-    layer, cell = _build_layers(setup)
-    x = torch.randn(1, n, setup.layer, generator=make_generator(setup.seed))
-    state = RNNState(torch.zeros(1, setup.layer), torch.zeros(1, setup.layer))
-
-    def attended() -> Tensor:
-        q, k, v = split_heads(layer.query_key_value(x), 3).chunk(3, 1)
-        out: Tensor = layer.out(merge_heads(attention(q, k, v)))
-        return out
-
-    with count_flops() as flops:
-        attended() if kind == "attention" else cell.step_by_step(
-            x, state
-        )  # the counter does not see inside the fused kernel
-    taken = []
-    for _ in range(20):
-        start = time.perf_counter()
-        attended() if kind == "attention" else cell(x, state)
-        taken.append(time.perf_counter() - start)
-    return int(flops.get_total_flops()) // 2, min(taken)
+    x = [torch.randn(1, n, setup.layer, generator=make_generator(setup.seed))]
+    layers = _build_layers(setup)
+    # the counter does not see inside the fused recurrent kernel, which is faster
+    counted = count_multiply_adds(lambda: _apply_layer(layers, kind, x, attention))
+    with torch.no_grad():
+        return counted, measure_seconds(lambda: _apply_layer(layers, kind, x, attention, fused=True), 20)
 
 
-def _build_models(
-    setup: Setup,
-    kind: str,
-    distance: int,
-    seed: int,
-    rnn: Callable[[RNNConfig], Any],
-    transformer: Callable[[TransformerConfig], Any],
+def _build_model(
+    setup: Setup, kind: str, distance: int, seed: int, rnn: Callable[..., Any], transformer: Callable[..., Any]
 ) -> Any:
     if kind == "transformer":
-        model = transformer(
-            TransformerConfig(
-                vocab=setup.vocab,
-                context=distance + 1,
-                width=setup.width,
-                depth=1,
-                heads=1,
-                ff_width=2 * setup.width,
-                order="pre",
-                dropout=0.0,
-            )
-        )
+        sizes = {"context": distance + 1, "heads": 1, "ff_width": 2 * setup.width, "order": "pre"}
+        config = TransformerConfig(vocab=setup.vocab, width=setup.width, depth=1, dropout=0.0, **sizes)  # type: ignore[arg-type]  # the config checks
+        model = transformer(config)
         model.init_weights(seed)
         return model
     looking = "dot" if kind == "recurrent with attention" else None
@@ -250,22 +254,15 @@ def _sample_batch(
     return torch.cat([wanted, noise], 1), torch.full((batch, 1), setup.vocab - 1), wanted[:, 0]
 
 
-def _train(
-    setup: Setup,
-    kind: str,
-    distance: int,
-    seed: int,
-    rnn: Callable[[RNNConfig], Any],
-    transformer: Callable[[TransformerConfig], Any],
-) -> Any:
-    model, draws = _build_models(setup, kind, distance, seed, rnn, transformer), make_generator(seed)
+def _train(model: Any, setup: Setup, distance: int, seed: int) -> Any:
+    draws = make_generator(seed)
 
-    def loss() -> Tensor:
+    def sample() -> tuple[tuple[Tensor, Tensor], Tensor]:
         source, target, wanted = _sample_batch(setup, distance, setup.batch, draws)
-        return functional.cross_entropy(model(source, target)[:, 0], wanted)
+        return (source, target), wanted
 
-    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
-    return model.eval()
+    fit_cross_entropy(model, sample, steps=setup.steps, rate=setup.rate)
+    return model
 
 
 @torch.no_grad()
@@ -298,98 +295,43 @@ def _exchange_encodings(model: Any, setup: Setup, seed: int) -> float:
     return float((logits - model(other, other_target)).abs().max())
 
 
-def _accuracy(numbers: Numbers, kind: str, at: int) -> Estimate:
-    return Estimate(numbers["right"][kind][at], numbers["interval"][kind][at])
-
-
-def verdict(numbers: Numbers) -> Verdict:
-    lengths, distances = numbers["lengths"], numbers["distances"]
-    short, long = numbers["shortest way"], numbers["longest way"]
-    same = all(len(set(ways["attention"])) == 1 and ways["attention"][0] > 0 for ways in (short, long))
+def verdict(numbers: Numbers) -> Decision:
+    lengths, d = numbers["lengths"], numbers["layer width"]
+    paths = numbers["shortest path"], numbers["longest path"]
+    same = all(len(set(path["attention"])) == 1 and path["attention"][0] > 0 for path in paths)
     # at least one operation per token in between
     grows = all(
-        ways["recurrent"][at + 1] - ways["recurrent"][at] >= lengths[at + 1] - lengths[at]
-        for ways in (short, long)
+        path["recurrent"][at + 1] - path["recurrent"][at] >= lengths[at + 1] - lengths[at]
+        for path in paths
         for at in range(len(lengths) - 1)
     )
     reached = numbers["smallest gradient of the first token"]["attention"] > 1e-4
-    taken, d = {kind: sum(several) for kind, several in numbers["seconds"].items()}, numbers["layer"]
+    order = numbers["change by permuting earlier tokens"]
+    ordered = order["attention"] < 1e-5 and order["recurrent"] > 1e-3
     counts = numbers["multiply-adds"]
-    costs = counts["attention"] == [4 * n * d * d + 2 * n * n * d for n in lengths] and counts["recurrent"] == [
-        8 * n * d * d for n in lengths
-    ]
+    costs = counts["attention"] == [4 * n * d * d + 2 * n * n * d for n in lengths]
+    costs &= counts["recurrent"] == [8 * n * d * d for n in lengths]
     alike = max(numbers["parameters"].values()) < 1.25 * min(numbers["parameters"].values())
-    near, far = ({kind: _accuracy(numbers, kind, at) for kind in KINDS} for at in (0, -1))
-    chance = numbers["chance"]
+    accuracy = estimates(numbers, "accuracy")
+    near, far = ({kind: several[at] for kind, several in accuracy.items()} for at in (0, -1))
     learned = [share - 0.8 for share in (*near.values(), far["transformer"])]
-    forgot = chance + 0.2 - far["recurrent"]
+    forgot = numbers["chance"] + 0.2 - far["recurrent"]
     bridged = far["recurrent with attention"] - far["recurrent"] - 0.2
-    accuracies = "; ".join(f"{kind} {near[kind].percent()} and {far[kind].percent()}" for kind in KINDS)
-    ways = {kind: f"{several[0]} and {several[-1]}" for kind, several in short.items()}
     return decide(
-        same and grows and reached and costs and alike,
-        f"For {lengths[0]} and {lengths[-1]} tokens the path from the last output to the first token has "
-        f"{ways['attention']} operations with attention and {ways['recurrent']} in a recurrent layer. At width {d} "
-        f"they take {taken['attention'] * 1e3:.2f} and {taken['recurrent'] * 1e3:.2f} ms for all lengths. Accuracy "
-        f"for the first token after {distances[0]} and {distances[-1]} noise tokens (chance {chance:.0%}, "
-        f"{numbers['repeats']} seeds): {accuracies}.",
+        same and grows and reached and ordered and costs and alike,
         [*learned, forgot, bridged],
+        accuracy=accuracy,
+        milliseconds={kind: 1e3 * sum(several) for kind, several in numbers["seconds"].items()},
     )
-
-
-@wrong_answer(
-    "000 1.4a",
-    says="The Transformer differs by having an encoder and a decoder.",
-    right="Recurrent networks had both before; the new idea is attention instead of recurrence within each.",
-)
-def _new_with_transformers(numbers: Numbers) -> Verdict:
-    near, gap = _accuracy(numbers, "recurrent", 0), numbers["difference once encodings are exchanged"]["recurrent"]
-    sentence = (
-        f"A recurrent encoder-decoder predicts {near.percent()} correctly with noise of length "
-        f"{numbers['distances'][0]}, and its decoder depends on the encoding only: with the encoding of another "
-        f"source its logits differ by {gap:g} from those for that source."
-    )
-    return decide(True, sentence) if gap > 1e-6 else decide(True, sentence, [numbers["chance"] + 0.2 - near])
-
-
-@wrong_answer(
-    "004 1b",
-    says="Recurrent networks have no attention.",
-    right="Attention was introduced for recurrent decoders in 2014; the Transformer drops the recurrence.",
-)
-def _without_attention(numbers: Numbers) -> Verdict:
-    kind = "recurrent with attention"
-    calls, weight = numbers["attention calls"][kind], numbers["weight of the token to tell"][kind]
-    with_it, without = (_accuracy(numbers, each, -1) for each in (kind, "recurrent"))
-    count = "once" if calls == 1 else f"{calls} times"
-    sentence = (
-        f"A recurrent decoder that attends {count} per generated token gives the first token a weight of {weight:.2f} "
-        f"and predicts {with_it.percent()} correctly after {numbers['distances'][-1]} noise tokens; without attention "
-        f"it is {without.percent()}."
-    )
-    return decide(True, sentence) if calls == 0 else decide(True, sentence, [without + 0.1 - with_it])
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (left, middle, right) = make_figure(3)
-    plot_lines(left, numbers["lengths"], numbers["shortest way"])
-    left.set(
-        xscale="log", yscale="log", xlabel="tokens", ylabel="operations", title="Path from last output to first token"
-    )
-    plot_lines(middle, numbers["lengths"], numbers["seconds"])
-    middle.set(xscale="log", yscale="log", xlabel="tokens", ylabel="seconds", title="Seconds of one layer")
-    for number, kind in enumerate(KINDS):
-        right.errorbar(
-            numbers["distances"],
-            numbers["right"][kind],
-            numbers["interval"][kind],
-            label=kind,
-            color=COLOURS[number],
-            marker=MARKERS[number],
-            capsize=3,
-        )
-    right.axhline(numbers["chance"], color="grey", linestyle=":")
-    right.legend(frameon=False, fontsize="small")
+    for axes, name in ((left, "shortest path"), (middle, "seconds")):
+        plot_lines(axes, numbers["lengths"], numbers[name])
+        axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=name, title=f"{name.capitalize()} of one layer")
+    plot_intervals(right, numbers["distances"], numbers["accuracy"], numbers["interval of accuracy"])
+    mark_level(right, numbers["chance"], "chance")
     right.set(xscale="log", ylim=(0, 1.05), xlabel="noise tokens", ylabel="accuracy", title="A distant token")
     right.set_xticks(numbers["distances"], [str(distance) for distance in numbers["distances"]])
     right.minorticks_off()

@@ -6,6 +6,12 @@ Claim: It gives fewer tokens with a larger vocabulary. Each merge adds one token
 Measures: A nursery rhyme of 1755 as bytes, split into words. The most common pair of neighbours is merged again and
     again, by our own code and by the library. The number of tokens after each merge. This rhyme, another one and random
     texts, encoded and decoded.
+Finding: {{ n.merges }} merges ({{ n["merges equal to the library"] }} equal those of the library) reduce {{ n.tokens[0]
+    }} tokens to {{ n.tokens[-1] }} ({{ n.words }} words): the first merge saves {{ n["pairs merged"][0] }}, the last {{
+    n["pairs merged"][-1] }}. {{ n["texts decoded without loss"] }} of {{ n.texts }} texts are decoded without loss, and
+    {{ n["texts encoded like the library"] }} are encoded as by the library. A token has {{ n["bytes per
+    token"]["training rhyme"]|fixed }} bytes on average in this rhyme and {{ n["bytes per token"]["another rhyme"]|fixed
+    }} in another.
 Budget: 3 seconds
 Source: 003, notebook 12.3
 """
@@ -20,8 +26,8 @@ import torch
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_lines
+from regard.lab.verdict import Decision, Numbers, decide
 
 MATHS = (
     r"(a, b) = \mathrm{argmax}_{(x, y)} \sum_i [t_i = x, t_{i+1} = y], \quad a b \to c, \quad "
@@ -94,11 +100,11 @@ def run(setup: Setup, merge: Merge = merge_pair) -> Numbers:
         "bytes": len(setup.text.encode()),
         "words": len(_split_words(setup.text)),
         "merges": len(table),
-        "merges as the library": sum(
+        "merges equal to the library": sum(
             (spelled[a], spelled[b]) == theirs for (a, b), theirs in zip(table, library.merges, strict=False)
         ),
         "merges of the library": len(library.merges),
-        "texts coded as by the library": sum(
+        "texts encoded like the library": sum(
             mine == library.code(text) for mine, text in zip(coded, texts, strict=True)
         ),
         "texts decoded without loss": sum(
@@ -109,9 +115,9 @@ def run(setup: Setup, merge: Merge = merge_pair) -> Numbers:
         "vocabulary": [256 + number for number in range(len(lengths))],
         "tokens": lengths,
         "pairs merged": saved,
-        "bytes a token": {
+        "bytes per token": {
             name: len(text.encode()) / len(tokens)
-            for name, text, tokens in zip(("learned from", "another rhyme"), texts, coded, strict=False)
+            for name, text, tokens in zip(("training rhyme", "another rhyme"), texts, coded, strict=False)
         },
         "longest tokens": [
             spelled[token].decode(errors="replace") for token in sorted(spelled, key=lambda t: -len(spelled[t]))[:5]
@@ -198,32 +204,20 @@ def _random_texts(setup: Setup) -> list[str]:
     return found
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    tokens, saved, merges = numbers["tokens"], numbers["pairs merged"], numbers["merges"]
-    same = merges == numbers["merges of the library"] == numbers["merges as the library"]
-    coded, kept, texts = (
-        numbers[f"texts{which}"] for which in (" coded as by the library", " decoded without loss", "")
-    )
-    exact = [before - after for before, after in pairwise(tokens)] == saved
+def verdict(numbers: Numbers) -> Decision:
+    saved, rate, texts = numbers["pairs merged"], numbers["bytes per token"], numbers["texts"]
+    same = numbers["merges"] == numbers["merges of the library"] == numbers["merges equal to the library"]
+    same &= numbers["texts encoded like the library"] == numbers["texts decoded without loss"] == texts
+    exact = [before - after for before, after in pairwise(numbers["tokens"])] == saved
     falling = saved == sorted(saved, reverse=True)
-    rate = numbers["bytes a token"]
-    return decide(
-        same and coded == kept == texts and exact and falling and rate["learned from"] > rate["another rhyme"] > 1,
-        f"{merges} merges ({numbers['merges as the library']} equal those of the library) reduce {tokens[0]} tokens "
-        f"to {tokens[-1]} ({numbers['words']} words): the first merge saves {saved[0]}, the last {saved[-1]}. {kept} "
-        f"of {texts} texts are decoded without loss, and {coded} are encoded as by the library. A token has "
-        f"{rate['learned from']:.2f} bytes on average in this rhyme and {rate['another rhyme']:.2f} in another.",
-    )
+    return decide(same and exact and falling and rate["training rhyme"] > rate["another rhyme"] > 1)
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (left, right) = make_figure(2)
     plot_lines(left, numbers["vocabulary"], {"tokens": numbers["tokens"]}, markevery=10)
-    left.axhline(numbers["words"], color="grey", linestyle="--", label="words")
-    left.legend(frameon=False)
-    left.set(
-        xlabel="vocabulary", ylabel="tokens of the text", title="A larger vocabulary, fewer tokens", ylim=(0, None)
-    )
+    mark_level(left, numbers["words"], "words")
+    left.set(xlabel="vocabulary", ylabel="tokens of the text", title="More merges, fewer tokens", ylim=(0, None))
     plot_lines(right, range(1, len(numbers["pairs merged"]) + 1), {"pairs": numbers["pairs merged"]}, markevery=10)
     right.set(xlabel="merge", ylabel="pairs merged", title="The first merges save most")
     return figure

@@ -7,6 +7,16 @@ Claim: A beam as wide as the number of texts finds the most likely text. Greedy 
 Measures: A small GPT trained here on a language whose next letter depends on the last two. For several prompts, the
     probability of every text of a given length by brute force, compared with the texts that `generate` writes. How
     often each next letter is drawn, against its probability.
+Finding: Of {{ n.prompts }} prompts with {{ n.texts|comma }} texts each, the most likely text is found for {{ n["share
+    found by greedy"]|percent }} by greedy decoding and for {% for share in n["share found by beams"] %}{{ share|percent
+    }}{{ ", " if not loop.last }}{% endfor %} by beams of {{ n["beam widths"]|join_numbers }}. Mean log-probability: {{
+    n["log-probability by beams"][-1]|fixed }} by the widest beam, {{ n["log-probability by greedy"]|fixed }} greedy, {{
+    n["log-probability by sampling"]["top-k"]|fixed }} top-k, {{ n["log-probability by sampling"]["nucleus"]|fixed }}
+    nucleus, {{ n["log-probability by sampling"]["sampling"]|fixed }} sampling ({{ n["expected log-probability"]|fixed
+    }} expected), {{ n["log-probability by rank"][1]|fixed }} always the second token. The distance of the draws from
+    the probabilities of the model is {{ n["distance of draws"]["sampling"]|fixed(3) }}, expected by chance {{
+    n["distance by chance"]["sampling"]|fixed(3) }}; draws outside top-k or nucleus: {{ n["draws outside"]["top-k"] +
+    n["draws outside"]["nucleus"] }}.
 Budget: 60 seconds
 Source: 003, notebook 12.4
 """
@@ -25,9 +35,9 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.positions import Rotary
-from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines
-from regard.lab.fitting import fit
+from regard.lab.drawing import COLOURS, Figure, make_figure, mark_level, plot_lines
+from regard.lab.fitting import fit_cross_entropy
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
@@ -118,10 +128,10 @@ def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any]
         "prompts": setup.prompts,
         "draws": setup.draws,
         "probability of all texts": fmean(float(each.exp().sum()) for each in everything),
-        "likeliest": fmean(best),
+        "log-probability of the most likely text": fmean(best),
         "beam widths": list(setup.widths),
-        "likeliest found by beams": [_share_found(beams[width], best) for width in setup.widths],
-        "likeliest found by greedy": _share_found(likeliest, best),
+        "share found by beams": [_share_found(beams[width], best) for width in setup.widths],
+        "share found by greedy": _share_found(likeliest, best),
         "log-probability by beams": [_mean_log_probability(beams[width]) for width in setup.widths],
         "log-probability by greedy": _mean_log_probability(likeliest),
         "log-probability by rank": [_mean_log_probability(texts) for texts in ranks.values()],
@@ -130,12 +140,11 @@ def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any]
             one.tokens == other.tokens for one, other in zip(beams[1], likeliest, strict=True)
         ),
         "expected log-probability": fmean(float((each.exp() * each).sum()) for each in everything),
-        "its standard error": (fmean(map(_log_probability_variance, everything)) / (setup.prompts * setup.draws))
-        ** 0.5,
+        "standard error": (fmean(map(_log_probability_variance, everything)) / (setup.prompts * setup.draws)) ** 0.5,
         "distance of draws": {name: _distance(drawn[name], wanted[name], setup) for name in drawn},
         "distance from the model's shares": {name: _distance(drawn[name], truth, setup) for name in drawn},
         "distance by chance": {name: _expected_distance(shares, setup.draws) for name, shares in wanted.items()},
-        "tokens left": {name: fmean(float((each > 0).sum()) for each in shares) for name, shares in wanted.items()},
+        "tokens kept": {name: fmean(float((each > 0).sum()) for each in shares) for name, shares in wanted.items()},
         "draws outside": {name: _count_outside(drawn[name], wanted[name], setup) for name in drawn},
     }
 
@@ -170,27 +179,17 @@ def _sample_texts(
 
 def _train(setup: Setup, language: Float[Tensor, "w w w"], gpt: Callable[[GPTConfig], Any]) -> Any:
     longest = max(setup.training_length, 4 + setup.length)
-    model = gpt(
-        GPTConfig(
-            vocab=setup.letters,
-            context=longest,
-            width=setup.width,
-            depth=setup.depth,
-            heads=2,
-            positions=Rotary(),
-            dropout=0.0,
-            attention_dropout=0.0,
-        )
-    )
+    sizes = {"context": longest, "width": setup.width, "depth": setup.depth, "heads": 2, "positions": Rotary()}
+    model = gpt(GPTConfig(vocab=setup.letters, dropout=0.0, attention_dropout=0.0, **sizes))  # type: ignore[arg-type]  # the config checks
     model.init_weights(setup.seed)
     draws = make_generator(setup.seed + 1)
 
-    def loss() -> Tensor:
+    def sample() -> tuple[tuple[Tensor], Tensor]:
         tokens = _sample_texts(language, setup.batch, setup.training_length, draws)
-        return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        return (tokens[:, :-1],), tokens[:, 1:]
 
-    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
-    return model.eval()
+    fit_cross_entropy(model, sample, steps=setup.steps, rate=setup.rate)
+    return model
 
 
 @torch.no_grad()
@@ -269,47 +268,31 @@ def _mean_log_probability(texts: Sequence[GeneratedText]) -> float:
     return fmean(text.log_probability for text in texts)
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    found, by_greedy = numbers["likeliest found by beams"], numbers["likeliest found by greedy"]
-    searched = found[-1] == 1.0 and by_greedy < 1.0 and numbers["a beam of one is greedy"]
+def verdict(numbers: Numbers) -> Decision:
+    found = numbers["share found by beams"]
+    searched = found[-1] == 1.0 and numbers["share found by greedy"] < 1.0 and numbers["a beam of one is greedy"]
     beams, ranks = numbers["log-probability by beams"], numbers["log-probability by rank"]
     better = beams[-1] > max(beams[0], max(beams) - 1e-6) and ranks == sorted(ranks, reverse=True)
-    drawn, chance, outside = numbers["distance of draws"], numbers["distance by chance"], numbers["draws outside"]
-    fair = all(drawn[name] < 1.5 * chance[name] for name in drawn) and sum(outside.values()) == 0
-    mean, expected = numbers["log-probability by sampling"], numbers["expected log-probability"]
-    steady = abs(mean["sampling"] - expected) < 4 * numbers["its standard error"]
+    drawn, chance = numbers["distance of draws"], numbers["distance by chance"]
+    fair = all(drawn[name] < 1.5 * chance[name] for name in drawn) and not any(numbers["draws outside"].values())
+    mean, expected = numbers["log-probability by sampling"]["sampling"], numbers["expected log-probability"]
+    steady = abs(mean - expected) < 4 * numbers["standard error"]
     biased = all(numbers["distance from the model's shares"][name] > 2 * chance[name] for name in ("top-k", "nucleus"))
-    return decide(
-        searched and better and fair and steady and biased,
-        f"Of {numbers['prompts']} prompts with {numbers['texts']:,} texts each, the most likely text is found for "
-        f"{by_greedy:.0%} by greedy decoding and for {', '.join(f'{share:.0%}' for share in found)} by beams of "
-        f"{', '.join(map(str, numbers['beam widths']))}. Mean log-probability: {beams[-1]:.2f} by the widest beam, "
-        f"{numbers['log-probability by greedy']:.2f} greedy, {mean['top-k']:.2f} top-k, {mean['nucleus']:.2f} "
-        f"nucleus, {mean['sampling']:.2f} sampling ({expected:.2f} expected), {ranks[1]:.2f} always the second "
-        f"token. The distance of the draws from the probabilities of the model is {drawn['sampling']:.3f}, expected "
-        f"by chance {chance['sampling']:.3f}; draws outside top-k or nucleus: "
-        f"{outside['top-k'] + outside['nucleus']}.",
-    )
+    return decide(searched and better and fair and steady and biased)
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (left, right) = make_figure(2)
-    plot_lines(left, numbers["beam widths"], {"beam": numbers["likeliest found by beams"]})
-    left.axhline(numbers["likeliest found by greedy"], color=COLOURS[1], linestyle="--", label="greedy")
-    left.legend(frameon=False)
-    left.set(xscale="log", ylim=(0, 1.05), xlabel="beam width", ylabel="most likely text found")
-    left.set_title("Search")
-    sampled = numbers["log-probability by sampling"]
+    plot_lines(left, numbers["beam widths"], {"beam": numbers["share found by beams"]})
+    mark_level(left, numbers["share found by greedy"], "greedy")
+    left.set(xscale="log", ylim=(0, 1.05), xlabel="beam width", ylabel="most likely text found", title="Search")
     values = {
         "widest beam": numbers["log-probability by beams"][-1],
         "greedy": numbers["log-probability by greedy"],
-        "top-k": sampled["top-k"],
-        "nucleus": sampled["nucleus"],
-        "sampling": sampled["sampling"],
+        **{name: numbers["log-probability by sampling"][name] for name in ("top-k", "nucleus", "sampling")},
         "second": numbers["log-probability by rank"][1],
     }
-    drawn = right.barh(list(values)[::-1], list(values.values())[::-1], color=COLOURS[0])
-    right.bar_label(drawn, fmt="%.1f")
+    right.bar_label(right.barh(list(values)[::-1], list(values.values())[::-1], color=COLOURS[0]), fmt="%.1f")
     right.margins(x=0.15)
     right.set(xlabel="mean log-probability", ylabel="strategy", title="Probability of the texts")
     return figure

@@ -7,6 +7,15 @@ Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its 
     running model: the pairs in use, the mass above the diagonal, and the share of the cross attention on the reversed
     order, before and after training. How much the outputs change if the last token of the source or of the target
     changes.
+Finding: Of {{ n.length ** 2 }} pairs the encoder uses {{ n["pairs with nonzero weight"]["encoder"]|join_numbers }} and
+    the decoder {{ n["pairs with nonzero weight"]["decoder"]|join_numbers }}. At least {{ n["mass above the
+    diagonal"]["encoder"][0]|fixed }} of the encoder's attention is above the diagonal and at most {{ n["mass above the
+    diagonal"]["decoder"][1]|short }} of the decoder's. The last source token changes the encoder's first row by {{
+    n["change of the encoder's first row by the last source token"]|short }} or more; the last target token changes
+    earlier logits by {{ n["change of earlier logits by the last target token"]|short }}. The reversed order has {{
+    n["cross attention on the reversed order before training"]|percent }} of the cross attention before training and {{
+    means["cross attention on the reversed order"] }} after ({{ n.repeats }} seeds), and the largest weight in {{
+    means["rows at the reversed order"] }} of rows; {{ means["accuracy"] }} of tokens are correct.
 Budget: 30 seconds
 Source: 004 2d
 """
@@ -23,10 +32,10 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
-from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, interval_half_width
+from regard.lab.fitting import fit_cross_entropy
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.see.watch import watch
 
@@ -43,7 +52,7 @@ MAPS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """The sequences, the model, the training steps and seeds, and the number of test sequences."""
 
     letters: int = 9
@@ -54,10 +63,9 @@ class Setup:
     rate: float = 0.01
     repeats: int = 5
     trials: int = 64
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        super().__post_init__()
         check_integer("length", self.length, 3, "tokens; shorter sequences hardly change when reversed")
         check_integer("letters", self.letters, 2, "different tokens")
 
@@ -68,54 +76,34 @@ SMOKE = Setup(letters=6, length=5, width=16, steps=160, rate=0.02, repeats=3, tr
 def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transformer) -> Numbers:
     """transformer  builds the model: transformer(config)"""
     before, after = [], []
-    for number in range(setup.repeats):
-        seed = 1000 * setup.seed + number
+    for seed in setup.seeds:
         model = _build_model(setup, transformer, seed)
         before.append(_measure_maps(model, setup, seed + 500))
         _train(model, setup, seed)
         after.append(_measure_maps(model, setup, seed + 500))
-    order = "cross mass on the reversed order"
-    reversed_mass = [each[order] for each in after]
-    gained = [late[order] - early[order] for early, late in zip(before, after, strict=True)]
-    return {
-        "length": setup.length,
-        "repeats": setup.repeats,
-        "right": fmean(each["right"] for each in after),
-        # the worst of all runs
-        "pairs in use": {
-            name: sorted({each["pairs in use"][name] for each in before + after}) for name in ("encoder", "decoder")
-        },
-        "mass above the diagonal": {
-            name: [pick(each["mass above the diagonal"][name] for each in before + after) for pick in (min, max)]
-            for name in ("encoder", "decoder")
-        },
-        "encoder's first row moved by the last source token": min(each["encoder moved"] for each in after),
-        "logits moved by the source": min(each["logits moved by the source"] for each in after),
-        "earlier logits moved by the last target token": max(each["earlier logits moved"] for each in before + after),
-        "cross mass on the reversed order before": fmean(each[order] for each in before),
-        "cross mass on the reversed order": fmean(reversed_mass),
-        "interval": interval_half_width(reversed_mass),
-        "gained by training": fmean(gained),
-        "interval of gain": interval_half_width(gained),
-        "rows whose largest cross weight is there": fmean(each["rows at the reversed order"] for each in after),
-        "interval of rows": interval_half_width([each["rows at the reversed order"] for each in after]),
-        "interval of right": interval_half_width([each["right"] for each in after]),
-        "maps": after[0]["maps"],
-    }
+    order, every = "cross attention on the reversed order", before + after
+    measured = {name: [each[name] for each in after] for name in (order, "rows at the reversed order", "accuracy")}
+    measured["gain by training"] = [late[order] - early[order] for early, late in zip(before, after, strict=True)]
+    numbers: Numbers = {"length": setup.length, "repeats": setup.repeats}
+    # the worst of all runs
+    for name, combine in (("pairs with nonzero weight", sorted), ("mass above the diagonal", _least_and_most)):
+        numbers[name] = {part: combine({each[name][part] for each in every}) for part in ("encoder", "decoder")}
+    for name in ("change of the encoder's first row by the last source token", "change of the logits by the source"):
+        numbers[name] = min(each[name] for each in after)
+    later = "change of earlier logits by the last target token"
+    numbers |= {later: max(each[later] for each in every), f"{order} before training": fmean(e[order] for e in before)}
+    for name, values in measured.items():
+        numbers |= mean_and_interval(name, values)
+    return numbers | {"maps": after[0]["maps"]}
+
+
+def _least_and_most(values: set[float]) -> list[float]:
+    return [min(values), max(values)]
 
 
 def _build_model(setup: Setup, transformer: Callable[[TransformerConfig], Any], seed: int) -> Any:
-    model = transformer(
-        TransformerConfig(
-            vocab=setup.letters + 1,  # and the start token
-            context=setup.length,
-            width=setup.width,
-            depth=1,
-            heads=1,
-            order="pre",
-            dropout=0.0,
-        )
-    )
+    sizes = {"vocab": setup.letters + 1, "context": setup.length, "width": setup.width}  # and the start token
+    model = transformer(TransformerConfig(depth=1, heads=1, order="pre", dropout=0.0, **sizes))  # type: ignore[arg-type]  # the config checks
     model.init_weights(seed)
     return model
 
@@ -132,11 +120,11 @@ def _sample_batch(
 def _train(model: Any, setup: Setup, seed: int) -> None:
     draws = make_generator(seed)
 
-    def loss() -> Tensor:
+    def sample() -> tuple[tuple[Tensor, Tensor], Tensor]:
         source, target, wanted = _sample_batch(setup, setup.batch, draws)
-        return functional.cross_entropy(model(source, target).flatten(0, 1), wanted.flatten())
+        return (source, target), wanted
 
-    fit(model.parameters(), loss, steps=setup.steps, rate=setup.rate)
+    fit_cross_entropy(model, sample, steps=setup.steps, rate=setup.rate)
 
 
 @torch.no_grad()
@@ -148,45 +136,37 @@ def _measure_maps(model: Any, setup: Setup, seed: int) -> dict[str, Any]:
     other_source, other_target = source.clone(), target.clone()
     other_source[:, -1] = (source[:, -1] + 1) % setup.letters
     other_target[:, -1] = (target[:, -1] + 1) % setup.letters
-    moved = (model(source, other_target) - logits).abs()
+    by_source, by_target = (model(*pair) - logits for pair in ((other_source, target), (source, other_target)))
+    encoded = model.encode(other_source) - model.encode(source)
+    reversed_rows = maps["cross"].argmax(-1) == torch.arange(setup.length).flip(0)
     return {
-        "right": (logits.argmax(-1) == wanted).double().mean().item(),
-        "pairs in use": {name: int((each > 0).all(0).sum()) for name, each in maps.items()},
+        "accuracy": (logits.argmax(-1) == wanted).double().mean().item(),
+        "pairs with nonzero weight": {name: int((each > 0).all(0).sum()) for name, each in maps.items()},
         "mass above the diagonal": {name: float(each.triu(1).sum(-1).mean()) for name, each in maps.items()},
-        "encoder moved": float((model.encode(other_source) - model.encode(source))[:, 0].abs().max()),
-        "logits moved by the source": float((model(other_source, target) - logits).abs().amax((0, 2)).min()),
-        "earlier logits moved": float(moved[:, :-1].max()),
-        "cross mass on the reversed order": float(maps["cross"].flip(2).diagonal(dim1=1, dim2=2).mean()),
-        "rows at the reversed order": float(
-            (maps["cross"].argmax(-1) == torch.arange(setup.length).flip(0)).double().mean()
-        ),
+        "change of the encoder's first row by the last source token": float(encoded[:, 0].abs().max()),
+        "change of the logits by the source": float(by_source.abs().amax((0, 2)).min()),
+        "change of earlier logits by the last target token": float(by_target[:, :-1].abs().max()),
+        "cross attention on the reversed order": float(maps["cross"].flip(2).diagonal(dim1=1, dim2=2).mean()),
+        "rows at the reversed order": float(reversed_rows.double().mean()),
         "maps": {name: each.mean(0).tolist() for name, each in maps.items()},
     }
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    n, pairs, above = numbers["length"], numbers["pairs in use"], numbers["mass above the diagonal"]
+def verdict(numbers: Numbers) -> Decision:
+    n, pairs, above = numbers["length"], numbers["pairs with nonzero weight"], numbers["mass above the diagonal"]
     all_seen = pairs["encoder"] == [n * n] and above["encoder"][0] > 0.05
-    moved = numbers["encoder's first row moved by the last source token"]
-    reached = min(moved, numbers["logits moved by the source"]) > 1e-4
-    later = numbers["earlier logits moved by the last target token"]
-    masked = pairs["decoder"] == [n * (n + 1) // 2] and above["decoder"] == [0.0, 0.0] and later == 0.0
-    first = numbers["cross mass on the reversed order before"]
-    mass = Estimate(numbers["cross mass on the reversed order"], numbers["interval"])
-    gained = Estimate(numbers["gained by training"], numbers["interval of gain"])
-    rows = Estimate(numbers["rows whose largest cross weight is there"], numbers["interval of rows"])
-    right = Estimate(numbers["right"], numbers["interval of right"])
-    shown = {name: " or ".join(map(str, found)) for name, found in pairs.items()}
-    return decide(
-        all_seen and reached and masked,
-        f"Of {n * n} pairs the encoder uses {shown['encoder']} and the decoder {shown['decoder']}. At least "
-        f"{above['encoder'][0]:.2f} of the encoder's attention is above the diagonal and at most "
-        f"{above['decoder'][1]:g} of the decoder's. The last source token changes the encoder's first row by "
-        f"{moved:.2g} or more; the last target token changes earlier logits by {later:g}. The reversed order has "
-        f"{first:.0%} of the cross attention before training and {mass.percent()} after ({numbers['repeats']} seeds), "
-        f"and the largest weight in {rows.percent()} of rows; {right.percent()} of tokens are correct.",
-        [gained - 0.2, mass - 0.5, rows - 0.9, right - 0.95],
-    )
+    reached = numbers["change of the encoder's first row by the last source token"] > 1e-4
+    reached &= numbers["change of the logits by the source"] > 1e-4
+    masked = pairs["decoder"] == [n * (n + 1) // 2] and above["decoder"] == [0.0, 0.0]
+    masked &= numbers["change of earlier logits by the last target token"] == 0.0
+    least = {
+        "gain by training": 0.2,
+        "cross attention on the reversed order": 0.5,
+        "rows at the reversed order": 0.9,
+        "accuracy": 0.95,
+    }
+    means = {name: estimates(numbers, name) for name in least}
+    return decide(all_seen and reached and masked, [means[name] - low for name, low in least.items()], means=means)
 
 
 def draw(numbers: Numbers) -> Figure:

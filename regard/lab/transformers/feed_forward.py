@@ -4,6 +4,9 @@ Claim: No. It processes every token by itself with the same weights. If one toke
     same, bit for bit, and a token alone gives the same output as among others. Only attention connects tokens.
 Measures: How much each output of a real feed-forward layer in float64 changes if one token is replaced, and how much
     each changes in self-attention. The outputs of tokens passed one by one and in another order.
+Finding: If token {{ n.token + 1 }} of {{ n.changes|length }} is replaced, its own output changes by {{ own|fixed }} and
+    the others by at most {{ others|short }}; in self-attention every other output changes, by at least {{
+    attended|at_least(2) }}. Alone or in another order the outputs are the same up to {{ alike|at_most }}.
 Budget: 1 second
 Source: 000 1.4d
 """
@@ -19,8 +22,9 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide, wrong_answer
 from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import largest_difference, normal_tensors
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import fan_in, init_parameters, normal
 
@@ -51,7 +55,7 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
     draws = make_generator(setup.seed)
     made = layer(setup.width, setup.hidden).double()
     init_parameters(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, setup.seed)
-    x = torch.randn(1, setup.length, setup.width, generator=draws, dtype=torch.float64)
+    (x,) = normal_tensors(draws, (1, setup.length, setup.width))
     replaced = x.clone()
     replaced[:, setup.token] = torch.randn(setup.width, generator=draws, dtype=torch.float64)
     order = torch.randperm(setup.length, generator=draws)
@@ -61,11 +65,9 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
         return {
             "token": setup.token,
             "changes": _change_per_token(made(replaced), out),
-            "changes in attention": _change_per_token(
-                _self_attention(attention, replaced), _self_attention(attention, x)
-            ),
-            "difference alone": float((alone - out).abs().max()),
-            "difference in another order": float((made(x[:, order]) - out[:, order]).abs().max()),
+            "changes in attention": _change_per_token(*(_self_attention(attention, each) for each in (replaced, x))),
+            "difference alone": largest_difference(alone, out),
+            "difference in another order": largest_difference(made(x[:, order]), out[:, order]),
         }
 
 
@@ -83,35 +85,12 @@ def _without_token(numbers: Numbers, name: str) -> list[float]:
     return [change for at, change in enumerate(numbers[name]) if at != numbers["token"]]
 
 
-def _token_number(numbers: Numbers) -> str:
-    """Return the position of the replaced token, counted from 1."""
-    return f"{numbers['token'] + 1} of {len(numbers['changes'])}"
-
-
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     own, others = numbers["changes"][numbers["token"]], max(_without_token(numbers, "changes"))
     attended = min(_without_token(numbers, "changes in attention"))
     alike = max(numbers["difference alone"], numbers["difference in another order"])
-    return decide(
-        own > 1e-3 and others == 0 and attended > 1e-6 and alike < 1e-12,
-        f"If token {_token_number(numbers)} is replaced, its own output changes by {own:.2f} and the others by at most "
-        f"{others:g}; in self-attention every other output changes, by at least {attended:.1e}. Alone or in another "
-        f"order the outputs are the same up to {alike:.0g}.",
-    )
-
-
-@wrong_answer(
-    "000 1.4d",
-    says="The feed-forward part captures local patterns between neighbouring tokens.",
-    right="It sees one token at a time; only attention passes information between tokens.",
-)
-def _uses_neighbours(numbers: Numbers) -> Verdict:
-    at = numbers["token"]
-    near = [change for place, change in enumerate(numbers["changes"]) if abs(place - at) == 1]
-    return decide(
-        max(near) > 0,
-        f"If token {_token_number(numbers)} is replaced, the outputs of its neighbours change by {max(near):g}.",
-    )
+    holds = own > 1e-3 and others == 0 and attended > 1e-6 and alike < 1e-12
+    return decide(holds, own=own, others=others, attended=attended, alike=alike)
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,6 +6,13 @@ Claim: It normalises the features of each token to mean 0 and variance 1, then a
 Measures: Mean and variance of each token after a real norm in float64, and its effect on other tokens, on scale and on
     shift. The components of the gradient along the vector of ones and along the output. The size of activations and of
     the input gradient for growing depth of linear layers, with and without a norm before each.
+Finding: Every token has mean 0 up to {{ n["largest mean"]|at_most }} and variance 1 up to {{ n["largest error of
+    variance"]|at_most }}. Others change by {{ n["change of other tokens"]|short }} if one is replaced. There are {{
+    n.parameters }} parameters for width {{ n.width }}. Multiplying the input by {{ n.factor|short }} divides the
+    gradient by {{ n["gradient divided by"]|fixed(3) }}. Through {{ n.depths[-1] }} layers of gains {{
+    n.gains|join_numbers }} the gradient becomes {% for row in n["gradients without norms"] %}{{ row[-1]|short }}{{ "
+    and " if not loop.last }}{% endfor %} without norms and {% for row in n["gradients with norms"] %}{{ row[-1]|fixed
+    }}{{ " and " if not loop.last }}{% endfor %} with norms.
 Budget: 2 seconds
 Source: 000 1.4e
 """
@@ -21,8 +28,9 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, decide, join_numbers
 from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import count_parameters, largest_difference
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.init import constant, fan_in, init_parameters
 from regard.nn.norms import norm
 
@@ -74,13 +82,13 @@ def run(setup: Setup, layer: Callable[[int], Any] = layer_norm) -> Numbers:
     moved[0, 0] = 0
     gradient, stretched = (_gradient(made, at, towards) for at in (x, setup.factor * x))
     return {
-        "parameters": sum(parameter.numel() for parameter in made.parameters()),
+        "parameters": count_parameters(made),
         "width": setup.width,
         "largest mean": float(out.mean(-1).abs().max()),
         "largest error of variance": float((out.var(-1, correction=0) - 1).abs().max()),
         "change of other tokens": float(moved.max()),
         "factor": setup.factor,
-        "difference if scaled and shifted": float((other - out).abs().max()),
+        "difference if scaled and shifted": largest_difference(other, out),
         "gradient divided by": float(gradient.norm() / stretched.norm()),
         "gradient along the ones": _largest_cosine(gradient, torch.ones_like(x)),
         "gradient along the output": _largest_cosine(gradient, out),
@@ -90,7 +98,7 @@ def run(setup: Setup, layer: Callable[[int], Any] = layer_norm) -> Numbers:
         f"{what} {how}": [
             [_measure_stack(setup, kind, depth, gain)[at] for depth in setup.depths] for gain in setup.gains
         ]
-        for how, kind in (("with norms", layer), ("without", None))
+        for how, kind in (("with norms", layer), ("without norms", None))
         for at, what in enumerate(("activations", "gradients"))
     }
 
@@ -125,35 +133,21 @@ def _root_mean_square(x: Tensor) -> float:
     return math.sqrt(float(x.detach().square().mean()))
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    d, factor, gains = numbers["width"], numbers["factor"], numbers["gains"]
+def verdict(numbers: Numbers) -> Decision:
+    factor, gains, depth = numbers["factor"], numbers["gains"], numbers["depths"][-1]
     per_token = numbers["largest mean"] < 1e-12 and numbers["largest error of variance"] < 1e-4
-    alone = numbers["change of other tokens"] == 0 and numbers["parameters"] == 2 * d
+    alone = numbers["change of other tokens"] == 0 and numbers["parameters"] == 2 * numbers["width"]
     # only eps, which is small compared with the variances, depends on the scale
     same = numbers["difference if scaled and shifted"] < 1e-4
     divided = abs(numbers["gradient divided by"] / factor - 1) < 1e-3
     across = numbers["gradient along the ones"] < 1e-9 and numbers["gradient along the output"] < 1e-3
-    kept = [numbers[f"{what} with norms"] for what in ("activations", "gradients")]
-    held = all(
-        gain / 3 < size < 3 * gain for what in kept for gain, row in zip(gains, what, strict=True) for size in row
+    kept, lost = (
+        [each for what in ("activations", "gradients") for each in zip(gains, numbers[f"{what} {how}"], strict=True)]
+        for how in ("with norms", "without norms")
     )
-    lost = [numbers[f"{what} without"] for what in ("activations", "gradients")]
-    depth = numbers["depths"][-1]
-    gone = all(
-        abs(math.log(row[-1]) / math.log(gain) / depth - 1) < 0.2
-        for what in lost
-        for gain, row in zip(gains, what, strict=True)
-    )
-    shown = [f"{row[-1]:.1e}" for row in lost[1]], [f"{row[-1]:.2f}" for row in kept[1]]
-    return decide(
-        per_token and alone and same and divided and across and held and gone,
-        f"Every token has mean 0 up to {numbers['largest mean']:.0g} and variance 1 up to "
-        f"{numbers['largest error of variance']:.0g}. Others change by {numbers['change of other tokens']:g} if one "
-        f"is replaced. There are {numbers['parameters']} parameters for width {d}. Multiplying the input by "
-        f"{factor:g} divides the gradient by {numbers['gradient divided by']:.3f}. Through {depth} layers of gains "
-        f"{join_numbers(gains)} the gradient becomes {', '.join(shown[0])} without norms and {', '.join(shown[1])} "
-        "with norms.",
-    )
+    steady = all(gain / 3 < size < 3 * gain for gain, row in kept for size in row)
+    powers = all(abs(math.log(row[-1]) / math.log(gain) / depth - 1) < 0.2 for gain, row in lost)
+    return decide(per_token and alone and same and divided and across and steady and powers)
 
 
 def draw(numbers: Numbers) -> Figure:
@@ -161,7 +155,7 @@ def draw(numbers: Numbers) -> Figure:
     for axes, what in zip(panels, ("activations", "gradients"), strict=True):
         curves = {
             f"gain {gain:g} {how}": row
-            for how in ("without", "with norms")
+            for how in ("without norms", "with norms")
             for gain, row in zip(numbers["gains"], numbers[f"{what} {how}"], strict=True)
         }
         plot_lines(axes, numbers["depths"], curves)

@@ -6,8 +6,18 @@ Claim: It still answers with a place, spelled like a correct one. It guesses fro
 Measures: Biographies of people whose surnames mostly end according to their birth place. A small GPT that has read them
     answers questions about people it has read about and about unknown people, over seeds: the answers, the probability
     of each, how many are places, how many fit the ending of the surname, and accuracy against coverage.
+Finding: For unknown people {{ means["unknown: answered with a place"] }} of the answers are places and {{
+    means["accuracy, unknown people"] }} are correct; for people in the texts {{ means["accuracy, known people"] }} are
+    correct. {{ means["unknown: fits the surname"] }} fit the ending of the name ({{ n["chance of fitting the
+    surname"]|percent }} by chance), and {{ means["unknown: most common place"] }} are the most common place. The
+    confidence is {{ means["confidence, unknown people"] }} for unknown and {{ means["confidence, known people"] }} for
+    known people; a correct answer is more confident than a wrong one in {{ means["area under the ROC curve"] }} of
+    pairs. If all questions are answered, {{ n["accuracy by coverage"][-1]|percent }} are correct; of the {{
+    n.coverages[2]|percent }} most confident, {{ n["accuracy by coverage"][2]|percent }} ({{ n.repeats }} seeds). Of the
+    wrong answers, {{ means["wrong answers as confident as right ones"] }} are more confident than the median correct
+    answer.
 Budget: 90 seconds
-Source: 001 3b, 3c
+Source: 001 3b, 001 3b look, 001 3c
 """
 
 from collections import Counter
@@ -15,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import exp
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from regard.base.validation import check_integer
@@ -25,13 +35,12 @@ from regard.data.synthetic_biographies import (
     PLACES,
     Biographies,
     BiographyQuestion,
-    biographies,
     surname_ending,
 )
-from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines, plot_shares
-from regard.lab.seeds_interval import Estimate, interval_half_width
-from regard.lab.transformers.pretraining_knowledge import Reader, Training
+from regard.lab.drawing import Figure, make_figure, plot_lines, plot_shares
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.transformers.pretraining_knowledge import Reader, Training, sample_world
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
@@ -45,29 +54,28 @@ FEW = 2  # the coverage compared with answering everything
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """Numbers of people, unknown people and places, how informative surnames are, and the training."""
 
     people: int = 24
-    strangers: int = 60
+    unknown_people: int = 60
     places: int = 12
-    tellings: int = 6
-    telling: float = 0.9
+    texts_per_person: int = 6
+    informative_surnames: float = 0.9
     training: Training = field(default_factory=lambda: Training(steps=250, questions=0.2))
     repeats: int = 7
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
-        check_integer("strangers", self.strangers, 2, "unknown people")
+        super().__post_init__()
+        check_integer("unknown_people", self.unknown_people, 2)
 
 
 SMOKE = Setup(
     people=16,
-    strangers=30,
+    unknown_people=30,
     places=12,
-    tellings=4,
-    telling=1.0,
+    texts_per_person=4,
+    informative_surnames=1.0,
     training=Training(width=48, batch=12, steps=90, rate=0.015, questions=0.2),
     repeats=5,
 )
@@ -93,30 +101,23 @@ def run(
     writer  generates the answers: writer(model, prompts, max_new_tokens=..., stop=...)"""
     rows: list[dict[str, float]] = []
     curves: list[list[float]] = []
-    for number in range(setup.repeats):
-        seed = 1000 * setup.seed + number
-        world = biographies(
-            setup.people,
-            unknown_people=setup.strangers,
-            places=setup.places,
-            texts_per_person=setup.tellings,
-            informative_surnames=setup.telling,
-            one_sentence=True,
-            seed=seed,
-        )
+    for seed in setup.seeds:
+        world = sample_world(setup, seed, informative_surnames=setup.informative_surnames)
         reader = Reader.trained(world, setup.training, seed, gpt)
         known = _answers(reader, world.evaluation, writer)
-        strange = _answers(reader, world.unknown_people, writer)
-        curves.append(_accuracy_by_coverage(known, strange))
-        rows.append(_measure_seed(known, strange, world) | {"gained by silence": curves[-1][FEW] - curves[-1][-1]})
-    return {
+        unknown = _answers(reader, world.unknown_people, writer)
+        curves.append(_accuracy_by_coverage(known, unknown))
+        rows.append(_measure_seed(known, unknown, world) | {"gain by abstaining": curves[-1][FEW] - curves[-1][-1]})
+    numbers: Numbers = {
         "repeats": setup.repeats,
-        "telling": setup.telling,
-        **{name: fmean(row[name] for row in rows) for name in rows[0]},
-        "interval": {name: interval_half_width([row[name] for row in rows]) for name in rows[0]},
+        "informative surnames": setup.informative_surnames,
+        "chance of fitting the surname": 1 / len(ENDINGS),
         "coverages": list(COVERAGES),
         "accuracy by coverage": [fmean(column) for column in zip(*curves, strict=True)],
     }
+    for name in rows[0]:
+        numbers |= mean_and_interval(name, [row[name] for row in rows])
+    return numbers
 
 
 def _answers(
@@ -132,26 +133,27 @@ def _answers(
     ]
 
 
-def _measure_seed(known: Sequence[Answer], strange: Sequence[Answer], world: Biographies) -> dict[str, float]:
+def _measure_seed(known: Sequence[Answer], unknown: Sequence[Answer], world: Biographies) -> dict[str, float]:
     """Return the numbers of one seed."""
-    named = [answer for answer in strange if answer.said in PLACES]
-    commonest, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
-    right = [answer for answer in (*known, *strange) if answer.right]
-    wrong = [answer for answer in (*known, *strange) if not answer.right]
-    sure, unsure = (fmean(answer.confidence for answer in several) for several in (known, strange))
+    most_common, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
+    right = [answer for answer in (*known, *unknown) if answer.right]
+    wrong = [answer for answer in (*known, *unknown) if not answer.right]
+    accuracy = fmean(answer.right for answer in unknown)
+    sure, unsure = (fmean(answer.confidence for answer in several) for several in (known, unknown))
+    middle = median(answer.confidence for answer in right) if right else 1.0
     return {
-        "known right": fmean(answer.right for answer in known),
-        "strangers right": fmean(answer.right for answer in strange),
-        "strangers given a place": len(named) / len(strange),
-        "strangers given what their ending says": fmean(_fits_custom(answer, world) for answer in strange),
-        "by chance": 1 / len(ENDINGS),
-        "strangers given the commonest place": fmean(answer.said == commonest for answer in strange),
-        "confidence with known": sure,
-        "confidence with strangers": unsure,
+        "accuracy, known people": fmean(answer.right for answer in known),
+        "accuracy, unknown people": accuracy,
+        "unknown: answered with a place": fmean(answer.said in PLACES for answer in unknown),
+        "unknown: fits the surname": fmean(_fits_custom(answer, world) for answer in unknown),
+        "unknown: most common place": fmean(answer.said == most_common for answer in unknown),
+        "confidence, known people": sure,
+        "confidence, unknown people": unsure,
         # paired differences per seed, which vary less
-        "surer with known": sure - unsure,
-        "surer than right with strangers": unsure - fmean(answer.right for answer in strange),
-        "right is surer than wrong": _roc_area(right, wrong),
+        "confidence difference": sure - unsure,
+        "overconfidence, unknown people": unsure - accuracy,
+        "area under the ROC curve": _roc_area(right, wrong),
+        "wrong answers as confident as right ones": fmean(answer.confidence >= middle for answer in wrong or right),
     }
 
 
@@ -167,9 +169,9 @@ def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
     return fmean((a.confidence > b.confidence) + (a.confidence == b.confidence) / 2 for a in right for b in wrong)
 
 
-def _accuracy_by_coverage(known: Sequence[Answer], strange: Sequence[Answer]) -> list[float]:
+def _accuracy_by_coverage(known: Sequence[Answer], unknown: Sequence[Answer]) -> list[float]:
     """Return the accuracy among the most confident answers for every coverage, with both groups weighted equally."""
-    counted = [(answer, 0.5 / len(group)) for group in (known, strange) for answer in group]
+    counted = [(answer, 0.5 / len(group)) for group in (known, unknown) for answer in group]
     counted.sort(key=lambda each: -each[0].confidence)
     covered = list(accumulate(share for _, share in counted))
     right = list(accumulate(share * answer.right for answer, share in counted))
@@ -177,53 +179,29 @@ def _accuracy_by_coverage(known: Sequence[Answer], strange: Sequence[Answer]) ->
     return [right[end] / covered[end] for end in ends]
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    def estimate(name: str) -> Estimate:
-        return Estimate(numbers[name], numbers["interval"][name])
-
-    answered, by_form = estimate("strangers given a place"), estimate("strangers given what their ending says")
-    known, strange, chance = estimate("known right"), estimate("strangers right"), numbers["by chance"]
-    sure, unsure = estimate("confidence with known"), estimate("confidence with strangers")
-    surer, gained = estimate("right is surer than wrong"), estimate("gained by silence")
-    few, every = numbers["accuracy by coverage"][FEW], numbers["accuracy by coverage"][-1]
-    return decide(
-        True,
-        f"For unknown people {answered.percent()} of the answers are places and {strange.percent()} are correct; for "
-        f"people in the texts {known.percent()} are correct. {by_form.percent()} fit the ending of the name "
-        f"({chance:.0%} by chance), and {numbers['strangers given the commonest place']:.0%} are the most common "
-        f"place. The confidence is {unsure.percent()} for unknown and {sure.percent()} for known people; a correct "
-        f"answer is more confident than a wrong one in {surer.percent()} of pairs. If all questions are answered, "
-        f"{every:.0%} are correct; of the {numbers['coverages'][FEW]:.0%} most confident, {few:.0%} "
-        f"({numbers['repeats']} seeds).",
-        [
-            answered - 0.5,
-            by_form - chance,
-            known - strange - 0.3,
-            0.5 - strange,
-            estimate("surer with known"),
-            estimate("surer than right with strangers"),
-            surer - 0.5,
-            gained,
-        ],
-    )
+def verdict(numbers: Numbers) -> Decision:
+    means = {name: estimates(numbers, name) for name in numbers if f"interval of {name}" in numbers}
+    known, unknown = (means[f"accuracy, {kind} people"] for kind in ("known", "unknown"))
+    margins = [
+        means["unknown: answered with a place"] - 0.5,
+        means["unknown: fits the surname"] - numbers["chance of fitting the surname"],
+        known - unknown - 0.3,
+        0.5 - unknown,
+        means["confidence difference"],
+        means["overconfidence, unknown people"],
+        means["area under the ROC curve"] - 0.5,
+        means["gain by abstaining"],
+    ]
+    return decide(True, margins, means=means)
 
 
 def draw(numbers: Numbers) -> Figure:
     figure, (left, right) = make_figure(2, width=4.8)
-    names = {
-        "right,\nread of": "known right",
-        "right,\nstrangers": "strangers right",
-        "confidence,\nread of": "confidence with known",
-        "confidence,\nstrangers": "confidence with strangers",
-    }
-    plot_shares(
-        left,
-        {shown: numbers[name] for shown, name in names.items()},
-        [numbers["interval"][name] for name in names.values()],
-        colours=(COLOURS[0], COLOURS[0], COLOURS[1], COLOURS[1]),
-    )
+    names = [f"{what}, {who} people" for what in ("accuracy", "confidence") for who in ("known", "unknown")]
+    bars = {name.replace(", ", ",\n").removesuffix(" people"): numbers[name] for name in names}
+    plot_shares(left, bars, [numbers[f"interval of {name}"] for name in names])
     left.set(xlabel="people", ylabel="share", title="Confidence and accuracy")
-    plot_lines(right, numbers["coverages"], {"right": numbers["accuracy by coverage"]})
+    plot_lines(right, numbers["coverages"], {"accuracy": numbers["accuracy by coverage"]})
     right.set(ylim=(0, 1.05), xlabel="share of questions answered, most confident first", ylabel="accuracy")
     right.set_title("Accuracy against coverage")
     return figure

@@ -2,12 +2,19 @@
 
 Claim: Only what it has read. A model trained on questions about some people only answers questions about others no
     better than always naming the most common place. After reading the biographies of all people it answers most
-    questions about people who were in no training question. About people in no text it still knows nothing.
+    questions about people who were in no training question. About people in no text it still knows nothing. It is the
+    content that helps, not the amount: the same number of texts about other people does not.
 Measures: Generated biographies and questions (`regard.data.synthetic_biographies`). One small character-level GPT fills
-    gaps in the texts and answers questions about one half of the people; another sees the questions only. Exact answers
-    about the other half, about people in no text, and with the most common place, over seeds.
+    gaps in the texts and answers questions about one half of the people; another sees the questions only; a third reads
+    as many texts, but about other people. Exact answers about the other half, about people in no text, and with the
+    most common place, over seeds.
+Finding: Questions about people who were not in the training questions are answered correctly in {{ accuracy["read"] }}
+    after reading and {{ accuracy["not read"] }} without ({{ n.repeats }} seeds); training questions in {{ n["accuracy
+    in training"]["read"]|percent }} and {{ n["accuracy in training"]["not read"]|percent }}. After reading as many
+    texts about other people it is {{ accuracy["read about others"] }}. The most common place is correct in {{
+    accuracy["most common place"] }}. About people in no text the reader is correct in {{ accuracy["in no text"] }}.
 Budget: 60 seconds
-Source: 001 3a
+Source: 001 2, 001 3a
 """
 
 import re
@@ -35,10 +42,10 @@ from regard.data.span_corruption import (
     encode_question,
 )
 from regard.data.synthetic_biographies import Biographies, BiographyQuestion, biographies
-from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.drawing import Figure, make_figure, plot_shares
 from regard.lab.fitting import fit
-from regard.lab.seeds_interval import estimates, interval_half_width
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.gpt import GPT, GPTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
 
@@ -46,6 +53,9 @@ MATHS = (
     r"\mathrm{prefix} \cdot M \cdot \mathrm{suffix} \cdot M \cdot \mathrm{content}, \quad "
     r"\mathrm{question} \cdot M M \cdot \mathrm{answer}"
 )
+
+
+READERS = ("read", "not read", "read about others", "in no text", "most common place")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,63 +85,61 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """Numbers of people and places, the training, and the number of seeds."""
 
     people: int = 40
-    strangers: int = 40
+    unknown_people: int = 40
     places: int = 30
-    tellings: int = 10
+    texts_per_person: int = 10
     training: Training = Training()
-    repeats: int = 4
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
-        check_integer("strangers", self.strangers, 1)
+        super().__post_init__()
+        check_integer("unknown_people", self.unknown_people, 1)
 
 
-SMOKE = Setup(
-    people=8,
-    strangers=12,
-    places=12,
-    training=Training(width=48, batch=12, steps=80),
-    repeats=4,
-)
+SMOKE = Setup(people=8, unknown_people=12, places=12, training=Training(width=48, batch=12, steps=80))
+
+
+def sample_world(setup: Any, seed: int, **settings: Any) -> Biographies:
+    """Generate people, texts and questions for a setup with people, unknown_people, places and texts_per_person."""
+    return biographies(
+        setup.people,
+        unknown_people=setup.unknown_people,
+        places=setup.places,
+        texts_per_person=setup.texts_per_person,
+        one_sentence=True,
+        seed=seed,
+        **settings,
+    )
 
 
 def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
     """gpt  builds the model: gpt(config)"""
-    right: dict[str, list[float]] = {name: [] for name in ("read", "not read", "strangers", "commonest")}
+    right: dict[str, list[float]] = {name: [] for name in READERS}
     trained_on: dict[str, list[float]] = {"read": [], "not read": []}
     only_in_texts: list[float] = []
-    for number in range(setup.repeats):
-        seed = 1000 * setup.seed + number
-        world = biographies(
-            setup.people,
-            unknown_people=setup.strangers,
-            places=setup.places,
-            texts_per_person=setup.tellings,
-            one_sentence=True,
-            seed=seed,
+    for seed in setup.seeds:
+        world = sample_world(setup, seed)
+        reader, other, elsewhere = (
+            Reader.trained(world, setup.training, seed, gpt, texts=texts)
+            for texts in (world.texts, (), sample_world(setup, seed + 500).texts)
         )
-        reader = Reader.trained(world, setup.training, seed, gpt)
-        other = Reader.trained(world, setup.training, seed, gpt, reading=False)
         right["read"].append(reader.right(world.evaluation))
         # for a model that has read nothing, everyone outside the training questions is unknown
         right["not read"].append(other.right(_other_people(world)))
-        right["strangers"].append(reader.right(world.unknown_people))
-        right["commonest"].append(_most_common_accuracy(world))
+        right["read about others"].append(elsewhere.right(_other_people(world)))
+        right["in no text"].append(reader.right(world.unknown_people))
+        right["most common place"].append(_most_common_accuracy(world))
         trained_on["read"].append(reader.right(world.training))
         trained_on["not read"].append(other.right(world.training))
         only_in_texts.append(_share_only_in_texts(world))
     return {
         "people": setup.people,
         "repeats": setup.repeats,
-        "right": {name: fmean(shares) for name, shares in right.items()},
-        "interval": {name: interval_half_width(shares) for name, shares in right.items()},
-        "right in training": {name: fmean(shares) for name, shares in trained_on.items()},
-        "interval in training": {name: interval_half_width(shares) for name, shares in trained_on.items()},
+        **mean_and_interval("accuracy", right),
+        **mean_and_interval("accuracy in training", trained_on),
         "facts in texts alone": fmean(only_in_texts),
     }
 
@@ -152,24 +160,16 @@ class Reader:
         seed: int,
         gpt: Callable[[GPTConfig], Any] = GPT,
         *,
-        reading: bool = True,
+        texts: Sequence[str] | None = None,
     ) -> "Reader":
-        """Train a model on the questions; `reading` mixes them with the texts."""
+        """Train a model on the questions, mixed with texts: default those of the world, () for none."""
+        read = world.texts if texts is None else texts
         questions = [*world.training, *world.evaluation, *world.unknown_people]
-        everything = [*world.texts, *(question.text + question.answer for question in questions)]
+        everything = [*world.texts, *read, *(question.text + question.answer for question in questions)]
         letters, length = collect_alphabet(everything), max(map(len, everything)) + 3  # two masks and the end token
-        config = GPTConfig(
-            vocab=len(letters),
-            context=length,
-            width=training.width,
-            depth=training.depth,
-            heads=training.heads,
-            positions=Rotary(),
-            activation="relu",
-            dropout=0.0,
-            attention_dropout=0.0,
-        )
-        model, draws = gpt(config), make_generator(seed)
+        sizes = {"width": training.width, "depth": training.depth, "heads": training.heads, "positions": Rotary()}
+        form = {"activation": "relu", "dropout": 0.0, "attention_dropout": 0.0}
+        model, draws = gpt(GPTConfig(vocab=len(letters), context=length, **sizes, **form)), make_generator(seed)  # type: ignore[arg-type]  # the config checks
         # a larger init than for large models, since there are few training steps
         table = {"tokens.weight": normal(0.3), "*norm.weight": constant(1.0), "*.bias": constant(0.0)}
         init_parameters(model, {**table, "*.weight": fan_in()}, seed)
@@ -181,10 +181,10 @@ class Reader:
             return int(torch.randint(count, (), generator=draws))
 
         def drawn() -> MaskedText:
-            if not reading or float(torch.rand((), generator=draws)) < training.questions:
+            if not read or float(torch.rand((), generator=draws)) < training.questions:
                 question, answer = world.training[below(len(world.training))]
                 return encode_question(question, answer, length)
-            text = world.texts[below(len(world.texts))]
+            text = read[below(len(read))]
             return corrupt_spans(text, length, draws, phrases=training.phrases, phrase=phrase, whole_text=False)
 
         def loss() -> Tensor:
@@ -192,12 +192,7 @@ class Reader:
             return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
         # questions alone are memorised in a fraction of the steps
-        fit(
-            model.parameters(),
-            loss,
-            steps=training.steps if reading else training.steps // 2 + 1,
-            rate=training.rate,
-        )
+        fit(model.parameters(), loss, steps=training.steps if read else training.steps // 2 + 1, rate=training.rate)
         return reader
 
     @torch.no_grad()
@@ -231,30 +226,18 @@ def _share_only_in_texts(world: Biographies) -> float:
     )
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    right = estimates(numbers["right"], numbers["interval"])
-    by_heart = estimates(numbers["right in training"], numbers["interval in training"])
-    known = [right["read"] - 0.5, right["read"] - right["not read"] - 0.2]
-    guessed = right["commonest"] + 0.2 - right["not read"]
-    unknown = right["read"] - right["strangers"] - 0.2
-    percents = {name: share.percent() for name, share in right.items()}
-    return decide(
-        numbers["facts in texts alone"] == 1.0,
-        f"Questions about people who were not in the training questions are answered correctly in {percents['read']} "
-        f"after reading and {percents['not read']} without ({numbers['repeats']} seeds); training questions in "
-        f"{by_heart['read'].mean:.0%} and {by_heart['not read'].mean:.0%}. The most common place is correct in "
-        f"{percents['commonest']}. About people in no text the reader is correct in {percents['strangers']}.",
-        [*known, guessed, unknown, *(share - 0.8 for share in by_heart.values())],
-    )
+def verdict(numbers: Numbers) -> Decision:
+    accuracy, by_heart = estimates(numbers, "accuracy"), estimates(numbers, "accuracy in training")
+    known = [accuracy["read"] - 0.5, accuracy["read"] - accuracy["not read"] - 0.2]
+    known += [accuracy["read"] - accuracy[other] - 0.2 for other in ("in no text", "read about others")]
+    guessed = [accuracy["most common place"] + 0.2 - accuracy[other] for other in ("not read", "read about others")]
+    margins = [*known, *guessed, *(share - 0.8 for share in by_heart.values())]
+    return decide(numbers["facts in texts alone"] == 1.0, margins, accuracy=accuracy)
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (axes,) = make_figure()
-    names = {"read": "read", "not read": "not read", "strangers": "read,\nstrangers", "commonest": "commonest\nplace"}
-    plot_shares(
-        axes,
-        {shown: numbers["right"][name] for name, shown in names.items()},
-        [numbers["interval"][name] for name in names],
-    )
-    axes.set(xlabel="biographies of the tested people", ylabel="accuracy", title="Knowledge from reading")
+    figure, (axes,) = make_figure(width=6.0)
+    bars = {name.replace(" ", "\n", 1): value for name, value in numbers["accuracy"].items()}
+    plot_shares(axes, bars, list(numbers["interval of accuracy"].values()))
+    axes.set(xlabel="what the model has read", ylabel="accuracy", title="Knowledge from reading")
     return figure

@@ -7,12 +7,17 @@ Claim: One layer connects any two of n tokens directly, while a recurrent layer 
 Measures: Multiply-adds of attention, of its projections and of a recurrent layer as torch counts them, at lengths
     around D, and where the curves cross. Seconds of all three are reported but do not decide, because they depend on
     the machine. Whether the first token changes the last output.
+Finding: At D={{ n.width }} attention needs more multiply-adds than a recurrent layer above {{ shown["recurrent"] }},
+    and more than its own projections above {{ shown["projections"] }}. In seconds on this machine, up to n={{
+    n.lengths[-1] }}, the curves cross at {{ clock["recurrent"] }} and {{ clock["projections"] }}. At n={{ n.lengths[0]
+    }} attention takes {{ (n.seconds["attention"][0] * 1e3)|fixed }} ms, the recurrent layer {{
+    (n.seconds["recurrent"][0] * 1e3)|fixed }} ms. In one layer the first token changes the last output by {{ n["change
+    of the last output by the first token"]|short }}.
 Budget: 20 seconds
-Source: 000 1.4b
+Source: 000 1.4b, 002 1.4b
 """
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.counting import count_flops
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
-from regard.lab.claim import Attention, Numbers, Verdict, decide
 from regard.lab.drawing import Figure, make_figure, plot_lines
+from regard.lab.measure import count_multiply_adds, measure_seconds
+from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
 MATHS = r"2 n^2 D = 2 n D^2 \mathrm{at} n = D, \quad 2 n^2 D = 4 n D^2 \mathrm{at} n = 2 D"
@@ -44,7 +49,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 1, "runs; the fastest counts")
+        check_integer("repeats", self.repeats, 1, "runs; the median counts")
         if list(self.lengths) != sorted(set(self.lengths)):
             raise ConfigError(f"lengths must grow: lengths={self.lengths}")
         if not self.lengths or self.lengths[0] >= self.width or self.lengths[-1] <= 2 * self.width:
@@ -66,8 +71,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         for n in setup.lengths:
             x = torch.randn(1, n, setup.width, generator=draws)
             for part, call in _calls(x, attention, layer, cell).items():
-                counts[part].append(_count_multiply_adds(call))
-                seconds[part].append(min(_measure_seconds(call) for _ in range(setup.repeats)))
+                counts[part].append(count_multiply_adds(call))
+                seconds[part].append(measure_seconds(call, setup.repeats))
         x = torch.randn(1, 1, setup.lengths[0], setup.width, generator=draws, dtype=torch.float64)
         other = x.clone()
         other[:, :, 0] = -x[:, :, 0]
@@ -82,7 +87,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "crossings in seconds": {
             part: _crossing_length(setup.lengths, seconds["attention"], seconds[part]) for part in others
         },
-        "last moved by first": float(moved),
+        "change of the last output by the first token": float(moved),
     }
 
 
@@ -101,18 +106,6 @@ def _calls(x: Tensor, attention: Attention, layer: Any, cell: nn.RNNCell) -> dic
     }
 
 
-def _count_multiply_adds(call: Callable[[], Any]) -> int:
-    with count_flops() as flops:
-        call()
-    return int(flops.get_total_flops()) // 2
-
-
-def _measure_seconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def _crossing_length(lengths: tuple[int, ...], rising: list[Any], other: list[Any]) -> float | None:
     """Return the length where one cost exceeds the other, interpolated on a log-log scale."""
     apart = [math.log(a / b) for a, b in zip(rising, other, strict=True)]
@@ -122,29 +115,19 @@ def _crossing_length(lengths: tuple[int, ...], rising: list[Any], other: list[An
     return None
 
 
-def verdict(numbers: Numbers) -> Verdict:
+def verdict(numbers: Numbers) -> Decision:
     d, lengths, counts = numbers["width"], numbers["lengths"], numbers["multiply-adds"]
-    exact = (
-        counts["attention"] == [2 * n * n * d for n in lengths]
-        and counts["recurrent"] == [2 * n * d * d for n in lengths]
-        and counts["projections"] == [4 * n * d * d for n in lengths]
+    exact = counts["attention"] == [2 * n * n * d for n in lengths]
+    exact &= counts["recurrent"] == [2 * n * d * d for n in lengths]
+    exact &= counts["projections"] == [4 * n * d * d for n in lengths]
+    found, expected = numbers["crossings"], {"recurrent": d, "projections": 2 * d}
+    met = all(found[part] is not None and abs(found[part] / at - 1) < 1e-6 for part, at in expected.items())
+    clock, shown = (
+        {part: "no length" if at is None else f"n={at:.0f}" for part, at in crossings.items()}
+        for crossings in (numbers["crossings in seconds"], found)
     )
-    found = numbers["crossings"]
-    met = all(
-        found[part] is not None and abs(found[part] / at - 1) < 1e-6
-        for part, at in (("recurrent", d), ("projections", 2 * d))
-    )
-    clock = {part: "no length" if at is None else f"n={at:.0f}" for part, at in numbers["crossings in seconds"].items()}
-    shown = {part: "no length" if at is None else f"n={at:.0f}" for part, at in found.items()}
-    first = {part: taken[0] for part, taken in numbers["seconds"].items()}
-    return decide(
-        exact and met and numbers["last moved by first"] > 1e-9,
-        f"At D={d} attention needs more multiply-adds than a recurrent layer above {shown['recurrent']}, and more than "
-        f"its own projections above {shown['projections']}. In seconds on this machine, up to n={lengths[-1]}, the "
-        f"curves cross at {clock['recurrent']} and {clock['projections']}. At n={lengths[0]} attention takes "
-        f"{first['attention'] * 1e3:.2f} ms, the recurrent layer {first['recurrent'] * 1e3:.2f} ms. In one layer the "
-        f"first token changes the last output by {numbers['last moved by first']:.1e}.",
-    )
+    changed = numbers["change of the last output by the first token"] > 1e-9
+    return decide(exact and met and changed, clock=clock, shown=shown)
 
 
 def draw(numbers: Numbers) -> Figure:

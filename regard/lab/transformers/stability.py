@@ -8,8 +8,18 @@ Claim: Residual sums, layer norms, scaled scores and a learning-rate warm-up. Th
 Measures: Deep stacks of real blocks trained to reverse sequences, with each of the four removed, over seeds: at the
     start the norm of each block's gradient, the similarity of the tokens at the top and the largest attention weight of
     a row; and the loss at the end of training.
+Finding: Loss after {{ n.steps }} steps of {{ n.depth }} blocks ({{ n.repeats }} seeds; guessing has {{ n["loss of
+    guessing"]|fixed }}; in brackets the ratio to the loss with all four): {% for name in n.loss %}{{ name }} {{
+    n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ ")" if name in ranges }}{{ ", " if not loop.last else ". " }}{% endfor
+    %}At the start of {{ n.deep }} blocks the largest gradient of a block is {{ n.gradients["all four"]|max|fixed(1) }}
+    with all four and {{ n.gradients["no norms"]|max|fixed(0) }} without norms; without norms and sums the gradient of
+    the first block is {{ faded|short(1) }} of that of the last. Tokens at the top have a cosine of {{ n["cosine between
+    tokens"]["all four"]|fixed }}, without sums {{ n["cosine between tokens"]["no residual sums"]|fixed(3) }}; the
+    largest weight of a row is {{ n["largest weight"]["all four"]|fixed }}, without scaling {{ n["largest weight"]["no
+    scale"]|fixed }}. With pre-norm the mean gradient of a block is {{ means["pre-norm"]|fixed(1) }}, with post-norm {{
+    means["all four"]|fixed(1) }}.
 Budget: 90 seconds
-Source: 002 1.4e
+Source: 001 review 11, 002 1.4e
 """
 
 import math
@@ -26,10 +36,10 @@ from torch.nn import functional
 
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, decide
 from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines
-from regard.lab.fitting import fit
-from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
+from regard.lab.fitting import fit_cross_entropy
+from regard.lab.seeds_interval import Estimate, RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.attention import Attention
 from regard.nn.blocks import Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, TokenEmbedding
@@ -57,27 +67,27 @@ class Design:
 
 TRAINED = {
     "all four": Design(),
-    "no sums": Design(sums=False),
+    "no residual sums": Design(sums=False),
     "no norms": Design(norms=False),
     "no scale": Design(scale=False),
     "no warm-up": Design(warm_up=False),
-    "norm first, no warm-up": Design(order="pre", warm_up=False),
+    "pre-norm, no warm-up": Design(order="pre", warm_up=False),
 }
-LACKING = ("no sums", "no norms", "no scale", "no warm-up")
-WHOLE = ("all four", "norm first, no warm-up")
+LACKING = ("no residual sums", "no norms", "no scale", "no warm-up")
+WHOLE = ("all four", "pre-norm, no warm-up")
 # the learning rate has no effect on the start
 AT_THE_START = {
     "all four": Design(),
-    "no sums": Design(sums=False),
+    "no residual sums": Design(sums=False),
     "no norms": Design(norms=False),
-    "no norms, no sums": Design(norms=False, sums=False),
+    "no norms, no residual sums": Design(norms=False, sums=False),
     "no scale": Design(scale=False),
-    "norm first": Design(order="pre"),
+    "pre-norm": Design(order="pre"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """The sequences to reverse, the stack, and the training steps and seeds.
 
     deep  blocks of the stacks that are measured at the start and not trained
@@ -93,10 +103,9 @@ class Setup:
     rate: float = 0.004
     warm_up: int = 40
     repeats: int = 5
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        super().__post_init__()
         for name in ("depth", "deep"):
             check_integer(name, getattr(self, name), 4, "blocks; fewer train with any design")
         check_integer("length", self.length, 2, "tokens to compare")
@@ -111,47 +120,42 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
     layer  builds the attention: layer(width, heads, beta=beta)
     block  builds a block: block(width, attention, feedforward, order=order)
     """
-    seeds = [1000 * setup.seed + number for number in range(setup.repeats)]
+
+    def build(depth: int, design: Design, seed: int) -> "_Stack":
+        return _build_stack(setup, depth, design, layer, block, seed)
+
     starts = {
-        name: [
-            _measure_start(_build_stack(setup, setup.deep, design, layer, block, seed), setup, seed) for seed in seeds
-        ]
+        name: [_measure_start(build(setup.deep, design, seed), setup, seed) for seed in setup.seeds]
         for name, design in AT_THE_START.items()
     }
-    losses = {name: [_train(setup, design, layer, block, seed) for seed in seeds] for name, design in TRAINED.items()}
-    times = {
-        whole: {
-            name: [math.log(loss / least) for loss, least in zip(losses[name], losses[whole], strict=True)]
-            for name in LACKING
-        }
-        for whole in WHOLE
+    losses = {
+        name: [_train(build(setup.depth, design, seed), setup, design, seed) for seed in setup.seeds]
+        for name, design in TRAINED.items()
     }
+
+    def compare(name: str, whole: str, function: Callable[[float, float], float]) -> list[float]:
+        """Compare losses seed by seed."""
+        return [function(loss, best) for loss, best in zip(losses[name], losses[whole], strict=True)]
+
+    # as a ratio, because losses differ by orders of magnitude
+    ratios = {whole: {name: compare(name, whole, lambda a, b: math.log(a / b)) for name in LACKING} for whole in WHOLE}
     return {
         "depth": setup.depth,
         "deep": setup.deep,
         "steps": setup.steps,
         "repeats": setup.repeats,
-        "loss of a guess": math.log(setup.letters),
+        "loss of guessing": math.log(setup.letters),
         "gradients": {
             name: [fmean(column) for column in zip(*(start["gradients"] for start in several), strict=True)]
             for name, several in starts.items()
         },
-        "tokens alike": {name: fmean(start["alike"] for start in several) for name, several in starts.items()},
+        "cosine between tokens": {
+            name: fmean(start["cosine"] for start in several) for name, several in starts.items()
+        },
         "largest weight": {name: fmean(start["largest"] for start in several) for name, several in starts.items()},
-        "loss": {name: fmean(several) for name, several in losses.items()},
-        "interval": {name: interval_half_width(several) for name, several in losses.items()},
-        # per seed, as a ratio, because losses differ by orders of magnitude
-        "logarithm of times the loss": {
-            whole: {name: fmean(several) for name, several in times[whole].items()} for whole in WHOLE
-        },
-        "interval of logarithm": {
-            whole: {name: interval_half_width(several) for name, several in times[whole].items()} for whole in WHOLE
-        },
-        # per seed: the smallest increase over all four
-        "loss added, at least": {
-            name: min(loss - best for loss, best in zip(losses[name], losses["all four"], strict=True))
-            for name in LACKING
-        },
+        **mean_and_interval("loss", losses),
+        **mean_and_interval("log ratio of the loss", ratios),
+        "smallest increase of the loss": {name: min(compare(name, "all four", float.__sub__)) for name in LACKING},
     }
 
 
@@ -203,74 +207,57 @@ def _build_stack(
     return model
 
 
-def _loss(model: _Stack, setup: Setup, draws: torch.Generator) -> Tensor:
+def _sample_batch(setup: Setup, draws: torch.Generator) -> tuple[tuple[Tensor], Tensor]:
+    """Sample sequences, and the reversed sequences as targets."""
     tokens = torch.randint(setup.letters, (setup.batch, setup.length), generator=draws)
-    return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flip(1).flatten())
+    return (tokens,), tokens.flip(1)
 
 
 def _measure_start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
     """Measure gradients, similarity and the largest weight before the first step."""
-    _loss(model, setup, make_generator(seed)).backward()
+    (tokens,), wanted = _sample_batch(setup, make_generator(seed))
+    functional.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten()).backward()
     squares = [
         [float(each.grad.square().sum()) for each in block.parameters() if each.grad is not None]
         for block in model.blocks
     ]
-    tokens = torch.randint(setup.letters, (setup.batch, setup.length), generator=make_generator(seed))
     with torch.no_grad(), watch(model) as seen:
         top = functional.normalize(model.hidden(tokens), dim=-1)
     pairs = [float((top[:, i] * top[:, j]).sum(-1).mean()) for i, j in combinations(range(setup.length), 2)]
     return {
         "gradients": [math.sqrt(sum(several)) for several in squares],
-        "alike": fmean(pairs),
+        "cosine": fmean(pairs),
         "largest": fmean(float(record.largest.mean()) for record in seen.records),
     }
 
 
-def _train(setup: Setup, design: Design, layer: Callable[..., Any], block: Callable[..., Any], seed: int) -> float:
+def _train(model: _Stack, setup: Setup, design: Design, seed: int) -> float:
     """Train, and return the mean loss of the last tenth of the steps."""
-    model, draws = _build_stack(setup, setup.depth, design, layer, block, seed), make_generator(seed)
-    warm_up = setup.warm_up if design.warm_up else 0
-    losses = fit(
-        model.parameters(), lambda: _loss(model, setup, draws), steps=setup.steps, rate=setup.rate, warm_up=warm_up
+    draws, warm_up = make_generator(seed), setup.warm_up if design.warm_up else 0
+    losses = fit_cross_entropy(
+        model, lambda: _sample_batch(setup, draws), steps=setup.steps, rate=setup.rate, warm_up=warm_up
     )
     return fmean(losses[-max(setup.steps // 10, 1) :])
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    gradients, alike, largest = numbers["gradients"], numbers["tokens alike"], numbers["largest weight"]
-    grown, usual = max(gradients["no norms"]), max(gradients["all four"])
-    faded = gradients["no norms, no sums"][0] / gradients["no norms, no sums"][-1]
-    even = max(gradients["all four"]) / min(gradients["all four"])
+def verdict(numbers: Numbers) -> Decision:
+    gradients, largest = numbers["gradients"], numbers["largest weight"]
+    usual, vanishing = gradients["all four"], gradients["no norms, no residual sums"]
+    faded, means = vanishing[0] / vanishing[-1], {name: fmean(each) for name, each in gradients.items()}
+    different = {name: 1 - cosine for name, cosine in numbers["cosine between tokens"].items()}
     start = (
-        grown > 10 * usual
+        max(gradients["no norms"]) > 10 * max(usual)
         and faded < 0.03
-        and even < 10
-        and 1 - alike["no sums"] < 0.1 * (1 - alike["all four"])
+        and max(usual) / min(usual) < 10
+        and different["no residual sums"] < 0.1 * different["all four"]
         and largest["no scale"] > 1.5 * largest["all four"]
-        and fmean(gradients["norm first"]) < 0.7 * fmean(gradients["all four"])
+        and means["pre-norm"] < 0.7 * means["all four"]
     )
-    worse = all(numbers["loss added, at least"][name] > 0 for name in LACKING)
-    times = {
-        whole: estimates(numbers["logarithm of times the loss"][whole], numbers["interval of logarithm"][whole])
-        for whole in WHOLE
-    }
-    summary = ", ".join(
-        f"{name} {numbers['loss'][name]:.2f}"
-        + (f" ({_format_range(times['all four'][name])})" if name in LACKING else "")
-        for name in TRAINED
-    )
-    return decide(
-        start and worse,
-        f"Loss after {numbers['steps']} steps of {numbers['depth']} blocks ({numbers['repeats']} seeds; a guess has "
-        f"{numbers['loss of a guess']:.2f}; in brackets the ratio to the loss with all four): {summary}. At the start "
-        f"of {numbers['deep']} blocks the largest gradient of a block is {usual:.1f} with all four and {grown:.0f} "
-        f"without norms; without norms and sums the gradient of the first block is {faded:.0g} of that of the last. "
-        f"Tokens at the top have a cosine of {alike['all four']:.2f}, without sums {alike['no sums']:.3f}; the "
-        f"largest weight of a row is {largest['all four']:.2f}, without scaling {largest['no scale']:.2f}. With "
-        f"pre-norm the mean gradient of a block is {fmean(gradients['norm first']):.1f}, with post-norm "
-        f"{fmean(gradients['all four']):.1f}.",
-        [many for whole in WHOLE for many in times[whole].values()],
-    )
+    worse = all(increase > 0 for increase in numbers["smallest increase of the loss"].values())
+    ratios = estimates(numbers, "log ratio of the loss")
+    margins = [ratio for several in ratios.values() for ratio in several.values()]
+    ranges = {name: _format_range(ratio) for name, ratio in ratios["all four"].items()}
+    return decide(start and worse, margins, faded=faded, means=means, ranges=ranges)
 
 
 def _format_range(logarithm: Estimate) -> str:
@@ -283,18 +270,10 @@ def draw(numbers: Numbers) -> Figure:
     plot_lines(left, list(range(1, numbers["deep"] + 1)), numbers["gradients"], legend=False)
     left.set(yscale="log", xlabel="block", ylabel="norm of its gradient", title="Gradients at the start")
     figure.legend(*left.get_legend_handles_labels(), frameon=False, loc="outside lower left", ncols=3)
-    names = list(numbers["loss"])
-    right.barh(
-        names,
-        [numbers["loss"][name] for name in names],
-        xerr=[numbers["interval"][name] for name in names],
-        color=COLOURS[0],
-        capsize=3,
-    )
-    right.axvline(numbers["loss of a guess"], color=COLOURS[1], linestyle="--", label="a guess")
+    losses, halves = numbers["loss"], list(numbers["interval of loss"].values())
+    right.barh(list(losses), list(losses.values()), xerr=halves, color=COLOURS[0], capsize=3)
+    right.axvline(numbers["loss of guessing"], color=COLOURS[1], linestyle="--", label="guessing")
     right.legend(frameon=False)
     right.invert_yaxis()
-    right.set_xlim(left=0)
-    title = f"What is left after {numbers['steps']} steps"
-    right.set(xlabel="loss", ylabel="design", title=title)
+    right.set(xlim=(0, None), xlabel="loss", ylabel="design", title=f"Loss after {numbers['steps']} steps")
     return figure

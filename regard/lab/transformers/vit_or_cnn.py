@@ -1,190 +1,165 @@
-"""Vision Transformer or convolutional network: which learns better from few images?
+"""Vision Transformer or convolutional network: which learns better from how many images?
 
-Claim: The convolutional network, by far; with more images the Vision Transformer comes closer. The usual explanation,
-    that a convolution has locality built in while a Transformer has to learn which pixels are neighbours, is not the
-    reason here: on images of 8 x 8 pixels the network is just as far ahead after the pixels are shuffled.
+Claim: The one whose built-in assumptions fit the task, while there are few images; more images make up for missing
+    assumptions. A convolution assumes that neighbouring pixels belong together and that a pattern means the same
+    everywhere. On digits the convolutional network is far ahead from few images, and the Vision Transformer comes
+    closer with more. If the class depends on two distant parts of the image, those assumptions do not help: the
+    convolutional network stays at chance, and the Vision Transformer, whose attention is global, overtakes it as soon
+    as it has enough images.
 Measures: A small network of each kind with about the same number of parameters, trained for the same number of steps on
-    growing parts of scikit-learn's digits, over seeds: the accuracy on 400 other images; and for the fewest images the
-    accuracy of the convolutional network if the pixels of all images are shuffled in the same way.
-Budget: 60 seconds
+    growing numbers of images, over seeds, and tested on 400 others: scikit-learn's digits, and noise with a bright or
+    dark patch at each side, whose class is whether the two are alike. For the fewest digits also the convolutional
+    network with the pixels of all images shuffled in the same way: at 8 x 8 pixels it keeps its lead, so that locality
+    is not the whole explanation there.
+Finding: Digits, from {{ n.sizes[0] }} images: convolutional network ({{ n.parameters["cnn"]|comma }} parameters)
+    {{ accuracy["digits"]["cnn"][0] }}, Vision Transformer ({{ n.parameters["vit"]|comma }})
+    {{ accuracy["digits"]["vit"][0] }}; from {{ n.sizes[-1]|comma }} images {{ accuracy["digits"]["cnn"][-1] }} and
+    {{ accuracy["digits"]["vit"][-1] }}. Two distant patches: from {{ n.sizes[0] }} images
+    {{ accuracy["distant patches"]["cnn"][0] }} and {{ accuracy["distant patches"]["vit"][0] }}, from
+    {{ n.sizes[-1]|comma }} images {{ accuracy["distant patches"]["cnn"][-1] }} and
+    {{ accuracy["distant patches"]["vit"][-1] }} ({{ n.repeats }} seeds). With shuffled pixels the convolutional network
+    has {{ n["accuracy, pixels shuffled"]|percent }} from {{ n.sizes[0] }} digits.
+Budget: 120 seconds
 Source: 002 1.5d
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
 
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
-from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.digits import CLASSES, SIDE, TRAIN_IMAGES, Digits, accuracy, load_digit_images, train_classifier
-from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
-from regard.lab.seeds_interval import Estimate, interval_half_width
+from regard.lab.digits import (
+    CLASSES,
+    TRAIN_IMAGES,
+    Digits,
+    accuracy,
+    build_digit_vit,
+    load_digit_images,
+    train_classifier,
+)
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_intervals
+from regard.lab.measure import count_parameters
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.cnn import CNN, CNNConfig
 from regard.models.vit import ViT, ViTConfig
-from regard.nn.init import constant, fan_in, init_parameters, normal
 
-MATHS = r"\mathrm{right}_{\mathrm{cnn}}(n) - \mathrm{right}_{\mathrm{vit}}(n) \to 0 \mathrm{as} n \mathrm{grows}"
-
+MATHS = (
+    r"\mathrm{convolution}: y_r = \sum_{\| u \| \le 1} W_u x_{r+u}, \quad "
+    r"\mathrm{attention}: y_r = \sum_s a_{rs} W x_s"
+)
 KINDS = {"vit": "Vision Transformer", "cnn": "convolutional network"}
+TASKS = {"digits": CLASSES, "distant patches": 2}
+SIDE, PATCH = 16, 4  # of the images with two distant patches: 8 pixels between them, more than three convolutions see
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """Numbers of training images, both networks, and the training steps and seeds."""
+class Setup(RepeatedSetup):
+    """Numbers of training images, both networks, and the training steps and learning rate of each task."""
 
-    sizes: tuple[int, ...] = (25, 100, 400, 1397)
+    sizes: tuple[int, ...] = (25, 200, 1397)
     width: int = 32
     heads: int = 2
     depth: int = 2
-    patch: int = 2
     widths: tuple[int, ...] = (16, 32, 40)
     batch: int = 32
     steps: int = 160
-    rate: float = 0.01
-    repeats: int = 4
-    seed: int = 0
+    rates: tuple[float, float] = (0.01, 0.003)
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        super().__post_init__()
         if len(self.sizes) < 2 or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
             raise ConfigError(f"sizes must be two or more growing numbers of images: sizes={self.sizes}")
         if self.sizes[-1] > TRAIN_IMAGES:
             raise ConfigError(f"there are {TRAIN_IMAGES} training images, but sizes={self.sizes}")
 
 
-SMOKE = Setup(sizes=(60, 1397), heads=4, depth=1, widths=(12, 24, 32), steps=60, rate=0.02, repeats=4)
+SMOKE = Setup(sizes=(60, 1397), heads=4, depth=1, widths=(12, 24, 32), steps=60, rates=(0.02, 0.01))
 
 
-def run(
-    setup: Setup,
-    vit: Callable[[ViTConfig], Any] = ViT,
-    cnn: Callable[[CNNConfig], Any] = CNN,
-) -> Numbers:
+def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, cnn: Callable[[CNNConfig], Any] = CNN) -> Numbers:
     """vit, cnn  build the models: vit(config), cnn(config)"""
-    make = {"vit": lambda seed: _build_vit(setup, vit, seed), "cnn": lambda seed: _build_cnn(setup, cnn, seed)}
-    right: dict[str, list[list[float]]] = {kind: [[] for _ in setup.sizes] for kind in KINDS}
-    scattered: list[float] = []
-    given, others = load_digit_images()
-    for number in range(setup.repeats):
-        seed = 1000 * setup.seed + number
-        order = torch.randperm(len(given.labels), generator=make_generator(seed))
-        for at, size in enumerate(setup.sizes):
-            for kind in KINDS:
-                right[kind][at].append(
-                    _train_and_test(make[kind](seed), setup, given.subset(order[:size]), others, seed)
-                )
-        few = given.subset(order[: setup.sizes[0]])
-        scattered.append(
-            _train_and_test(make["cnn"](seed), setup, few.shuffle_pixels(seed), others.shuffle_pixels(seed), seed)
-        )
-    ahead = [
-        [theirs - ours for theirs, ours in zip(*pair, strict=True)]
-        for pair in zip(right["cnn"], right["vit"], strict=True)
-    ]
-    # paired differences per seed, which vary less
-    compared = {
-        "gained from more images": [many - few for few, many in zip(right["vit"][0], right["vit"][-1], strict=True)],
-        "lead lost by more images": [few - many for few, many in zip(ahead[0], ahead[-1], strict=True)],
-        "kept when pixels are scattered": [
-            mixed - ours - lead / 2 for mixed, ours, lead in zip(scattered, right["vit"][0], ahead[0], strict=True)
-        ],
+
+    def build(kind: str, task: str, seed: int) -> Any:
+        if kind == "cnn":
+            model = cnn(CNNConfig(channels=1, classes=TASKS[task], widths=setup.widths))
+            model.init_weights(seed)
+            return model
+        sizes = {"width": setup.width, "depth": setup.depth, "heads": setup.heads, "classes": TASKS[task]}
+        image = {"patch": 2} if task == "digits" else {"image": SIDE, "patch": PATCH}
+        return build_digit_vit(vit, seed, positions_std=0.3, **sizes, **image)
+
+    def train_and_test(kind: str, task: str, given: Digits, others: Digits, seed: int) -> float:
+        model, rate = build(kind, task, seed), setup.rates[list(TASKS).index(task)]
+        train_classifier(model, given, steps=setup.steps, batch=setup.batch, rate=rate, seed=seed)
+        return accuracy(model, others)
+
+    right: dict[str, dict[str, list[list[float]]]] = {
+        task: {kind: [[] for _ in setup.sizes] for kind in KINDS} for task in TASKS
+    }
+    shuffled: list[float] = []
+    for seed in setup.seeds:
+        images, others = load_digit_images()
+        given = {"digits": images.subset(torch.randperm(len(images.labels), generator=make_generator(seed)))}
+        given["distant patches"] = sample_distant_patches(TRAIN_IMAGES, make_generator(seed))
+        tests = {"digits": others, "distant patches": sample_distant_patches(400, make_generator(seed + 500))}
+        for task in TASKS:
+            for at, size in enumerate(setup.sizes):
+                part = given[task].subset(torch.arange(size))
+                for kind in KINDS:
+                    right[task][kind][at].append(train_and_test(kind, task, part, tests[task], seed))
+        few = given["digits"].subset(torch.arange(setup.sizes[0])).shuffle_pixels(seed)
+        shuffled.append(train_and_test("cnn", "digits", few, others.shuffle_pixels(seed), seed))
+    leads = {
+        task: [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(kinds["cnn"], kinds["vit"], strict=True)]
+        for task, kinds in right.items()
     }
     return {
         "sizes": list(setup.sizes),
         "repeats": setup.repeats,
-        "parameters": {kind: sum(each.numel() for each in make[kind](0).parameters()) for kind in KINDS},
-        "right": {kind: [fmean(shares) for shares in right[kind]] for kind in KINDS},
-        "interval": {kind: [interval_half_width(shares) for shares in right[kind]] for kind in KINDS},
-        "ahead": [fmean(several) for several in ahead],
-        "interval of ahead": [interval_half_width(several) for several in ahead],
-        "right, pixels scattered": fmean(scattered),
-        "interval, pixels scattered": interval_half_width(scattered),
-        **{name: fmean(several) for name, several in compared.items()},
-        "interval of differences": {name: interval_half_width(several) for name, several in compared.items()},
+        "parameters": {kind: count_parameters(build(kind, "digits", 0)) for kind in KINDS},
+        **mean_and_interval("accuracy", right),
+        # paired differences per seed, which vary less
+        **mean_and_interval("lead of the cnn", leads),
+        **mean_and_interval(
+            "lead lost with more digits",
+            [few - many for few, many in zip(*leads["digits"][:: len(setup.sizes) - 1], strict=True)],
+        ),
+        **mean_and_interval("accuracy, pixels shuffled", shuffled),
     }
 
 
-def _train_and_test(model: Any, setup: Setup, given: Digits, others: Digits, seed: int) -> float:
-    train_classifier(model, given, steps=setup.steps, batch=setup.batch, rate=setup.rate, seed=seed)
-    return accuracy(model, others)
+def sample_distant_patches(count: int, draws: torch.Generator) -> Digits:
+    """Sample noise with a bright or dark patch at the left and right edge; the class is whether they are alike."""
+    images = 0.5 * torch.randn(count, 1, SIDE, SIDE, generator=draws)
+    signs = torch.randint(2, (count, 2), generator=draws)
+    rows = PATCH * torch.randint(SIDE // PATCH, (count, 2), generator=draws)
+    for side, columns in enumerate((slice(0, PATCH), slice(SIDE - PATCH, SIDE))):
+        inside = (torch.arange(SIDE) >= rows[:, side, None]) & (torch.arange(SIDE) < rows[:, side, None] + PATCH)
+        images[:, 0, :, columns] += (2 * signs[:, side] - 1)[:, None, None] * inside[:, :, None]
+    return Digits(images, (signs[:, 0] == signs[:, 1]).long())
 
 
-def _build_vit(setup: Setup, vit: Callable[[ViTConfig], Any], seed: int) -> Any:
-    model = vit(
-        ViTConfig(
-            image=SIDE,
-            patch=setup.patch,
-            channels=1,
-            classes=CLASSES,
-            width=setup.width,
-            depth=setup.depth,
-            heads=setup.heads,
-            ff_width=2 * setup.width,
-            pool="mean",
-        )
-    )
-    # a larger init than the published one, for short training
-    table = {"positions.weight": normal(0.3), "*norm.weight": constant(1.0)}
-    init_parameters(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
-    return model
-
-
-def _build_cnn(setup: Setup, cnn: Callable[[CNNConfig], Any], seed: int) -> Any:
-    model = cnn(CNNConfig(channels=1, classes=CLASSES, widths=setup.widths))
-    model.init_weights(seed)
-    return model
-
-
-def verdict(numbers: Numbers) -> Verdict:
-    sizes, ahead, spread = numbers["sizes"], numbers["ahead"], numbers["interval of ahead"]
-    few, many = ({kind: numbers["right"][kind][at] for kind in KINDS} for at in (0, -1))
-    counts, scattered = numbers["parameters"], numbers["right, pixels scattered"]
-    alike = max(counts.values()) < 1.25 * min(counts.values())
-    learnt = Estimate(few["vit"], numbers["interval"]["vit"][0]) - 0.15
-    more, lost, kept = (Estimate(numbers[name], half) for name, half in numbers["interval of differences"].items())
-    return decide(
-        alike,
-        f"From {sizes[0]} images the convolutional network ({counts['cnn']:,} parameters) has an accuracy of "
-        f"{few['cnn']:.1%} and the Vision Transformer ({counts['vit']:,}) {few['vit']:.1%}: {ahead[0]:.2f} ± "
-        f"{spread[0]:.2f} ahead. From {sizes[-1]} images they have {many['cnn']:.1%} and {many['vit']:.1%}: "
-        f"{ahead[-1]:.2f} ± {spread[-1]:.2f} ({numbers['repeats']} seeds). From {sizes[0]} images with shuffled "
-        f"pixels the convolutional network has {scattered:.1%} ± {numbers['interval, pixels scattered']:.1%}.",
-        [learnt, more - 0.1, Estimate(ahead[0], spread[0]) - 0.1, lost - 0.05, kept],
-    )
+def verdict(numbers: Numbers) -> Decision:
+    shares, leads, counts = estimates(numbers, "accuracy"), estimates(numbers, "lead of the cnn"), numbers["parameters"]
+    far = shares["distant patches"]
+    margins = [shares["digits"]["vit"][0] - 0.15, leads["digits"][0] - 0.1]
+    margins += [estimates(numbers, "lead lost with more digits") - 0.05, -leads["distant patches"][-1] - 0.2]
+    margins += [far["vit"][-1] - 0.9, 0.65 - far["cnn"][-1], leads["distant patches"][0] + 0.2]
+    return decide(max(counts.values()) < 1.25 * min(counts.values()), margins, accuracy=shares)
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, (left, right) = make_figure(2)
-    for number, (kind, shown) in enumerate(KINDS.items()):
-        left.errorbar(
-            numbers["sizes"],
-            numbers["right"][kind],
-            numbers["interval"][kind],
-            label=shown,
-            color=COLOURS[number],
-            marker=MARKERS[number],
-            capsize=3,
+    figure, panels = make_figure(2)
+    for axes, (task, classes) in zip(panels, TASKS.items(), strict=True):
+        means, halves = (
+            {shown: numbers[name][task][kind] for kind, shown in KINDS.items()}
+            for name in ("accuracy", "interval of accuracy")
         )
-    left.errorbar(
-        numbers["sizes"][:1],
-        [numbers["right, pixels scattered"]],
-        [numbers["interval, pixels scattered"]],
-        label="the same, pixels scattered",
-        color=COLOURS[2],
-        marker=MARKERS[2],
-        linestyle="",
-        capsize=3,
-    )
-    left.legend(frameon=False, fontsize="small")
-    left.set(xscale="log", ylim=(0, 1.02), xlabel="training images", ylabel="accuracy", title="Digits")
-    right.errorbar(
-        numbers["sizes"], numbers["ahead"], numbers["interval of ahead"], color=COLOURS[3], marker=MARKERS[3], capsize=3
-    )
-    right.axhline(0, color="grey", linewidth=0.8)
-    right.set(xscale="log", xlabel="training images", ylabel="difference of accuracy", title="Lead of the CNN")
+        plot_intervals(axes, numbers["sizes"], means, halves)
+        mark_level(axes, 1 / classes, "chance")
+        axes.set(xscale="log", ylim=(0, 1.05), xlabel="training images", ylabel="accuracy", title=task.capitalize())
     return figure

@@ -6,6 +6,13 @@ Claim: They are a table with one row per patch, initialised at random and learne
 Measures: A small Vision Transformer whose patches are single pixels, trained on scikit-learn's digits with and without
     positions, over seeds: cosines between centred rows by distance of their patches, before and after training; the
     accuracy on 400 other images; and the change of the logits if patches are shuffled, in float64.
+Finding: Rows of neighbours have a cosine of {{ n.cosines["before"][0]|fixed }} before training and {{
+    n.cosines["after"][0]|fixed }} after, {{ lead["before"].mean|fixed }} ± {{ lead["before"].half|fixed }} and {{
+    lead["after"].mean|fixed }} ± {{ lead["after"].half|fixed }} above those at distance 3 or more ({{ n.repeats }}
+    seeds). {% for kind in accuracy %}With positions {{ kind }}, {{ accuracy[kind] }} of images are classified
+    correctly. {% endfor %}With learned positions and shuffled patches it is {{ n["accuracy with shuffled
+    patches"]|percent }}. Shuffling changes logits by {{ n["change of the logits by shuffling"]["learned"]|short }} with
+    learned positions and by at most {{ n["change of the logits by shuffling"]["none"]|at_most }} without positions.
 Budget: 90 seconds
 Source: 000 1.5c, 002 1.5b
 """
@@ -21,20 +28,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.base.validation import check_integer
-from regard.lab.claim import Numbers, Verdict, decide
-from regard.lab.digits import CLASSES, SIDE, accuracy, load_digit_images, train_classifier
-from regard.lab.drawing import COLOURS, Figure, make_figure, plot_lines, plot_shares
-from regard.lab.seeds_interval import Estimate, estimates, interval_half_width
+from regard.core.positions import sinusoidal
+from regard.lab.digits import CLASSES, SIDE, accuracy, build_digit_vit, load_digit_images, train_classifier
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_lines, plot_shares
+from regard.lab.measure import largest_difference
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.vit import ViT, ViTConfig
-from regard.nn.init import constant, fan_in, init_parameters, normal
 
 MATHS = r"x_i = E p_i + t_i, \quad \cos(t_i - m, t_j - m) \mathrm{by} \| r_i - r_j \|, \quad m = \frac{1}{n} \sum_i t_i"
 
+TABLES = {"learned": "learned", "sinusoidal": "learned", "none": "none"}  # sinusoids fill the table and stay fixed
 FAR = 3  # at this distance patches are not near each other
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class Setup(RepeatedSetup):
     """The number of classes, the model, and the training steps and seeds."""
 
     classes: int = CLASSES
@@ -45,10 +54,9 @@ class Setup:
     steps: int = 400
     rate: float = 0.02
     repeats: int = 5
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("repeats", self.repeats, 2, "seeds; an interval needs two")
+        super().__post_init__()
         check_integer("classes", self.classes, 2, "digits")
 
 
@@ -59,14 +67,17 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
     """vit  builds the model: vit(config)"""
     given, others = (every.subset((every.labels < setup.classes).nonzero()[:, 0]) for every in load_digit_images())
     cosines: dict[str, list[list[float]]] = {"before": [], "after": []}
-    right: dict[str, list[float]] = {positions: [] for positions in ("learned", "none")}
-    moved: dict[str, list[float]] = {positions: [] for positions in right}
+    right: dict[str, list[float]] = {positions: [] for positions in TABLES}
+    moved: dict[str, list[float]] = {positions: [] for positions in TABLES}
     shuffled: list[float] = []
-    for number in range(setup.repeats):
-        seed = 1000 * setup.seed + number
+    sizes = {"patch": 1, "classes": setup.classes, "width": setup.width, "depth": setup.depth, "heads": setup.heads}
+    for seed in setup.seeds:
         mixed = others.shuffle_pixels(seed)
-        for positions in right:
-            model = _build_model(setup, vit, positions, seed)
+        for positions in TABLES:
+            # small initial rows, so that learning dominates
+            model = build_digit_vit(vit, seed, positions_std=0.02, positions=TABLES[positions], **sizes)
+            if positions == "sinusoidal" and model.positions is not None:
+                model.positions.requires_grad_(False).weight.copy_(sinusoidal(SIDE * SIDE, setup.width))
             if positions == "learned":
                 cosines["before"].append(_by_distance(model))
             train_classifier(model, given, steps=setup.steps, batch=setup.batch, rate=setup.rate, seed=seed)
@@ -76,13 +87,12 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
                 shuffled.append(accuracy(model, mixed))
             with torch.no_grad():
                 model.double()
-                change = model(mixed.images[:16].double()) - model(others.images[:16].double())
-            moved[positions].append(float(change.abs().max()))
-    lead = {when: [row[0] - fmean(row[FAR - 1 :]) for row in several] for when, several in cosines.items()}
+                logits = [model(images[:16].double()) for images in (mixed.images, others.images)]
+            moved[positions].append(largest_difference(*logits))
     # paired differences per seed, which vary less
     lost = {
-        "lost without positions": [a - b for a, b in zip(right["learned"], right["none"], strict=True)],
-        "lost when shuffled": [a - b for a, b in zip(right["learned"], shuffled, strict=True)],
+        "without positions": [a - b for a, b in zip(right["learned"], right["none"], strict=True)],
+        "with shuffled patches": [a - b for a, b in zip(right["learned"], shuffled, strict=True)],
     }
     return {
         "repeats": setup.repeats,
@@ -91,36 +101,15 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
         "cosines": {
             when: [fmean(column) for column in zip(*several, strict=True)] for when, several in cosines.items()
         },
-        "neighbours lead by": {when: fmean(several) for when, several in lead.items()},
-        "interval of lead": {when: interval_half_width(several) for when, several in lead.items()},
-        "right": {positions: fmean(shares) for positions, shares in right.items()},
-        "interval": {positions: interval_half_width(shares) for positions, shares in right.items()},
-        "right when shuffled": fmean(shuffled),
-        **{name: fmean(several) for name, several in lost.items()},
-        "interval of loss": {name: interval_half_width(several) for name, several in lost.items()},
-        "logits moved by shuffling": {"learned": min(moved["learned"]), "none": max(moved["none"])},
+        **mean_and_interval(
+            "cosine lead of neighbours",
+            {when: [row[0] - fmean(row[FAR - 1 :]) for row in several] for when, several in cosines.items()},
+        ),
+        **mean_and_interval("accuracy", right),
+        "accuracy with shuffled patches": fmean(shuffled),
+        **mean_and_interval("accuracy lost", lost),
+        "change of the logits by shuffling": {"learned": min(moved["learned"]), "none": max(moved["none"])},
     }
-
-
-def _build_model(setup: Setup, vit: Callable[[ViTConfig], Any], positions: str, seed: int) -> Any:
-    model = vit(
-        ViTConfig(
-            image=SIDE,
-            patch=1,
-            channels=1,
-            classes=setup.classes,
-            width=setup.width,
-            depth=setup.depth,
-            heads=setup.heads,
-            ff_width=2 * setup.width,
-            pool="mean",
-            positions=positions,
-        )
-    )
-    # small initial rows, so that learning dominates
-    table = {"positions.weight": normal(0.02), "*norm.weight": constant(1.0)}
-    init_parameters(model, {**table, "*.bias": constant(0.0), "*.weight": fan_in()}, seed)
-    return model
 
 
 def _by_distance(model: Any) -> list[float]:
@@ -132,28 +121,13 @@ def _by_distance(model: Any) -> list[float]:
     return [float((rows @ rows.T)[apart == distance].mean()) for distance in range(1, SIDE)]
 
 
-def verdict(numbers: Numbers) -> Verdict:
-    lead = estimates(numbers["neighbours lead by"], numbers["interval of lead"])
-    right = estimates(numbers["right"], numbers["interval"])
-    moved, near = numbers["logits moved by shuffling"], numbers["cosines"]
-    ordered = [
-        0.06 - lead["before"],
-        lead["before"] + 0.06,
-        lead["after"],
-        lead["after"] - lead["before"] - 0.08,
-    ]
+def verdict(numbers: Numbers) -> Decision:
+    lead, moved = estimates(numbers, "cosine lead of neighbours"), numbers["change of the logits by shuffling"]
+    shares = estimates(numbers, "accuracy")
+    ordered = [0.06 - lead["before"], lead["before"] + 0.06, lead["after"], lead["after"] - lead["before"] - 0.08]
+    needed = [lost - 0.05 for lost in estimates(numbers, "accuracy lost").values()]
     bag = moved["none"] < 1e-9 and moved["learned"] > 1e-3
-    needed = [Estimate(numbers[name], half) - 0.05 for name, half in numbers["interval of loss"].items()]
-    return decide(
-        bag,
-        f"Rows of neighbours have a cosine of {near['before'][0]:.2f} before training and {near['after'][0]:.2f} "
-        f"after, {lead['before'].mean:.2f} ± {lead['before'].half:.2f} and {lead['after'].mean:.2f} ± "
-        f"{lead['after'].half:.2f} above those at distance {FAR} or more ({numbers['repeats']} seeds). With "
-        f"positions {right['learned'].percent()} of images are classified correctly, "
-        f"{numbers['right when shuffled']:.0%} with shuffled patches, and without positions {right['none'].percent()}. "
-        f"Shuffling changes logits by {moved['learned']:.2g} with positions and by {moved['none']:.0g} without.",
-        [*ordered, *needed],
-    )
+    return decide(bag, [*ordered, *needed], lead=lead, accuracy=shares)
 
 
 def draw(numbers: Numbers) -> Figure:
@@ -162,13 +136,7 @@ def draw(numbers: Numbers) -> Figure:
     plot_lines(left, numbers["distances"], curves)
     left.axhline(0, color="grey", linewidth=0.8)
     left.set(xlabel="distance of two patches", ylabel="cosine of their rows", title="Learned positions")
-    shown = {"learned": "learned positions", "none": "no positions"}
-    plot_shares(
-        right,
-        {words: numbers["right"][name] for name, words in shown.items()},
-        [numbers["interval"][name] for name in shown],
-    )
-    right.axhline(numbers["chance"], color=COLOURS[1], linestyle="--", label="chance")
-    right.legend(frameon=False)
-    right.set(ylabel="accuracy", title="With and without positions")
+    plot_shares(right, numbers["accuracy"], list(numbers["interval of accuracy"].values()))
+    mark_level(right, numbers["chance"], "chance")
+    right.set(xlabel="positions", ylabel="accuracy", title="With and without positions")
     return figure

@@ -1,0 +1,129 @@
+"""Answers to the questions of the course sheets: Markdown files that take their numbers from the claims of the lab.
+
+A file in `sheets/answers` answers one question, or the same question of several sheets. Its header is TOML between two
+lines of +++:
+
+    questions  the question by place: "000 1.1a" = "..."
+    claims     claims whose runs measure the answer; the figure of the first is shown
+    command    the command that shows it live
+    view       where else to look: another command, an exercise, a page
+
+Then follow the sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why`, `## Measured`. The text is a
+jinja2 template: `n("beta")` are the numbers of a claim, `finding("beta")` is the sentence of its verdict.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.base.formulas import parse_latex, text
+from regard.lab.claim import claims
+from regard.lab.errata import Erratum, errata, wrong_answers
+from regard.lab.results import Result
+from regard.lab.templates import render
+
+FOLDER = Path(__file__).parent / "sheets"
+SECTIONS = ("Definition", "Formula", "Why", "Measured")
+PLACE = re.compile(r"(\d{3})\s+(.+)")
+
+
+@dataclass(frozen=True)
+class SheetAnswer:
+    """One answer file: the questions it answers, and the template of its text."""
+
+    name: str
+    questions: dict[str, str]
+    claims: tuple[str, ...]
+    command: str
+    view: str
+    sections: dict[str, str]
+
+    @property
+    def formulas(self) -> list[str]:
+        """The formulas in LaTeX."""
+        return re.findall(r"\$\$(.+?)\$\$", self.sections.get("Formula", ""), re.S)
+
+    def body(self, result: Callable[[str], Result]) -> str:
+        """Return the answer as Markdown, filled with the numbers of results by claim."""
+        values = {"n": lambda name: result(name).numbers, "finding": lambda name: result(name).verdict.sentence}
+        parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
+        return render("\n\n".join(parts), **values)
+
+    def errata(self, result: Callable[[str], Result]) -> list[Erratum]:
+        """Return the wrong answers of the sheets to these questions, with their counter-examples."""
+        own = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
+        found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in own))
+        return [each for each in found if _concerns(each.source, self.questions)]
+
+
+def _concerns(source: str, questions: dict[str, str]) -> bool:
+    """Whether an erratum is about one of these questions; a source may name several."""
+    return any(place in questions for place in source.split(", "))
+
+
+@cache
+def sheet_answers() -> tuple[SheetAnswer, ...]:
+    """Return every answer file."""
+    return tuple(_read(path) for path in sorted((FOLDER / "answers").glob("*.md")))
+
+
+def _read(path: Path) -> SheetAnswer:
+    _, header, body = path.read_text(encoding="utf-8").split("+++\n", 2)
+    fields = tomllib.loads(header)
+    titles = re.split(r"^## (.+)\n", body, flags=re.M)[1:]
+    sections = {title: part.strip() for title, part in zip(titles[::2], titles[1::2], strict=True)}
+    unknown = [name for name in fields["claims"] if name not in claims()]
+    if unknown or list(sections) != [title for title in SECTIONS if title in sections]:
+        raise ConfigError(f"{path.name} has unknown claims or sections: {unknown}, {list(sections)}")
+    return SheetAnswer(
+        name=path.stem,
+        questions=fields["questions"],
+        claims=tuple(fields["claims"]),
+        command=fields["command"],
+        view=fields.get("view", ""),
+        sections=sections,
+    )
+
+
+@cache
+def sheet_titles() -> dict[str, str]:
+    """Return what each sheet is, by number."""
+    titles: dict[str, str] = tomllib.loads((FOLDER / "sheets.toml").read_text(encoding="utf-8"))["sheets"]
+    return titles
+
+
+def sheet_questions(sheet: str) -> dict[str, SheetAnswer]:
+    """Return the questions of a sheet in order, each with its answer."""
+    if sheet not in sheet_titles():
+        raise UnknownNameError(f"there is no sheet {sheet!r}; there are {', '.join(sheet_titles())}")
+    found = {place: answer for answer in sheet_answers() for place in answer.questions if place.startswith(f"{sheet} ")}
+    return dict(sorted(found.items(), key=lambda each: _natural(each[0])))
+
+
+def _natural(place: str) -> list[tuple[bool, int, str]]:
+    """Return a sort key by which 12.9 comes before 12.10, and "review" before the numbered questions."""
+    parts = re.findall(r"\d+|[^\d\s.]+", place)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def find_answer(place: str) -> tuple[str, SheetAnswer]:
+    """Return a question by its place, such as "002 1.2a", and its answer."""
+    match = PLACE.fullmatch(place.strip())
+    questions = sheet_questions(match[1]) if match else {}
+    wanted = "".join(place.lower().split()).replace("(", "").replace(")", "")
+    for known, answer in questions.items():
+        if "".join(known.lower().split()) == wanted:
+            return known, answer
+    if not match:
+        raise UnknownNameError(f"a question is a sheet and a number, such as 002 1.2a, not {place!r}")
+    numbers = ", ".join(known.split(" ", 1)[1] for known in questions)
+    raise UnknownNameError(f"sheet {match[1]} has no question {match[2]!r}; it has {numbers}")
+
+
+def formulas_as_text(markdown: str) -> str:
+    """Replace the formulas of a Markdown text by terminal text in code blocks."""
+    return re.sub(r"\$\$(.+?)\$\$", lambda match: f"```\n{text(parse_latex(match[1]))}\n```", markdown, flags=re.S)

@@ -1,0 +1,148 @@
+"""What are several heads good for?
+
+Claim: Each head has its own weights, so that a token can read several others at once and keep them apart. One head can
+    spread its weight over two tokens, but returns their mixture: it cannot say which value came from where. At equal
+    numbers of parameters, two heads solve a task with two relations at once, and one head does not. On a real task, the
+    digits, the number of heads changes little.
+Measures: One layer of causal attention with rotary positions and 1, 2 or 4 heads, trained over seeds to predict at each
+    position both the token before it and the token three before it, in this order. Small Vision Transformers with 1, 2
+    or 4 heads on scikit-learn's digits. The numbers of parameters, which are equal.
+Finding: With {{ n.heads|join_numbers }} heads and {{ n.parameters|join_numbers }} parameters, both tokens are predicted
+    correctly in {% for count in n.heads %}{{ accuracy["two relations"][count|string] }}{{ ", " if not loop.last }}{%
+    endfor %} of the positions (chance {{ n.chance|percent(1) }}; {{ n.repeats }} seeds). Digits are classified
+    correctly in {% for count in n.heads %}{{ accuracy["digits"][count|string] }}{{ ", " if not loop.last else "." }}{%
+    endfor %}
+Budget: 60 seconds
+Source: 000 1.4c, 002 1.4c, 004 2c
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError
+from regard.base.seeds import make_generator
+from regard.core.masks import causal
+from regard.core.positions import Rotary
+from regard.lab.digits import CLASSES, accuracy, build_digit_vit, load_digit_images, train_classifier
+from regard.lab.drawing import Figure, make_figure, mark_level, plot_shares
+from regard.lab.fitting import fit_cross_entropy
+from regard.lab.measure import count_parameters
+from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.verdict import Decision, Numbers, decide
+from regard.models.vit import ViT
+from regard.nn.attention import Attention as AttentionLayer, check_heads
+from regard.nn.embeddings import TokenEmbedding
+from regard.nn.init import constant, fan_in, init_parameters, normal
+
+MATHS = r"y_i = (x_{i-1}, x_{i-3}), \quad H = W_o [H^1; \dots; H^h]"
+OFFSETS = (1, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(RepeatedSetup):
+    """Numbers of heads, the layer, the task of two relations, and the training steps of both tasks."""
+
+    heads: tuple[int, ...] = (1, 2, 4)
+    vocab: int = 8
+    width: int = 32
+    length: int = 16
+    batch: int = 32
+    steps: int = 300
+    digit_steps: int = 160
+    rate: float = 0.03
+    trials: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for heads in self.heads:
+            check_heads(self.width, heads)
+        if self.heads[:1] != (1,) or len(self.heads) < 2:
+            raise ConfigError(f"heads must begin with 1 and have another number: heads={self.heads}")
+
+
+SMOKE = Setup(heads=(1, 2), vocab=5, length=10, batch=16, steps=80, digit_steps=20, repeats=3)
+
+
+def run(setup: Setup, layer: Any = AttentionLayer, vit: Any = ViT) -> Numbers:
+    """layer  builds the attention layer: layer(width, heads, rotary=...)
+    vit    builds the model of the digits: vit(config)"""
+    right: dict[str, dict[str, list[float]]] = {task: {str(heads): [] for heads in setup.heads} for task in TASKS}
+    counts: list[int] = []
+    given, others = load_digit_images()
+    sizes = {"patch": 2, "classes": CLASSES, "width": setup.width, "depth": 1}
+    for heads in setup.heads:
+        for seed in setup.seeds:
+            model = _train(setup, heads, layer, seed)
+            right["two relations"][str(heads)].append(_evaluate(model, setup, seed + 500))
+            classifier = build_digit_vit(vit, seed, positions_std=0.3, heads=heads, **sizes)
+            train_classifier(classifier, given, steps=setup.digit_steps, batch=32, rate=0.01, seed=seed)
+            right["digits"][str(heads)].append(accuracy(classifier, others))
+        counts.append(count_parameters(model))
+    return {
+        "heads": list(setup.heads),
+        "parameters": counts,
+        "chance": setup.vocab ** -len(OFFSETS),
+        "repeats": setup.repeats,
+        **mean_and_interval("accuracy", right),
+    }
+
+
+TASKS = ("two relations", "digits")
+
+
+class _TwoRelations(nn.Module):
+    """Token embeddings, one layer of causal attention, and a prediction of two tokens for each position."""
+
+    def __init__(self, setup: Setup, heads: int, layer: Any) -> None:
+        super().__init__()
+        self.tokens = TokenEmbedding(setup.vocab, setup.width)
+        self.layer = layer(setup.width, heads, rotary=Rotary(base=100.0))
+        self.guess = nn.Linear(setup.width, len(OFFSETS) * setup.vocab)
+
+    def forward(self, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n 2 w"]:
+        logits: Tensor = self.guess(self.layer(self.tokens(tokens), mask=causal()))
+        return logits.unflatten(-1, (len(OFFSETS), -1))  # type: ignore[no-any-return]
+
+
+def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[tuple[Tensor], Tensor]:
+    """Sample tokens, and the two earlier tokens to predict; the first positions have no target."""
+    tokens = torch.randint(setup.vocab, (batch, setup.length), generator=draws)
+    wanted = torch.stack([tokens.roll(offset, 1) for offset in OFFSETS], -1)
+    wanted[:, : max(OFFSETS)] = -100
+    return (tokens,), wanted
+
+
+def _train(setup: Setup, heads: int, layer: Any, seed: int) -> _TwoRelations:
+    model, draws = _TwoRelations(setup, heads, layer), make_generator(seed)
+    table = {"tokens.weight": normal(0.5), "*.weight": fan_in(), "*.bias": constant(0.0)}
+    init_parameters(model, table, seed)
+    fit_cross_entropy(model, lambda: _sample_batch(setup, setup.batch, draws), steps=setup.steps, rate=setup.rate)
+    return model
+
+
+@torch.no_grad()
+def _evaluate(model: _TwoRelations, setup: Setup, seed: int) -> float:
+    """Return the share of positions where both tokens are predicted correctly."""
+    (tokens,), wanted = _sample_batch(setup, setup.trials, make_generator(seed))
+    right = (model(tokens).argmax(-1) == wanted).all(-1)
+    return right[:, max(OFFSETS) :].double().mean().item()  # type: ignore[no-any-return]
+
+
+def verdict(numbers: Numbers) -> Decision:
+    shares = estimates(numbers, "accuracy")
+    one, *several = shares["two relations"].values()
+    margins = [0.6 - one, *(each - one - 0.3 for each in several)]
+    return decide(len(set(numbers["parameters"])) == 1, margins, accuracy=shares)
+
+
+def draw(numbers: Numbers) -> Figure:
+    figure, panels = make_figure(2)
+    for axes, task in zip(panels, TASKS, strict=True):
+        plot_shares(axes, numbers["accuracy"][task], list(numbers["interval of accuracy"][task].values()))
+        axes.set(xlabel="heads, at equal parameters", ylabel="accuracy", title=task.capitalize())
+    mark_level(panels[0], numbers["chance"], "chance")
+    return figure

@@ -1,0 +1,66 @@
+"""Measurements that claims share: differences, attention weights, multiply-adds, seconds, parameters."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.base.counting import count_flops
+from regard.lab.verdict import Attention
+
+
+def normal_tensors(draws: torch.Generator, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Sample tensors of standard normal numbers in float64, in this order."""
+    return [torch.randn(shape, generator=draws, dtype=torch.float64) for shape in shapes]
+
+
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest absolute difference between two tensors."""
+    return float((a - b).abs().max())
+
+
+def attend_matrices(attention: Attention, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Apply attention to matrices with one row per token, without batch and heads."""
+    return attention(q[None, None], k[None, None], v[None, None], **options)[0, 0]
+
+
+def attention_weights(attention: Attention, q: Tensor, k: Tensor, **options: Any) -> Tensor:
+    """Return the attention weights: the outputs for one-hot values.
+
+    q, k  (i c) and (j c), or with the axes b and h before them
+    """
+    values = torch.eye(k.shape[-2], dtype=k.dtype)
+    if k.ndim == 2:
+        return attend_matrices(attention, q, k, values, **options)
+    return attention(q, k, values.expand(*k.shape[:2], -1, -1), **options)
+
+
+def count_multiply_adds(call: Callable[[], Any]) -> int:
+    """Count the multiply-adds of the matrix products and of the attention in a call."""
+    with torch.no_grad(), count_flops() as flops:
+        call()
+    return int(flops.get_total_flops()) // 2
+
+
+def measure_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Return the median duration of a call."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def count_parameters(model: Any) -> int:
+    """Return the number of parameters of a module."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the exponent p of y = x^p between the first and the last point."""
+    return math.log(y[-1] / y[0]) / math.log(x[-1] / x[0])

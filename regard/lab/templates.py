@@ -1,0 +1,54 @@
+"""Text templates of the lab: jinja2 with filters that format numbers, for errata and answers."""
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from regard.lab.verdict import join_numbers
+
+
+def round_outward(value: float, digits: int = 1, *, down: bool = False) -> str:
+    """Write a bound with few digits, rounded up (or down), so that the written bound still holds.
+
+    >>> round_outward(9.49e-42)
+    '1e-41'
+    """
+    rounding = ROUND_FLOOR if down else ROUND_CEILING
+    return f"{float(Context(prec=digits, rounding=rounding).create_decimal(Decimal(value))):.{digits}g}"
+
+
+_FILTERS: dict[str, Any] = {
+    "fixed": lambda value, digits=2: f"{value:.{digits}f}",
+    "percent": lambda value, digits=0: f"{value:.{digits}%}".replace("%", " %"),
+    "comma": lambda value: f"{value:,}",
+    "short": lambda value, digits=2: f"{value:g}" if value == round(value) else f"{value:.{digits}g}",
+    "millions": lambda value, digits=1: f"{value / 1e6:.{digits}f}",
+    "at_most": round_outward,
+    "at_least": lambda value, digits=1: round_outward(value, digits, down=True),
+    "each": lambda values, digits=2: ", ".join(f"{value:.{digits}f}" for value in values),
+    "join_numbers": join_numbers,
+    "exp": math.exp,
+    "sqrt": math.sqrt,
+    "log": math.log,
+}
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the jinja2 environment: an unknown name is an error."""
+    made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    made.filters |= _FILTERS
+    return made
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template: {{ n.weights[0]|fixed(3) }}."""
+    return environment().from_string(template).render(**values)
+
+
+def evaluate(expression: str, **values: Any) -> Any:
+    """Compute an expression: n.weights[0]|max < 0.5."""
+    return environment().compile_expression(expression, undefined_to_none=False)(**values)

@@ -1,0 +1,126 @@
+"""The answers to the course sheets: every question, with definition, formula, reasons, numbers and errata."""
+
+import re
+from functools import cache
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.base.errors import UnknownNameError
+from regard.base.formulas import mathml, parse_latex
+from regard.lab.answers import (
+    SECTIONS,
+    SheetAnswer,
+    find_answer,
+    formulas_as_text,
+    sheet_answers,
+    sheet_questions,
+    sheet_titles,
+)
+from regard.lab.claim import claims
+from regard.lab.errata import wrong_answers
+from regard.lab.html_page import answer_markdown, answers_page, markdown_html
+from regard.lab.results import Result, shipped_results
+
+# every question of the sheets; none may be missing
+QUESTIONS = {
+    "000": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d 1.4e 1.5a 1.5b 1.5c
+        1.5d 2""",
+    "001": """review_1 review_2 review_3 review_4 review_5 review_6 review_7 review_8 review_9 review_10 review_11
+        review_12 1a 1b 1c-i 1c-ii 1d-i 1d-ii 1e-i 1e-ii 2 2_ii 3a 3b 3b_look 3c""",
+    "002": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.1g 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d 1.4e 1.5a 1.5b
+        1.5c 1.5d 2""",
+    "003": "12.1 12.2 12.3 12.4 12.4_code 12.5 12.6 12.7 12.8 12.9 12.10",
+    "004": "1a 1b 1c 1d 2a-i 2a-ii 2b 2c 2d 3a 3b 3c 3d",
+}
+ANSWERS = sheet_answers()
+
+
+@cache
+def shipped() -> dict[str, Result]:
+    return shipped_results()
+
+
+def result(name: str) -> Result:
+    return shipped()[name]
+
+
+@pytest.mark.parametrize("sheet", QUESTIONS)
+def test_every_question_of_a_sheet_is_answered_in_order(sheet: str) -> None:
+    wanted = [f"{sheet} {number.replace('_', ' ')}" for number in QUESTIONS[sheet].split()]
+    assert list(sheet_questions(sheet)) == wanted
+    assert set(sheet_titles()) == set(QUESTIONS)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
+def test_an_answer_has_definition_formula_reasons_and_numbers(answer: SheetAnswer) -> None:
+    assert tuple(answer.sections) == SECTIONS
+    assert all(len(answer.sections[title].split()) >= 8 for title in ("Definition", "Why"))
+    assert answer.formulas
+    for formula in answer.formulas:
+        ElementTree.fromstring(mathml(parse_latex(formula)))
+    assert answer.claims
+    assert re.match(r"regard |python ", answer.command)
+    body = answer.body(result)
+    assert re.search(r"\d", body.split("## Measured")[1]), "what was measured has numbers"
+    assert "{{" not in body
+    assert "{%" not in body
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
+def test_the_first_claim_of_an_answer_names_every_question(answer: SheetAnswer) -> None:
+    source = " ".join(claims()[answer.claims[0]].source.split())
+    assert [place for place in answer.questions if place not in source.split(", ")] == []
+
+
+def test_every_erratum_is_shown_with_its_question() -> None:
+    shown = {each.quote for answer in ANSWERS for each in answer.errata(result)}
+    assert shown == {answer.quote for answer in wrong_answers()}
+
+
+@pytest.mark.parametrize("place", ["002 1.2a", "002 1.2(a)", " 002  1.2A", "000 1.2a"])
+def test_a_question_is_found_by_its_place(place: str) -> None:
+    assert find_answer(place)[1].name == "multi-head"
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("002 9.9", "sheet 002 has no question '9.9'; it has 1.1a, 1.1b"),
+        ("007 1a", "there is no sheet '007'; there are 000, 001"),
+        ("heads", "a question is a sheet and a number, such as 002 1.2a, not 'heads'"),
+    ],
+)
+def test_an_unknown_question_is_an_error(place: str, words: str) -> None:
+    with pytest.raises(UnknownNameError, match=re.escape(words)):
+        find_answer(place)
+
+
+def test_a_page_has_every_answer_of_a_sheet_with_figures_and_errata() -> None:
+    shown = list(sheet_questions("004").items())
+    page = answers_page("Sheet 004", shown, result)
+    assert page.count("<article") == len(shown)
+    assert all(f'id="question-{place.replace(" ", "-")}"' in page for place, _ in shown)
+    assert page.count("<svg") == len({answer.claims[0] for _, answer in shown})
+    assert "And in RNNs, there is no attention architectural component." in page
+    assert "://" not in page
+
+
+def test_an_answer_as_markdown_quotes_the_sheet() -> None:
+    place, answer = find_answer("000 1.1d")
+    text = answer_markdown(place, answer, result)
+    assert text.startswith("# Sheet 000 1.1d: When is the output a spread version")
+    assert "\n> The value of β should be very big or it should be hot." in text
+    assert "soft attention" in " ".join(text.split())
+
+
+def test_markdown_becomes_html() -> None:
+    text = (
+        "## Why\n\nA `code` and **bold** < 3.\n\n1. one\n   more\n2. two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x_i$$"
+    )
+    html = markdown_html(text)
+    assert html.startswith("<h3>Why</h3><p>A <code>code</code> and <strong>bold</strong> &lt; 3.</p>")
+    assert "<ol><li>one more</li><li>two</li></ol>" in html
+    assert "<tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr>" in html
+    assert html.endswith("</math>")
+    assert "xᵢ" in formulas_as_text("$$x_i$$")

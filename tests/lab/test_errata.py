@@ -1,0 +1,385 @@
+"""The errata of the sheets: quoted, refuted by the shipped numbers, and recomputed by independent paths."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from regard.lab.answers import sheet_answers
+from regard.lab.claim import claims
+from regard.lab.errata import WrongAnswer, wrong_answers
+from regard.lab.results import shipped_results
+from regard.lab.templates import evaluate, render, round_outward
+from regard.lab.verdict import REFUTED, SUPPORTED, Numbers
+from tests.lab.quick import claim, numbers
+
+ERRATA = wrong_answers()
+PLACES = {place for answer in sheet_answers() for place in answer.questions}
+# whose numbers come from trainings; their intervals over seeds are checked with the claims
+TRAINED = {"against-rnn", "bert-tasks", "pretraining-knowledge"}
+
+
+def identify(answer: WrongAnswer) -> str:
+    same = [each for each in ERRATA if each.claim == answer.claim]
+    return f"{answer.claim}-{same.index(answer)}"
+
+
+# numbers of a run that would agree with each wrong answer, in the order of the file
+IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
+    "beta-0": lambda n: {"weights": [[0.0, 0.0, 0.0, 1.0]] * 5},
+    "copy-value-0": lambda n: {"weight of the first key": 0.4},
+    "copy-value-1": lambda n: {"distance from the identity, equal queries": 1e-9},
+    "diffuse-0": lambda n: {"distance from 1/m": [1e-9]},
+    "diffuse-1": lambda n: {"entropy of the peaked weights": 1.9},
+    "key-nudge-0": lambda n: {"deviation from twice the change": [1e-12] * 5},
+    "key-nudge-1": lambda n: {"difference to the added weights": 1e-12},
+    "key-nudge-2": lambda n: {"other weights, before and after": [[0.3, 0.2], [0.3, 0.2]]},
+    "key-stretch-0": lambda n: {"weights for scores 1, 1/2, 0": [1.0, 1.0, 1.0]},
+    "key-stretch-1": lambda n: {"weights with the first key doubled": n["weights for scores 1, 1/2, 0"]},
+    "multi-head-0": lambda n: {"difference without W_o": 0.0},
+    "multi-head-1": lambda n: {"other heads changed": 2},
+    "grouped-convolution-0": lambda n: {"smallest error with groups = channels": 0.0},
+    "grouped-convolution-1": lambda n: {"channels read with groups = channels": 15},
+    "positions-0": lambda n: {"weight at distance 999": 0.1},
+    "positions-1": lambda n: {"schemes that accept longer input": ["learned"]},
+    "identity-layer-0": lambda n: {"own weight of orthonormal tokens, beta = 1": 1.0},
+    "identity-layer-1": lambda n: {"distinct outputs at zero scores": 4},
+    "identity-layer-2": lambda n: {"tokens 1, 2, 3, ... at zero scores": 0.0},
+    "running-linear-0": lambda n: {"difference with biases of 1": 0.0},
+    "running-linear-1": lambda n: {"positions read": 3},
+    "against-rnn-0": lambda n: {"accuracy": n["accuracy"] | {"recurrent": [0.1, 0.1]}},
+    "against-rnn-1": lambda n: {"accuracy": n["accuracy"] | {"recurrent with attention": [0.1, 0.1]}},
+    "against-rnn-2": lambda n: {"input matrices": {"RNN": 1, "GRU": 1, "LSTM": 1}},
+    "feed-forward-0": lambda n: {"changes": [0.0, 0.0, 0.2, 1.0, 0.2, 0.0, 0.0, 0.0, 0.0]},
+    "vit-is-convolution-0": lambda n: {"convolution against matrix on whole numbers": 3.0},
+    "vit-against-transformer-0": lambda n: {"feed-forward widths": n["feed-forward widths"] | {"vit-b/16": 1024}},
+    "vit-against-transformer-1": lambda n: {"widths": n["widths"] | {"vit-l/16": 2048}},
+    "average-two-0": lambda n: {"lowest score of the others": [-20.0]},
+    "noisy-keys-one-head-0": lambda n: {"share near v_a": 0.01},
+    "noisy-keys-two-heads-0": lambda n: {"standard deviation of c, two equal heads": 0.1},
+    "scale-by-root-0": lambda n: {"gradient of q, undivided": [0.1, 1.0, 2.0, 4.0, 9.0]},
+    "scale-by-root-1": lambda n: {"overflow: share finite": 0.5},
+    "scale-by-root-2": lambda n: {"variance, undivided": [2.0, 4.0, 8.0, 16.0, 32.0]},
+    "softmax-jacobian-0": lambda n: {"largest change after a step": 0.3},
+    "parameter-count-0": lambda n: {"biases": [3] * 5},
+    "parameter-count-1": lambda n: {"dense biases": [9, 25, 49, 256, 4096]},
+    "permutation-0": lambda n: {"difference of weights": 0.0, "difference by the sheet": 0.0},
+    "permutation-1": lambda n: {"difference of rows": 0.0},
+    "head-width-0": lambda n: {"weights": [512**2 // heads for heads in n["heads"]]},
+    "head-width-1": lambda n: {
+        "multiply-adds of a head's projection per token": [(512 // heads) ** 2 for heads in n["heads"]]
+    },
+    "bert-tasks-0": lambda n: {"accuracy": n["accuracy"] | {"logic, labelled": 0.5}},
+    "new-token-0": lambda n: {"change of earlier rows": 0.1},
+    "new-token-1": lambda n: {"error of the step": 0.1},
+    "sparse-patterns-0": lambda n: {"pairs": n["pairs"] | {"global tokens, then all pairs": [1024, 4096]}},
+    "linear-attention-0": lambda n: {"multiply-adds of linear at twice D": 2_162_688},
+    "linear-attention-1": lambda n: {"multiply-adds of all weights by features": 2_000_000},
+    "pretraining-knowledge-0": lambda n: {"accuracy": n["accuracy"] | {"read about others": 0.9}},
+    "against-mlp-0": lambda n: {"hidden states read": 1},
+    "rows-are-distributions-0": lambda n: {"row sums of the scores": [1.0, 1.0]},
+    "rows-are-distributions-1": lambda n: {"third output of three tokens": [1.17, 0.21]},
+    "rows-are-distributions-2": lambda n: {"permuted example differs by": 0.4},
+}
+
+
+def test_every_erratum_has_numbers_that_agree_with_it() -> None:
+    assert {identify(answer) for answer in ERRATA} == set(IF_RIGHT)
+
+
+@pytest.mark.parametrize("answer", ERRATA, ids=identify)
+def test_shipped_numbers_refute_a_wrong_answer_and_numbers_that_agree_support_it(answer: WrongAnswer) -> None:
+    found = shipped_results()[answer.claim].numbers
+    assert answer.applies(found)
+    assert answer.verdict(found).word == REFUTED
+    agreeing = found | IF_RIGHT[identify(answer)](found)
+    assert answer.verdict(agreeing).word == SUPPORTED
+
+
+@pytest.mark.parametrize("answer", ERRATA, ids=identify)
+def test_an_erratum_quotes_the_sheet_and_says_what_is_right(answer: WrongAnswer) -> None:
+    assert answer.claim in claims()
+    assert all(place in PLACES for place in answer.source.split(", ")), "errata belong to questions of the sheets"
+    assert answer.source[:3] in claim(answer.claim).source
+    assert answer.status in ("wrong", "partly right", "no reason", "slip")
+    sentence = answer.verdict(shipped_results()[answer.claim].numbers).sentence
+    assert "{" not in sentence
+    assert all(text.strip() == text and text for text in (answer.quote, answer.says, answer.place, answer.right))
+
+
+def test_errata_do_not_apply_to_other_setups() -> None:
+    """`--set inputs=1,2,3` is not the softmax that the sheet speaks of."""
+    softmax = claim("softmax-jacobian")
+    outcome = softmax.run(softmax.setup({"inputs": (1.0, 2.0, 3.0)}))
+    assert outcome.wrong_answers == []
+    assert outcome.verdict.word == "unclear"
+    assert "the 9 derivatives" in outcome.verdict.sentence
+    assert "not saturated" in outcome.verdict.sentence
+
+
+def test_bounds_are_rounded_outward() -> None:
+    assert round_outward(9.49e-42) == "1e-41"
+    assert round_outward(7.43e-08) == "8e-08"
+    assert round_outward(9.687e-42, 2) == "9.7e-42"
+    assert round_outward(0.239, 1, down=True) == "0.2"
+    assert round_outward(0.0) == "0"
+
+
+def test_templates_format_numbers_and_refuse_unknown_names() -> None:
+    assert render("{{ n['a b']|fixed(1) }} of {{ n.c|comma }}", n={"a b": 0.25, "c": 12345}) == "0.2 of 12,345"
+    assert evaluate("n.a|max > 2", n={"a": [1, 3]}) is True
+    with pytest.raises(Exception, match="no attribute 'b'"):
+        render("{{ n.b }}", n={})
+
+
+def softmax(scores: Any) -> Any:
+    powers = np.exp(np.asarray(scores, dtype=np.float64) - np.max(scores, -1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def entropy(weights: Any) -> float:
+    return float(-sum(w * math.log(w) for w in weights))
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def check_beta(n: Numbers) -> None:
+    assert n["weights"][0] == pytest.approx(softmax(0.01 * np.array([1, 2, 3, 4])).tolist())
+    assert round(max(n["weights"][0]), 3) == 0.254
+
+
+def check_copy_value(n: Numbers) -> None:
+    assert n["weight of the other keys"] == pytest.approx(2 * math.exp(-30) / (1 + 2 * math.exp(-30)), rel=1e-9)
+    assert n["weight of the first key, others opposed"] == pytest.approx(1 / (1 + 2 * math.exp(-0.2)))
+    # three equal one-hot columns against the identity
+    assert n["distance from the identity, equal queries"] == 1.0
+
+
+def check_diffuse(n: Numbers) -> None:
+    assert n["entropy of the peaked weights"] == pytest.approx(entropy([0.97, *[0.005] * 6]), rel=1e-9)
+    assert round(entropy([0.97, *[0.005] * 6]), 3) == 0.188
+    assert n["entropy"][-1] == pytest.approx(math.log(7))
+    assert n["largest weight"][0] > 0.999
+
+
+def check_key_nudge(n: Numbers) -> None:
+    """With other random inputs, by numpy: the median deviation is a property of the distribution."""
+    rng, sizes = generator(), n["sizes"][:4]
+    deviations: dict[float, list[float]] = {size: [] for size in sizes}
+    for _ in range(400):
+        q, k, v, eps = (rng.standard_normal(shape) for shape in ((5, 8), (11, 8), (11, 3), 8))
+
+        def out(size: float, q: Any = q, k: Any = k, v: Any = v, eps: Any = eps) -> Any:
+            keys = k.copy()
+            keys[0] += size * eps
+            return softmax(q @ keys.T / math.sqrt(8)) @ v
+
+        for size in sizes:
+            once, twice = out(size) - out(0), out(2 * size) - out(0)
+            deviations[size].append(np.linalg.norm(twice - 2 * once) / np.linalg.norm(twice))
+    for size, measured in zip(sizes, n["deviation from twice the change"], strict=False):
+        assert np.median(deviations[size]) == pytest.approx(measured, rel=0.25)
+    before, after = softmax([1, 0.5, 0]), softmax([1.1, 0.5, 0])
+    assert n["other weights, before and after"] == [pytest.approx(before[1:]), pytest.approx(after[1:])]
+
+
+def check_key_stretch(n: Numbers) -> None:
+    assert n["weights for scores 1, 1/2, 0"] == pytest.approx(softmax([1, 0.5, 0]).tolist())
+    assert n["weights with the first key doubled"] == pytest.approx(softmax([2, 0.5, 0]).tolist())
+
+
+def check_identity_layer(n: Numbers) -> None:
+    assert n["own weight of orthonormal tokens, beta = 1"] == pytest.approx(softmax(np.eye(4))[0, 0])
+    assert n["own weight of orthonormal tokens"] == pytest.approx(softmax(np.eye(4) / 2)[0, 0])
+    assert n["tokens 1, 2, 3, ... at zero scores"] == pytest.approx(2.5)
+
+
+def check_running_linear(n: Numbers) -> None:
+    draws = torch.Generator().manual_seed(0)
+    c = torch.randint(-9, 10, (1, 16, 29), generator=draws).numpy()[0]
+    w = torch.randint(-9, 10, (12, 16), generator=draws).numpy()
+    assert n["difference with biases of 1"] == pytest.approx(np.abs((w @ c).mean(1, keepdims=True) - w @ c).max())
+
+
+def check_grouped_convolution(n: Numbers) -> None:
+    assert n["channels read with groups = channels"] == 1
+    assert 0.7 < n["smallest error with groups = channels"] < 0.95
+
+
+def check_positions(n: Numbers) -> None:
+    near, far = (math.exp(10) / (math.exp(10) + 999) for _ in range(2))
+    assert [n["weight at distance 1"], n["weight at distance 999"]] == pytest.approx([near, far])
+    slope = 2**-8  # of one head
+    for distance in (1, 999):
+        scores = -slope * np.arange(999, -1, -1.0)
+        scores[999 - distance] += 10
+        assert n[f"weight at distance {distance} with alibi"] == pytest.approx(softmax(scores)[999 - distance])
+
+
+def check_multi_head(n: Numbers) -> None:
+    assert n["difference without W_o"] > 1
+    assert n["other heads changed"] == 0
+
+
+def check_feed_forward(n: Numbers) -> None:
+    assert [at for at, change in enumerate(n["changes"]) if change] == [n["token"]]
+
+
+def check_vit_is_convolution(n: Numbers) -> None:
+    rng = generator()
+    image, kernel = rng.integers(-9, 9, (8, 8)), rng.integers(-9, 9, (4, 4))
+    patches = [image[r : r + 4, c : c + 4].reshape(-1) @ kernel.reshape(-1) for r in (0, 4) for c in (0, 4)]
+    convolved = [
+        sum(int(image[r + u, c + w] * kernel[u, w]) for u in range(4) for w in range(4)) for r in (0, 4) for c in (0, 4)
+    ]
+    assert patches == convolved
+    assert n["convolution against matrix on whole numbers"] == 0
+
+
+def check_vit_against_transformer(n: Numbers) -> None:
+    published = {"vit-b/16": (768, 3072), "vit-l/16": (1024, 4096), "vit-h/14": (1280, 5120)}
+    published |= {"transformer-base": (512, 2048), "transformer-big": (1024, 4096)}
+    assert {name: (n["widths"][name], n["feed-forward widths"][name]) for name in published} == published
+
+
+def check_average_two(n: Numbers) -> None:
+    assert n["sizes"][-1] == 20
+    assert n["score difference to the others"][-1] == pytest.approx(20)
+    assert max(map(abs, n["lowest score of the others"])) < 1e-13
+    # q = s (k_a + k_b) has the length s sqrt 2; a unit key opposite to it scores minus that
+    q = 20 * np.array([1.0, 1.0, 0.0])
+    assert -q / np.linalg.norm(q) @ q == pytest.approx(-(2**0.5) * 20)
+
+
+def check_noisy_keys_one_head(n: Numbers) -> None:
+    gamma = 1 + math.sqrt(0.5) * generator().standard_normal(200_000)
+    assert n["share near v_a"] == pytest.approx(np.mean(1 / (1 + np.exp(-20 * (gamma - 1))) > 0.99), abs=0.005)
+
+
+def check_noisy_keys_two_heads(n: Numbers) -> None:
+    gamma = 1 + math.sqrt(0.5) * generator().standard_normal(400_000)
+    gamma = gamma[gamma > 0]
+    first = 1 / (1 + 9 * np.exp(-20 * gamma))
+    one = 1 / (1 + np.exp(-20 * (gamma - 1)) + 8 * np.exp(-20 * gamma))
+    assert n["standard deviation of c1"] == pytest.approx(first.std(), abs=0.003)
+    assert n["standard deviation of c, two heads"] == pytest.approx(first.std() / 2, abs=0.003)
+    assert n["standard deviation of c, one head"] == pytest.approx(one.std(), abs=0.003)
+
+
+def check_scale_by_root(n: Numbers) -> None:
+    rng = generator()
+    for at, width in ((0, 4), (4, 1024)):
+        found = []
+        for _ in range(600):
+            q, k, v, out = (rng.standard_normal(shape) for shape in (width, (16, width), (16, 3), 3))
+            weights, along = softmax(k @ q), v @ out
+            found.append(np.linalg.norm(k.T @ (weights * (along - weights @ along))))
+        assert n["gradient of q, undivided"][at] == pytest.approx(np.median(found), rel=0.6)
+        assert n["largest gradient of q, undivided"][at] == pytest.approx(max(found), rel=0.5)
+    assert n["overflow: largest exponent of float32"] == pytest.approx(math.log(np.finfo(np.float32).max))
+
+
+def check_softmax_jacobian(n: Numbers) -> None:
+    """By exact sums of small terms, which do not cancel: 1 - y_3 is the sum of the other weights."""
+
+    def tail(z: tuple[float, ...]) -> float:
+        rest = sum(math.exp(x - z[2]) for at, x in enumerate(z) if at != 2)
+        return rest / (1 + rest)
+
+    z = (-3.0, 1.0, 100.0, 5.0, -1.0)
+    lost = tail(z)
+    assert n["derivative of the largest"] == pytest.approx(lost * (1 - lost), rel=1e-12)
+    assert n["largest derivative"] == pytest.approx(5.64e-42, rel=1e-3)
+    # z_3 falls by 1: y_3 falls by the growth of the tail
+    assert n["largest change after a step"] == pytest.approx(tail((-3.0, 1.0, 99.0, 5.0, -1.0)) - lost, rel=1e-9)
+    assert round_outward(n["largest change after a step"], 2) == "9.7e-42"
+
+
+def check_parameter_count(n: Numbers) -> None:
+    assert n["biases"] == [12, 36, 96, 192, 1536]
+    assert n["dense biases"] == [12, 60, 224, 1024, 32_768]
+
+
+def check_permutation(n: Numbers) -> None:
+    draws = torch.Generator().manual_seed(0)
+    shapes = ((8, 7), (3, 8, 8), (3, 8, 1))
+    x, maps, shifts = (torch.randn(shape, generator=draws, dtype=torch.float64).numpy() for shape in shapes)
+    order, rows = torch.randperm(7, generator=draws).numpy(), torch.randperm(8, generator=draws).numpy()
+
+    def attended(x: Any) -> tuple[Any, Any, Any]:
+        q, k, v = (8**-0.5 * omega @ x + shift for omega, shift in zip(maps, shifts, strict=True))
+        weights = softmax((k.T @ q).T).T
+        return v @ weights, weights, v
+
+    out, weights, v = attended(x)
+    permuted, permuted_weights, _ = attended(x[:, order])
+    assert n["difference of weights"] == pytest.approx(np.abs(permuted_weights - weights).max())
+    assert n["difference by the sheet"] == pytest.approx(np.abs(permuted - v[:, order] @ weights).max())
+    assert n["difference of rows"] == pytest.approx(np.abs(attended(x[rows])[0] - out[rows]).max())
+
+
+def check_head_width(n: Numbers) -> None:
+    at = n["heads"].index(8)
+    assert n["multiply-adds of a head's projection per token"][at] == 32_768
+    assert n["multiply-adds of a head's scores"][at] == 262_144
+    assert n["weights"][at] == 262_144
+
+
+def check_new_token(n: Numbers) -> None:
+    assert n["lengths"][-1] == 1023
+    assert n["multiply-adds of a step"][-1] == 2 * 1024 * 64 == 131_072
+    assert n["multiply-adds of the visible pairs"][-1] == 2 * 64 * sum(range(1, 1025)) == 67_174_400
+
+
+def check_sparse_patterns(n: Numbers) -> None:
+    # two global tokens: 2 rows and 2 columns of 4,096, less the corner counted twice
+    assert n["pairs"]["global tokens, then all pairs"][-1] == 4096**2 + 4 * 4096 - 4 == 16_793_596
+
+
+def check_linear_attention(n: Numbers) -> None:
+    assert n["multiply-adds of all weights by features"] == 512 * 512 * 32 + 2 * 512 * 32 == 8_421_376
+    assert n["multiply-adds of all weights by softmax"] == 512 * 512 * 32 == 8_388_608
+    assert n["multiply-adds of linear"] == 1_081_344
+    assert n["multiply-adds of linear at twice D"] == 4_259_840
+
+
+def check_against_mlp(n: Numbers) -> None:
+    assert n["hidden states read"] == n["tokens"][-1] == 64
+
+
+def check_rows_are_distributions(n: Numbers) -> None:
+    tokens = np.array([[1, -1, 0, 2], [0, -1, 2, 1], [-2, 2, -1, 0]])
+    by_query = np.array([[0, 1], [1, 0], [-0.5, 0], [1, 1]])
+    by_key = np.array([[1, -0.5], [0, 1], [0.5, -0.5], [1, 0.5]])
+    by_value = np.array([[1, 0.5], [-0.5, 0], [-1, 2], [0.5, -1]])
+    scores = tokens @ by_query @ (tokens @ by_key).T
+    assert n["scores of three tokens"] == scores.tolist()
+    assert n["scores of three tokens"][0] == [1.5, -2.5, 8.0]
+    assert n["third output of three tokens"] == pytest.approx((softmax(scores) @ tokens @ by_value)[2])
+    assert n["third output of three tokens"] == pytest.approx([1.178608, 0.198933], abs=1e-6)
+
+
+CHECKS = [check for name, check in globals().items() if name.startswith("check_")]
+RECOMPUTED: dict[str, Callable[[Numbers], None]] = {
+    check.__name__.removeprefix("check_").replace("_", "-"): check for check in CHECKS
+}
+
+
+def test_the_numbers_of_every_erratum_are_recomputed_or_trained() -> None:
+    assert {answer.claim for answer in ERRATA} == set(RECOMPUTED) | TRAINED
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_the_numbers_of_an_erratum_by_an_independent_path(name: str) -> None:
+    RECOMPUTED[name](shipped_results()[name].numbers)
+
+
+def test_quick_numbers_have_the_names_that_errata_use() -> None:
+    for answer in ERRATA:
+        if answer.claim not in TRAINED and answer.applies(numbers(answer.claim)):
+            assert answer.verdict(numbers(answer.claim)).word == REFUTED
