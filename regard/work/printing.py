@@ -30,8 +30,8 @@ def quiz_page(quiz: Quiz, *, answer_key: bool = False) -> str:
         parts = [tag("h2", str(question.number)), tag("p", question.content.text), answer]
         if answer_key:
             result = question.grade()
-            answer = str(result).splitlines()[0].partition(": the answer is ")[2]
-            parts += [tag("p", tag("strong", f"Answer: {answer}")), *(tag("p", line) for line in result.explanation)]
+            right = str(result).splitlines()[0].partition(": the answer is ")[2]
+            parts += [tag("p", tag("strong", f"Answer: {right}")), *(tag("p", line) for line in result.explanation)]
         body.append(tag("article", *parts))
     return render_page(title, *body)
 
