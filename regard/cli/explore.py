@@ -65,6 +65,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # requests wait from now on, while the server still starts
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); try --port 0 for a free port") from None

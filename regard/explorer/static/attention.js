@@ -68,7 +68,7 @@ export function compute(state) {
   let mask;
   try {
     mask = parseMask(state.mask);
-    if (mask.covered < state.k.length) throw new MaskError(`documents names ${mask.covered} positions, but there are ${state.k.length}`, 0, state.mask.length);
+    if (mask.covered < state.k.length) throw new MaskError(`the mask has data for ${mask.covered} positions, but there are ${state.k.length}`, 0, state.mask.length);
   } catch (error) {
     if (!(error instanceof MaskError)) throw error;
     return { error };

@@ -63,6 +63,9 @@ const matching = (ids, wanted, keys) => {
   return union(found);
 };
 
+// Data of several sequences: the page draws the first.
+const firstRow = (rows) => (Array.isArray(rows[0]) ? rows[0] : rows);
+
 const multiples = (first, step, stop) => {
   const found = [];
   for (let j = first; j < stop; j += step) found.push([j, j + 1]);
@@ -121,10 +124,15 @@ export const FORMS = {
     parameters: { lengths: { kind: "list", what: "lengths" }, side: { kind: "word", words: ["right", "left"], default: "right" }, width: { ...limit("keys"), default: null } },
     row: ({ lengths, side, width }) => (i, keys) => (side === "right" ? clip(0, lengths[0], keys) : clip((width ?? keys) - lengths[0], keys, keys)),
   },
+  key_padding: {
+    summary: "real[j] is not 0: the attention_mask of a tokenizer (of several rows, the first is drawn)",
+    parameters: { real: { kind: "rows", what: "zeros and ones" } },
+    row: ({ real }) => (i, keys) => { const own = firstRow(real); return union(own.slice(0, keys).flatMap((seen, j) => (seen ? [[j, j + 1]] : []))); },
+  },
   documents: {
     summary: "ids[i] = ids[j]: packed sequences (of several rows, the first is drawn)",
     parameters: { ids: { kind: "rows", what: "ids" } },
-    row: ({ ids }) => (i, keys) => { const own = Array.isArray(ids[0]) ? ids[0] : ids; return matching(own, own[i], keys); },
+    row: ({ ids }) => (i, keys) => { const own = firstRow(ids); return matching(own, own[i], keys); },
   },
 };
 
@@ -246,7 +254,8 @@ export function parseMask(text) {
       if (!("default" in form.parameters[parameter])) throw new MaskError(`${name} needs ${parameter}: ${name}(${parameter}=...)`, token.at, name.length);
       settings[parameter] = form.parameters[parameter].default;
     }
-    if (name === "documents") covered = Math.min(covered, (Array.isArray(settings.ids[0]) ? settings.ids[0] : settings.ids).length);
+    // documents and key_padding know the positions of their data only
+    for (const parameter of names) if (form.parameters[parameter].kind === "rows") covered = Math.min(covered, firstRow(settings[parameter]).length);
     return form.row(settings);
   }
 

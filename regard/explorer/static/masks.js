@@ -34,7 +34,7 @@ const paintedCells = (state) => new Set(state.painted ? state.painted.split(",")
 
 function parse(text, state) {
   const mask = parseMask(text);
-  if (mask.covered < state.keys) throw new MaskError(`documents names ${mask.covered} positions, but there are ${state.keys}`, 0, text.length);
+  if (mask.covered < state.keys) throw new MaskError(`the mask has data for ${mask.covered} positions, but there are ${state.keys}`, 0, text.length);
   // rows of many intervals (dilated masks at great lengths) are left to Python
   const sample = [0, 0.5, 1].map((share) => visibleRow(mask, Math.floor(share * (state.queries - 1)), state.queries, state.keys).length);
   if (Math.max(...sample) * state.queries > MOST_INTERVALS) throw new MaskError(`too many separate runs of keys to draw here; run: regard masks "${text}" --queries ${state.queries}`, 0, text.length);
