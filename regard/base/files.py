@@ -26,15 +26,16 @@ Error = type[RegardError]
 def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> bytes:
     """Read a regular file of at most `most` bytes. A device or a pipe has no end, so it is refused."""
     try:
-        if path.exists() and not path.is_file():
-            kind = "a folder" if path.is_dir() else "a device or a pipe"
-            raise error(f"{path} is {kind}; pass a file")
-        with path.open("rb") as opened:
-            data = opened.read(most + 1)
+        kind = "a file" if path.is_file() or not path.exists() else "a folder" if path.is_dir() else "a device or a pipe"
+        if kind == "a file":
+            with path.open("rb") as opened:
+                data = opened.read(most + 1)
     except OSError as failure:
         raise error(f"{path} cannot be read: {failure.strerror or failure}") from None
     except ValueError as failure:  # a null character in the path
         raise error(f"{str(path)!r} cannot be read: {failure}") from None
+    if kind != "a file":
+        raise error(f"{path} is {kind}; pass a file")
     if len(data) > most:
         raise error(f"{path} has more than {most:,} bytes, which is too large")
     return data
