@@ -26,7 +26,8 @@ Error = type[RegardError]
 def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> bytes:
     """Read a regular file of at most `most` bytes. A device or a pipe has no end, so it is refused."""
     try:
-        kind = "a file" if path.is_file() or not path.exists() else "a folder" if path.is_dir() else "a device or a pipe"
+        other = "a folder" if path.is_dir() else "a device or a pipe"
+        kind = "a file" if path.is_file() or not path.exists() else other
         if kind == "a file":
             with path.open("rb") as opened:
                 data = opened.read(most + 1)

@@ -54,7 +54,7 @@ def plainly(command: Callable[P, None]) -> Callable[P, None]:
 @app.callback(invoke_without_command=True)
 @plainly
 def listing(context: typer.Context, results: Results = None, html: Html = None, json: Json = False) -> None:
-    """List, run and show the claims of the lab, and the answers to the course sheets."""
+    """Claims you can run, and the answers to the sheets."""
     if context.invoked_subcommand is not None:
         for name, value in (("results", results), ("html", html), ("json", json)):
             if value:

@@ -396,8 +396,9 @@ def test_a_text_model_loaded_by_transformers(tmp_path: Path) -> None:
 def test_a_missing_transformers_is_an_error(t5: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert error_of(t5, "a", "--target", "b") == (
-        f"{t5} is a t5, which regard cannot load itself (it can load: gpt2, llama, mistral, qwen2, qwen3, bert, vit, "
-        "bart, marian); install transformers to look at it: pip install transformers"
+        f"{t5} is a t5, which regard cannot load itself (it can load: gpt2, llama, mistral, qwen2, qwen3, phi3, "
+        "bert, roberta, distilbert, vit, deit, dinov2, bart, marian); install transformers to look at it: "
+        "pip install transformers"
     )
 
 
@@ -518,4 +519,4 @@ def test_errors_of_files_and_devices(gpt: str, tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == f"regard: {tmp_path} cannot be written: Is a directory"
     assert error_of(gpt, "abc", "--device", "gpu").startswith("--device='gpu' cannot be used here: ")
-    assert error_of(gpt, "abc", "--device", "gpu").endswith("; cpu always can")
+    assert error_of(gpt, "abc", "--device", "gpu").endswith("; 'cpu' always can")

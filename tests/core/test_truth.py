@@ -28,6 +28,7 @@ from regard import (
     documents,
     full,
     global_tokens,
+    key_padding,
     padding,
     prefix,
     shaw,
@@ -91,6 +92,7 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
     "chunks half open": lambda s: chunks(13, before=None),
     "no prefix": lambda s: prefix(0),
     "padding": lambda s: padding([max(0, s.j - 5 * n) for n in range(s.b)]),
+    "key_padding": lambda s: key_padding([[int(j % (n + 3) != 1) for j in range(s.j)] for n in range(s.b)]),
     "padding to nothing": lambda s: padding([0, *[s.j - 1] * (s.b - 1)]),
     "padding left": lambda s: padding([max(0, s.j - 3 - 40 * n) for n in range(s.b)], side="left", width=s.j),
     "documents by sequence": lambda s: documents(ids(s.j, rows=s.b)),
@@ -110,7 +112,13 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
 }
 FEW, MANY = 1, 8  # draws of inputs
 ORDERS = 2  # of summation in the naive method
-DATA = ("padding", "documents", "predicate", "matrix")  # known by evaluation alone, even where they hide nothing
+DATA = (
+    "padding",
+    "key_padding",
+    "documents",
+    "predicate",
+    "matrix",
+)  # known by evaluation alone, even where they hide nothing
 
 
 @dataclass(frozen=True)

@@ -118,5 +118,5 @@ def test_invalid_arguments_are_refused() -> None:
         tones(0)
     with pytest.raises(ConfigError, match=r"length \(minimum\) is 0"):
         tones(3, (0, 2))
-    with pytest.raises(DataError, match="there are 1 sounds, but 0 strings of digits"):
+    with pytest.raises(DataError, match="has 1 sounds, 0 labels"):
         DigitStrings((torch.zeros(3),), (), 8000)

@@ -27,6 +27,10 @@ TRAINING = {
 }
 
 
+# claims whose quick run has too few seeds or steps to decide: it must not say the opposite of the full run
+NEEDS_FULL_RUN = {"feed-forward-purpose", "vit-or-cnn", "bert-tasks"}
+
+
 def claim(name: str) -> Claim:
     return claims()[name]
 

@@ -5,6 +5,7 @@ operator `regard::cpu_attention` in compiled code. Where torch's kernel is not e
 """
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from regard.core.input_checks import disable_autocast, is_autocasting
 from regard.core.kernels.gradients import (
     attention_by_rows,
     dense_row_attention,
@@ -71,9 +73,11 @@ def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool
 
 
 def _infer(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
-    out = scaled_dot_product_attention(  # runs the same kernel, with less to do in Python
-        q, k, v, added, 0.0, causal, scale=beta, enable_gqa=q.shape[1] != k.shape[1]
-    )
+    # autocast would round a float32 bias
+    with disable_autocast(q) if added is not None and is_autocasting(q) else nullcontext():
+        out = scaled_dot_product_attention(  # runs the same kernel, with less to do in Python
+            q, k, v, added, 0.0, causal, scale=beta, enable_gqa=q.shape[1] != k.shape[1]
+        )
     return out if _is_exact(out, q, k) else _by_rows(q, k, v, added, causal, beta)
 
 

@@ -30,7 +30,7 @@ from regard import (
 )
 from regard.core import kernels
 from regard.core.attend import prepare_request
-from regard.core.kernels import blocked, sdpa
+from regard.core.kernels import blocked, cpu_flash
 from regard.core.masks import block_tables
 from regard.core.masks.algebra import Full
 from regard.core.masks.block_tables import (
@@ -225,8 +225,8 @@ def test_blocks_are_visited_only_where_remainders_meet(mask, n, visited, monkeyp
         handed.append(q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
         return original(q, k, *rest, **options)
 
-    original = sdpa.scaled_dot_product_attention
-    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", noted)
+    original = cpu_flash.scaled_dot_product_attention
+    monkeypatch.setattr(cpu_flash, "scaled_dot_product_attention", noted)
     q, k, v = draw(n, n, b=1, c=2, e=2, dtype=torch.float32)
     call = settled(q, k, v, mask=mask)
     assert kernels.choose_kernel(call) == "blocked"
@@ -247,8 +247,8 @@ def test_the_rows_of_a_dilation_slide_over_one_copy_of_the_keys(monkeypatch):
         held.append((k.untyped_storage().data_ptr(), k.untyped_storage().nbytes()))
         return original(q, k, *rest, **options)
 
-    original = sdpa.scaled_dot_product_attention
-    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", noted)
+    original = cpu_flash.scaled_dot_product_attention
+    monkeypatch.setattr(cpu_flash, "scaled_dot_product_attention", noted)
     q, k, v = draw(1024, 1024, c=4, e=4)
     attend(q, k, v, mask=dilated(16), kernel="blocked")
     assert held == [(held[0][0], k.numel() * k.element_size())]
