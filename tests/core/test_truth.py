@@ -112,13 +112,8 @@ MASKS: dict[str, Callable[[Sizes], Mask | Tensor | None]] = {
 }
 FEW, MANY = 1, 8  # draws of inputs
 ORDERS = 2  # of summation in the naive method
-DATA = (
-    "padding",
-    "key_padding",
-    "documents",
-    "predicate",
-    "matrix",
-)  # known by evaluation alone, even where they hide nothing
+# known by evaluation alone, even where they hide nothing
+DATA = ("padding", "key_padding", "documents", "predicate", "matrix")
 
 
 @dataclass(frozen=True)

@@ -160,9 +160,9 @@ def test_a_failed_write_leaves_the_old_file(
     ("text", "words"),
     [
         ("{", "Expecting property name"),
-        ("[]", "list indices"),
-        ('{"format": "regard-lab-0"}', "its format is not regard-lab-2"),
-        ('{"format": "regard-lab-2"}', "'results'"),
+        ("[]", "it is not a JSON object"),
+        ('{"format": "regard-lab-0", "results": []}', "its format is not regard-lab-2"),
+        ('{"format": "regard-lab-2"}', "results is missing"),
         ('{"format": "regard-lab-2", "results": [{"id": "beta"}]}', "'numbers'"),
     ],
 )

@@ -157,7 +157,7 @@ def test_accuracy_of_all_answers_is_the_end_of_the_curve() -> None:
         ("bert-tasks", {"repeats": 1}, "repeats is 1, but must be at least 2"),
         ("pretraining-knowledge", {"repeats": 1}, "repeats is 1, but must be at least 2"),
         ("pretraining-knowledge", {"training.questions": 1.0}, "questions must be between 0 and 1: questions=1.0"),
-        ("made-up-answers", {"strangers": 1}, "strangers is 1, but must be at least 2"),
+        ("made-up-answers", {"unknown_people": 1}, "unknown_people is 1, but must be at least 2"),
     ],
 )
 def test_invalid_settings_are_refused(name: str, settings: dict[str, Any], words: str) -> None:

@@ -33,7 +33,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_the_counts_are_those_of_a_real_pass(name: str) -> None:
-    model = build(name, **SMALL[name])
+    # dropout of weights needs the matrix of weights on a CPU, and no fused kernel of a GPU keeps it
+    without = {"attention_dropout": 0.0} if name.startswith(("birthplace", "speech", "bert")) else {}
+    model = build(name, **SMALL[name], **without)
     length = LENGTHS.get(name, 60)
     counted = count(model.config, batch=2, length=length)
     assert counted.total == model.parameter_count

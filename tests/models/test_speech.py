@@ -153,7 +153,8 @@ def test_padding_changes_no_real_row():
             torch.testing.assert_close(batched[row, :real], alone[0], rtol=0, atol=1e-5)
         noisy = speech(noisy, lengths=lengths)
         for row, length in enumerate(lengths.tolist()):
-            assert torch.equal(noisy[row, : length // 4], batched[row, : length // 4])
+            # calls with NaN are computed row by row, which rounds in another order
+            torch.testing.assert_close(noisy[row, : length // 4], batched[row, : length // 4], rtol=0, atol=1e-5)
 
 
 def test_a_stream_may_have_an_end_before_its_first_row():

@@ -332,7 +332,7 @@ def test_variants_change_the_phases_of_training() -> None:
     assert [each.name for each in birthplaces.prepare(without, RunLocation()).phases] == ["finetuning"]
     with pytest.raises(UnknownNameError, match="no variant 'cours'; available: finetune, synthesizer, no_pretraining"):
         get_recipe("birthplaces").settings(real=False, variant="cours")
-    with pytest.raises(UnknownNameError, match="vision has no variant 'x'; it has no variants"):
+    with pytest.raises(UnknownNameError, match="vision has no variant 'x'; available: cpu"):
         get_recipe("vision").settings(real=False, variant="x")
 
 

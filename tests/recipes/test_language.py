@@ -543,6 +543,7 @@ def test_each_variant_chooses_an_architecture() -> None:
     } == {
         "gpt": "gpt",
         "bert": "bert",
+        "cpu": "gpt",
     }
 
 

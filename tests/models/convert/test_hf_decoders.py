@@ -450,7 +450,7 @@ def test_two_forms_of_weights_in_one_folder_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_index_is_refused(index: str, tmp_path: Path) -> None:
     MODELS["llama"]().save_pretrained(tmp_path, max_shard_size="8KB")
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(CheckpointError, match="has no weight_map from tensors to files"):
+    with pytest.raises(CheckpointError, match=r"has no weight_map from tensors to files|is not JSON"):
         load(tmp_path)
 
 
