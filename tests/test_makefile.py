@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = ("run", "test", "check", "fix", "slow", "bench", "docs", "clean", "help")
+TARGETS = ("run", "test", "check", "fix", "slow", "faults", "bench", "docs", "clean", "help")
 
 
 @pytest.fixture
