@@ -18,6 +18,8 @@ SLOW: set[str] = {
 
 # cases of a function that run in `make test`, evenly spaced; `make slow` runs the others
 QUICK_CASES: dict[str, int] = {
+    # every fact has a mutant and a correct attention in test_every_fact_has_a_mutant..., which runs whole
+    "tests/conform/test_mutants.py::test_a_fault_is_reported": 60,
     "tests/core/test_truth.py": 40,
     "tests/core/test_transforms.py": 16,
     "tests/core/test_flex.py": 20,

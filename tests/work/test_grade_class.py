@@ -183,7 +183,7 @@ def test_submissions_are_found_by_file_and_by_folder(tmp_path: Path) -> None:
     }
     rows = list(grade_class(tmp_path, ClassOptions(limits=LIMITS)))
     assert [(row.student, row.status) for row in rows] == [("ann", "missing"), ("ben", "error")]
-    assert "is not a Jupyter notebook" in rows[1].message
+    assert "is not JSON" in rows[1].message
 
 
 def test_wrong_options_are_reported_before_anything_runs(tmp_path: Path) -> None:
