@@ -9,6 +9,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 # tests are many and small: one thread in each of two processes is faster than two threads that wait for each other
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+# tests that show how much of base and core runs
+COVERING := tests/base tests/core tests/fuzz tests/integrations tests/models/test_count.py
 CODE := regard tests $(wildcard bench)
 
 .DEFAULT_GOAL := help
@@ -18,9 +20,9 @@ run: $(VENV)/.run  ## the tour
 	$(PY) -m regard tour
 
 test: check  ## all quick tests, with coverage of base and core
-	$(PYTEST) -n $(WORKERS) -m "not slow" tests/base tests/core \
+	$(PYTEST) -n $(WORKERS) -m "not slow" $(COVERING) \
 		--cov=regard/base --cov=regard/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=95
-	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" --ignore=tests/base --ignore=tests/core
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" $(addprefix --ignore=,$(COVERING))
 
 check: $(VENV)/.test  ## style, types and who imports whom
 	$(PY) -m ruff check $(CODE)

@@ -405,14 +405,14 @@ def test_a_page_says_what_was_not_run_and_what_is_out_of_date(beta: Claim, resul
 
 def test_every_claim_can_be_saved_and_shown_on_a_page(tmp_path: Path) -> None:
     found = []
-    shipped = results.shipped_results()
-    for name in EVERY:
-        claim, result = claims()[name], shipped[name]
+    quick = [name for name in EVERY if name not in TRAINING]
+    for name in quick:
+        claim, result = claims()[name], make_result(outcome(name))
         save_result(result, tmp_path)
         assert load_result(claim, tmp_path) == result
         found.append((claim, result))
     text = claims_page(found)
-    assert len(Reader(text).named("math")) == len(EVERY) == text.count("<svg")
+    assert len(Reader(text).named("math")) == len(quick) == text.count("<svg")
     assert "://" not in text
 
 
