@@ -160,7 +160,7 @@ NAN = {"fully_masked_rows": "nan", "masked_nan": "propagates"}
         (time_first, {"layout": "n b h c"}, {"layout": "n b h c"}),
         (Causally(batch_first=True), {"causal": True}, {"visible keys": "causal", "layout": "b n c"}),
         (Causally(), {"causal": True, "layout": "n b c"}, {"visible keys": "causal", "layout": "n b c"}),
-        (nn.TransformerEncoderLayer(12, 3, 8), NAN, {"layout": "n b c"}),
+        (nn.TransformerEncoderLayer(12, 3, 8), {}, {"layout": "n b c"}),
         (Relative(), {"scale": 1.0, "bias": "any"}, {"bias": "relative, a function of j - i"}),
         (mutants.RightCross(), {}, {"memory argument": "context"}),
         (in_another_order, {"alignment": "bottom-right"}, {"causal argument": "is_causal=True"}),
