@@ -34,6 +34,7 @@ from regard.lab.results import (
     verdict_word,
 )
 from regard.lab.verdict import Verdict, join_numbers
+from tests.lab.quick import TRAINING, outcome
 
 EVERY = list(claims())
 
