@@ -42,6 +42,17 @@ def cpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
         for n in (1024,) if quick else (1024, 2048, 4096, 8192, 16384):
             peer = {"eager": peers.eager(mask.dense(n))}
             yield from _measure("cpu", mask, (1, 2, n, 64), torch.float32, peer, 10.0 if n == 16384 else 0.0, quick)
+    for mask in _select(only, causal() & WINDOW):
+        yield from compiled_results(mask, 1024 if quick else 32768, quick)
+
+
+def compiled_results(mask: Mask, n: int, quick: bool) -> Iterator[BenchmarkResult]:
+    """Compare a call inside torch.compile with the same call outside, with static and with dynamic lengths."""
+    outside = {"not compiled": _regard_attention(mask)}
+    for dynamic in (False, True):
+        ours = torch.compile(_regard_attention(mask), fullgraph=True, dynamic=dynamic)
+        title = f"{mask!r} inside torch.compile{', dynamic' if dynamic else ''}"
+        yield from _measure("cpu", mask, (1, 2, n, 64), torch.float32, outside, 1 / 1.1, quick, ours, title)
 
 
 def gpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
@@ -91,17 +102,20 @@ def _measure(
     others: dict[str, Attention],
     target: float,
     quick: bool,
+    ours: Attention | None = None,
+    title: str = "",
 ) -> Iterator[BenchmarkResult]:
     """Check our attention, then time it and its peers, forward and with the backward pass."""
     generator = torch.Generator(device).manual_seed(0)
     q, k, v, grad = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
-    ours = _regard_attention(mask)
+    ours = _regard_attention(mask) if ours is None else ours
     check_attention(mask, ours, q, k, v, grad)
     attentions = {"regard": ours, **others}
     with regard.recording() as ran:
         ours(q, k, v)
     # on a CPU, many short turns: a disturbance seldom lasts for two turns
-    rounds, min_seconds = (3, 0.02) if quick else (61, 0.05) if device == "cpu" and target < 1 else (9, 0.05)
+    short = device == "cpu" and target < 1 and shape[2] <= 16384
+    rounds, min_seconds = (3, 0.02) if quick else (61 if short else 9, 0.05)
     for name, functions in (
         ("forward", {name: _forward(each, q, k, v) for name, each in attentions.items()}),
         ("forward + backward", {name: _forward_backward(each, q, k, v, grad) for name, each in attentions.items()}),
@@ -112,7 +126,7 @@ def _measure(
             used = [peak_bytes(functions[who]) / 1e6 for who in ("regard", peer)]
             memory = {"megabytes": used[0], "peer_megabytes": used[1]}
         size = " x ".join(map(str, shape))
-        yield make_result(timings, f"{mask!r}, {name}", size, ran[0], peer, target, **memory)
+        yield make_result(timings, f"{title or repr(mask)}, {name}", size, ran[0], peer, target, **memory)
 
 
 def _forward(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Function:

@@ -20,6 +20,7 @@ Array = numpy.ndarray[Any, numpy.dtype[Any]]
 def read_arrays(path: Path, error: Error = DataError, names: Sequence[str] | None = None) -> Array | dict[str, Array]:
     """Read the array of an .npy file, or the arrays of an .npz file by name.
 
+    error  class of the exception that is raised if the file cannot be read
     names  the arrays to read from an .npz file, all of which must be there; None reads all
     """
     data = read_bytes(path, error)

@@ -12,8 +12,8 @@ def write_atomically(path: Path, write: Callable[[Path], object], name: Callable
     """Write a file atomically: write a temporary file, force it to disk, rename it. Returns the final path.
 
     path   the final path; the temporary file is in the same folder
-    write  called with the path of the temporary file
-    name   returns the final name from the temporary file; None uses that of the path
+    write  function that writes the file at the path it is given, that of the temporary file
+    name   function from the path of the temporary file to the final file name; None keeps the name in `path`
     """
     handle, temporary = tempfile.mkstemp(suffix=path.suffix, prefix=UNFINISHED, dir=path.parent)
     os.close(handle)

@@ -52,7 +52,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a configuration of class `kind` from the output of `to_json`; errors name its source `what`."""
+    """Build a configuration of class `kind` from the output of `to_json`.
+
+    what  the source of `data`, such as a file name, for error messages
+    """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{what} must be an object with the settings of {kind.__name__}, not {data!r}")
     if data.get("kind", kind.__name__) != kind.__name__:
@@ -70,7 +73,11 @@ def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
 
 
 def coerce(what: str, value: Any, hint: Any) -> Any:
-    """Convert a value to its annotated type: integers to float, lists to tuples. Other types raise ConfigError."""
+    """Convert a value to its annotated type: integers to float, lists to tuples. Other types raise ConfigError.
+
+    what  the name of the value in error messages
+    hint  the type annotation
+    """
     errors: list[ConfigError] = []
     for option in _options(hint):
         try:

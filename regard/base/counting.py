@@ -41,6 +41,8 @@ def count_flops() -> FlopCounterMode:
 def saved_tensor_bytes(exclude: Iterable[Tensor]) -> Iterator[dict[int, int]]:
     """Record the bytes of each storage that autograd saves for the backward pass inside the `with` block.
 
+    The `with` block gets a dictionary from storage addresses to bytes, which is filled as tensors are saved.
+
     exclude  tensors whose storages are not counted, such as parameters
     """
     excluded = {tensor.untyped_storage()._cdata for tensor in exclude}

@@ -2,7 +2,14 @@
 
 
 class RegardError(Exception):
-    """Base class of all exceptions of this package."""
+    """Base class of all exceptions of this package.
+
+    >>> try:
+    ...     attend(q, k[..., :4], v)
+    ... except regard.RegardError as error:
+    ...     print(type(error).__name__)
+    ShapeError
+    """
 
 
 class ShapeError(RegardError, ValueError):
@@ -19,6 +26,10 @@ class DeviceError(RegardError, ValueError):
 
 class ConfigError(RegardError, ValueError):
     """A setting or argument has an invalid value."""
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """An optional dependency is not installed; the message names the extra that installs it."""
 
 
 class KeywordError(ConfigError, TypeError):
@@ -41,9 +52,11 @@ class KernelRefusedError(RegardError, RuntimeError):
 
 
 def kernel_refused(kernel: str | None, reasons: list[str], others: list[str]) -> KernelRefusedError:
-    """Return the error of a kernel that refuses a call, or of all kernels (None), with all reasons.
+    """Return the `KernelRefusedError` for a call that a kernel cannot compute exactly.
 
-    others  kernels that can compute the call
+    kernel   name of the kernel; None if no kernel can compute the call
+    reasons  why it refuses the call; all are listed in the message
+    others   names of kernels that can compute the call
     """
     listed = "".join(f"\n  - {reason}" for reason in reasons)
     who = "no kernel can serve" if kernel is None else f"kernel {kernel!r} refuses"
@@ -56,6 +69,10 @@ def kernel_refused(kernel: str | None, reasons: list[str], others: list[str]) ->
 
 class CacheError(RegardError, RuntimeError):
     """A KV cache is full, or new keys do not continue its content."""
+
+
+class InterventionError(RegardError, RuntimeError):
+    """An edit of a model's attention cannot be made, or changed nothing."""
 
 
 class CheckpointError(RegardError, RuntimeError):

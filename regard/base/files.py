@@ -24,7 +24,10 @@ Error = type[RegardError]
 
 
 def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> bytes:
-    """Read a regular file of at most `most` bytes. A device or a pipe has no end, so it is refused."""
+    """Read a regular file of at most `most` bytes. Folders, devices and pipes are refused.
+
+    error  class of the exception that is raised if the file cannot be read
+    """
     try:
         other = "a folder" if path.is_dir() else "a device or a pipe"
         kind = "a file" if path.is_file() or not path.exists() else other
@@ -43,7 +46,10 @@ def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> b
 
 
 def read_text(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> str:
-    """Read a text file in UTF-8, without a byte order mark."""
+    """Read a UTF-8 text file of at most `most` bytes. A byte order mark is removed.
+
+    error  class of the exception that is raised if the file cannot be read
+    """
     data = read_bytes(path, error, most)
     try:
         return data.decode("utf-8-sig")
@@ -52,12 +58,12 @@ def read_text(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> st
 
 
 def max_expanded(size: int) -> int:
-    """The maximum size of `size` bytes after decompression."""
+    """The largest size in bytes that `size` compressed bytes may have after decompression."""
     return MAX_EXPANSION[0] * size + MAX_EXPANSION[1]
 
 
 def decompress(where: Path | str, data: bytes, error: Error = DataError) -> bytes:
-    """Decompress gzip data; `where` names the file in errors."""
+    """Decompress gzip data. `where` names the file in errors, `error` is the class of the exception to raise."""
     most = max_expanded(len(data))
     try:
         with gzip.open(io.BytesIO(data)) as opened:
@@ -72,6 +78,7 @@ def decompress(where: Path | str, data: bytes, error: Error = DataError) -> byte
 def read_json(path: Path, error: Error = DataError, *fields: str, **hooks: Callable[[Any], Any]) -> Any:
     """Read a JSON file.
 
+    error   class of the exception that is raised if the file cannot be read
     fields  names that must be in the file, which then must be an object
     hooks   `number` and `object_hook` of `parse_json`
     """
@@ -92,8 +99,10 @@ def parse_json(
     number: Callable[[str], Any] | None = None,
     object_hook: Callable[[dict[str, Any]], Any] | None = None,
 ) -> Any:
-    """Parse JSON; `where` names its source in errors.
+    """Parse JSON text.
 
+    where        the source of the text, for error messages
+    error        class of the exception that is raised if it is not valid JSON
     number       converts the text of each number; by default to int or float
     object_hook  converts each object
     """

@@ -88,7 +88,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first minus the second."""
+    """The difference of two expressions."""
 
     first: "Expression"
     second: "Expression"
@@ -353,14 +353,19 @@ def _box(expression: Expression, digits: int) -> _Box:
 
 
 def _row_precedence(row: Sequence[Expression], at: int) -> int:
-    """A fraction next to a factor needs brackets in text."""
+    """The precedence of part `at` of a row: that of an atom, in brackets, for a fraction next to a factor."""
     near = [*[each for each in row[:at] if each != SPACE][-1:], *[each for each in row[at + 1 :] if each != SPACE][:1]]
     factor = any(not isinstance(each, Operator) for each in near)
     return _ATOM if isinstance(row[at], Quotient) and factor else _LOWEST
 
 
 def _small(each: Expression | None, characters: dict[str, str], mark: str) -> str:
-    """Write a subscript or superscript with small characters, or after _ or ^ if one of them does not exist."""
+    """Write a subscript or superscript with small Unicode characters.
+
+    If one of its characters has no small form, the script is written in full after `mark`, which is _ or ^.
+
+    characters  the small form of each character
+    """
     shown = "" if each is None else text(each)
     packed = shown.replace(" ", "")
     if all(character in characters for character in packed):

@@ -5,7 +5,7 @@ tuples, strings, bytes, integers and numpy arrays of uint8. It refuses any other
 little time and memory: opcodes are limited, keys are text, bytes or integers, and no call makes the same bytes twice.
 """
 
-import pickletools
+import pickletools  # it lists opcodes and runs none  # nosec B403
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -184,7 +184,10 @@ def _resolve_name(path: str) -> NamedFunction:
 
 
 def _set_items(target: Any, items: Sequence[Any]) -> Any:
-    """Set keys and values, which alternate. The hash of a nested tuple would take exponential time."""
+    """Add items to a dictionary and return it. `items` alternates keys and values.
+
+    Keys must be text, bytes or integers: hashing a nested tuple could take exponential time.
+    """
     for key in items[::2]:
         if not isinstance(key, str | bytes | int):
             raise ValueError(f"a key is a {type(key).__name__}, not text, bytes or an integer")

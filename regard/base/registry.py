@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from regard.base.errors import UnknownNameError
 
 T = TypeVar("T")
-MAX_LISTED = 30  # an error lists all names if there are at most this many
+MAX_LISTED = 30  # if no name is similar, an error lists all names if there are at most this many
 
 
 class Registry(Generic[T]):
@@ -37,13 +37,12 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def _suggestion(self, name: str) -> str:
-        """Return similar names, and all names if there are few."""
-        few = len(self._entries) <= MAX_LISTED
-        near = get_close_matches(name, self._entries, n=1 if few else 3)
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-        if few:
-            return f"{hint} (there are: {', '.join(self._entries)})"
-        return hint or f" (there are {len(self._entries)}, from {min(self._entries)!r} to {max(self._entries)!r})"
+        """Return similar names; if there are none, all names or the range of names."""
+        if near := get_close_matches(name, self._entries):
+            return f"; did you mean {' or '.join(map(repr, near))}?"
+        if len(self._entries) <= MAX_LISTED:
+            return f" (there are: {', '.join(self._entries)})"
+        return f" (there are {len(self._entries)}, from {min(self._entries)!r} to {max(self._entries)!r})"
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -1,5 +1,6 @@
 """Helpers for code that torch.compile or fake tensors trace. They do not import the compiler, which is slow."""
 
+import operator
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -15,6 +16,11 @@ def assume_constant_result(function: Callable[P, T]) -> Callable[P, T]:
     """Let the compiler treat the result as a constant, as `torch.compiler.assume_constant_result` does."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def constant(number: int | None) -> int | None:
+    """Return the number itself, as a constant for torch.compile, which cannot format symbolic numbers as text."""
+    return None if number is None else operator.index(number)
 
 
 def is_meta_or_fake(tensor: Tensor) -> bool:

@@ -12,25 +12,37 @@ from regard.base.errors import ConfigError, ShapeError
 
 @dataclass(frozen=True)
 class Positions:
-    """Absolute positions of a call: that of the first query, and that of the first key or of every key.
+    """The absolute positions of the queries and keys of one attention call. Queries have consecutive positions.
 
-    `cache.extend` returns them. By default keys start at 0 and the queries are the last rows.
+    `cache.extend` returns them. Without them `attend` places the keys at 0, 1, 2 ... and the queries at the last of
+    these positions.
+
+    queries  position of the first query
+    keys     position of the first key, if keys are consecutive, or a tensor with the position of every key
+    offsets  one number per sequence that is added to its query positions: sequences of different lengths, padded on
+             the right, are decoded together without a dense mask
 
     >>> attend(q, k, v, mask=causal(), positions=Positions(queries=5)).shape
+    torch.Size([1, 4, 5, 8])
+    >>> attend(q, k, v, mask=causal(), positions=Positions(queries=0, offsets=torch.tensor([3]))).shape
     torch.Size([1, 4, 5, 8])
     """
 
     queries: int
     keys: int | Int[Tensor, "j"] = 0
+    offsets: Int[Tensor, "b"] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.queries, bool) or not isinstance(self.queries, int | torch.SymInt):
             raise ConfigError(
                 f"Positions.queries takes the first query's position, a whole number, not {self.queries!r}"
             )
-        keys = self.keys
+        keys, offsets = self.keys, self.offsets
+        if offsets is not None and not (isinstance(offsets, Tensor) and offsets.ndim == 1 and _is_integer(offsets)):
+            given = f"{offsets.dtype} of shape {tuple(offsets.shape)}" if isinstance(offsets, Tensor) else repr(offsets)
+            raise ConfigError(f"Positions.offsets takes a row of whole numbers, one for each sequence, not {given}")
         if isinstance(keys, Tensor):
-            if keys.is_floating_point() or keys.is_complex() or keys.dtype == torch.bool or keys.ndim != 1:
+            if not _is_integer(keys) or keys.ndim != 1:
                 raise ConfigError(
                     f"Positions.keys is {keys.dtype} of shape {tuple(keys.shape)}, but takes the first key's position, "
                     "a whole number, or a row of whole numbers, one for each key"
@@ -45,16 +57,33 @@ class Positions:
     def last_rows(cls, i: int, j: int) -> "Positions":
         return cls(j - i)
 
+    @property
+    def by_number(self) -> bool:
+        """Whether two integers define all positions: keys are consecutive and there are no offsets."""
+        return isinstance(self.keys, int) and self.offsets is None
+
+    def query_positions(self, row: Int[Tensor, "i 1"]) -> Int[Tensor, "*b i 1"]:
+        """The positions of queries in these rows: (i, 1), or (b, 1, i, 1) if sequences have offsets."""
+        at = row + self.queries
+        return at if self.offsets is None else at + self.offsets.to(row.device)[:, None, None, None]
+
     def square(self, i: int, j: int) -> bool:
         """Whether query r and key r have the same position, for every r."""
-        if not isinstance(self.keys, int) or i != j:
+        if not self.by_number or i != j:
             return False
         # a branch, so that the compiler guards on it: a symbolic boolean could not be returned
         return True if self.keys == self.queries else False  # noqa: SIM210
 
 
-def check_positions(positions: Positions | None, i: int, j: int) -> Positions:
-    """The positions of i queries and j keys; by default the queries are the last rows."""
+def _is_integer(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def check_positions(positions: Positions | None, i: int, j: int, b: int | None = None) -> Positions:
+    """Return `positions`, checked against i queries, j keys and b sequences.
+
+    None stands for the default: keys at 0 .. j - 1, queries at the last i of these positions.
+    """
     if positions is None:
         return Positions.last_rows(i, j)
     if not isinstance(positions, Positions):
@@ -65,6 +94,11 @@ def check_positions(positions: Positions | None, i: int, j: int) -> Positions:
         raise ShapeError(
             f"positions.keys is {tuple(positions.keys.shape)}, but k has {format_axis('j', j)}; "
             "give one position per key"
+        )
+    if positions.offsets is not None and b not in (None, len(positions.offsets)):
+        raise ShapeError(
+            f"positions.offsets is {tuple(positions.offsets.shape)}, but q has {format_axis('b', b or 0)}; "
+            "give one offset per sequence"
         )
     return positions
 
@@ -103,7 +137,7 @@ def whole_grid(positions: Positions, b: int, h: int, i: int, j: int, device: tor
         head=torch.arange(h, device=device)[:, None, None],
         row=row,
         column=column,
-        i=row + positions.queries,
+        i=positions.query_positions(row),
         j=key_positions(positions, j, device)[None, :],
         whole=True,
     )

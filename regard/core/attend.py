@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, overload
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, ShapeError
 from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.validation import check_number
 from regard.core import kernels
@@ -54,6 +54,10 @@ def attend(
     """
     if unknown:
         reject_keywords("attend", unknown)
+    if scores is None and kernel is None and positions is None and dropout == 0.0:
+        out = kernels.run_plain_on_cpu(q, k, v, mask, beta)
+        if out is not None:
+            return out
     return kernels.run_kernel(prepare_request(q, k, v, mask, scores, beta, dropout, positions), kernel)
 
 
@@ -121,17 +125,23 @@ def prepare_request(
     b, h, i, c = q.shape
     j = k.shape[2]
     beta = c**-0.5 if beta is None else as_beta(beta)
-    if not 0.0 <= check_number("dropout", dropout, "the share of weights set to zero") < 1.0:
+    if dropout != 0.0 and not 0.0 <= check_number("dropout", dropout, "the share of weights set to zero") < 1.0:
         raise ConfigError(f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}")
     visible = as_mask(mask)
     terms = as_terms(scores)
     for term in terms:
         term.check(q, j)
-    positions = check_positions(positions, i, j)
+    whole, positions = positions is None, check_positions(positions, i, j, b)
     if not isinstance(visible, Full):
-        visible.check(positions, i, j, b, h)
-        visible = visible.to(q.device)
-        if i and j and isinstance(positions.keys, int):
+        if visible.tensors() or visible.opaque():  # masks by position fit every call
+            visible.check(positions, i, j, b, h)
+            if whole and visible.required_keys() > j:
+                raise ShapeError(
+                    f"{visible!r} is for sequences padded to {visible.required_keys()} keys, but k has j={j}; "
+                    f"use width={j}, or pass positions= if these are the first keys of a cache"
+                )
+            visible = visible.to(q.device)
+        if i and j and isinstance(positions.keys, int) and positions.offsets is None:
             visible = visible.within(
                 positions.queries, positions.queries + i - 1, positions.keys, positions.keys + j - 1
             )

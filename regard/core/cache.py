@@ -20,7 +20,7 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import Scores, attend, prepare_request
 from regard.core.input_checks import check_inputs
 from regard.core.masks.algebra import FAR, Mask
-from regard.core.masks.data import has_matrix
+from regard.core.masks.data import can_read, has_matrix
 from regard.core.scores import Additive, as_terms
 
 
@@ -47,7 +47,7 @@ class Cache(ABC):
 
     @abstractmethod
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Continue sequence r from that of rows[r]: for beam search, and to drop finished sequences."""
+        """Replace sequence r by sequence rows[r]: for beam search, and to drop finished sequences."""
 
     @property
     def nbytes(self) -> int:
@@ -74,14 +74,19 @@ class DynamicCache(Cache):
         return CachedKeysValues(*self._held, positions)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        self._held = tuple(x.index_select(0, rows) for x in self._held)
+        self._held = select_rows(self._held, rows)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._held
 
 
 class StaticCache(Cache):
-    """A KV cache allocated once for `capacity` positions and written in place: for generation, not for training."""
+    """A KV cache allocated once for `capacity` positions and written in place: for generation, not for training.
+
+    >>> cache = StaticCache(capacity=16)
+    >>> cache.extend(k, v).positions.queries, cache.tensors()[0].shape
+    (0, torch.Size([1, 4, 16, 8]))
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = check_integer("StaticCache(capacity)", capacity, 1, "positions")
@@ -109,7 +114,7 @@ class StaticCache(Cache):
         return CachedKeysValues(keys, values, Positions(queries=start))
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        self._buffers = tuple(x.index_select(0, rows) for x in self._buffers)
+        self._buffers = select_rows(self._buffers, rows)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._buffers
@@ -119,6 +124,10 @@ class SlidingWindowCache(Cache):
     """A KV cache that drops the keys which the mask hides from all later queries: it keeps a window, a prefix, chunks.
 
     Exact for every mask. With a mask that never hides earlier keys, such as `causal()`, everything is kept.
+
+    >>> cache = SlidingWindowCache(causal() & window(before=2))
+    >>> cache.extend(k, v).k.shape, cache.tensors()[0].shape
+    (torch.Size([1, 4, 5, 8]), torch.Size([1, 4, 2, 8]))
     """
 
     def __init__(self, mask: Mask) -> None:
@@ -143,7 +152,7 @@ class SlidingWindowCache(Cache):
         return CachedKeysValues(keys, values, Positions(start, _compact_positions(positions)))
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        self._held = tuple(x.index_select(0, rows) for x in self._held)
+        self._held = select_rows(self._held, rows)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self._held
@@ -231,6 +240,20 @@ class Stream:
             self._positions = key_positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in held)
         return out
+
+
+def select_rows(held: tuple[Tensor, ...], rows: Int[Tensor, "r"]) -> tuple[Tensor, ...]:
+    """Sequence rows[r] of each tensor, for every r."""
+    if not isinstance(rows, Tensor) or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        given = rows.dtype if isinstance(rows, Tensor) else repr(rows)
+        raise DtypeError(f"reorder takes a tensor of whole numbers, the sequence to continue each from, not {given}")
+    if rows.ndim != 1:
+        raise ShapeError(f"reorder takes one axis of sequences (r,), not {tuple(rows.shape)}")
+    if held and can_read(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(held[0]):
+        raise CacheError(
+            f"reorder takes sequences 0 to {len(held[0]) - 1}, those that the cache holds, not {rows.tolist()}"
+        )
+    return tuple(x.index_select(0, rows.to(x.device)) for x in held)
 
 
 def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:

@@ -15,7 +15,7 @@ LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Check q, k and v, and cast them to the dtype of autocast if it is enabled."""
-    fit = _fit(q, k, v)
+    fit = fits(q, k, v)
     if not fit:
         for name, x in (("q", q), ("k", k), ("v", v)):
             _check_tensor(name, x)
@@ -27,7 +27,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
     return q, k, v
 
 
-def _fit(q: object, k: object, v: object) -> bool:
+def fits(q: object, k: object, v: object) -> bool:
     """Whether all checks pass, in one quick test. If not, the checks below find the error message."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False

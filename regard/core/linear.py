@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.axes import format_axis, format_shape
-from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.registry import Registry
 from regard.base.seeds import make_generator
@@ -52,17 +52,17 @@ class FeatureMap(ABC):
         return c
 
     def query_features(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
-        """phi, or ln phi if logarithmic; a factor per row cancels and may be left out."""
+        """phi(q), or ln phi(q) if `logarithmic`. May be off by a factor per query, which cancels in the output."""
         return self(q)
 
     def key_features(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
-        """phi, or ln phi if logarithmic; a common factor cancels and may be left out."""
+        """phi(k), or ln phi(k) if `logarithmic`. May be off by one common factor, which cancels in the output."""
         return self(k)
 
 
 @dataclass(frozen=True)
 class Elementwise(FeatureMap):
-    """One function applied to each coordinate."""
+    """A feature map that applies one function to each coordinate."""
 
     name: str
     fn: Callable[[Tensor], Tensor] = field(repr=False)
@@ -174,20 +174,24 @@ def performer(width: int, count: int, seed: int = 0, beta: float | None = None, 
 
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    """The recurrent state of linear attention: sums over all keys so far, `weighted` and `total` times exp(peak).
+    """The recurrent state of linear attention: sums over all keys so far.
 
-    `peak` is the largest ln phi of each feature so far (0 for maps that are not logarithmic, -inf before any key).
-    `length` is the number of keys, hidden ones included, which is the position of the next.
+    weighted  sum of phi(k) v^T, divided by exp(peak)
+    total     sum of phi(k), divided by exp(peak)
+    peak      largest ln phi(k) of each feature so far; 0 for maps that are not logarithmic, -inf before any key
+    length    number of keys so far, hidden ones included; the next key has this position
+    features  feature map with which the sums were made
     """
 
     weighted: Float[Tensor, "b h r e"]
     total: Float[Tensor, "b h r"]
     peak: Float[Tensor, "b h r"]
     length: int
+    features: FeatureMap  # with which the sums were made
 
 
 class LinearResult(NamedTuple):
-    """The outputs, and the state with which the sequence continues."""
+    """The outputs of linear attention, and the state from which the next call continues."""
 
     out: Float[Tensor, "b h i e"]
     state: LinearState
@@ -235,7 +239,7 @@ def linear_attend(
     exact = torch.promote_types(q.dtype, torch.float32)
     nothing = -torch.inf if features.logarithmic else 0.0
     size = (*q.shape[:2], features.size(q.shape[3]), v.shape[3])
-    state = _initial_state(state, size, nothing, like=q.to(exact))
+    state = _initial_state(state, features, size, nothing, like=q.to(exact))
 
     # sums over a whole sequence overflow the half precision of autocast
     with torch.autocast(q.device.type, enabled=False) if is_autocasting(q) else nullcontext():
@@ -264,7 +268,7 @@ def linear_attend(
 def _add_keys(
     state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: FeatureMap
 ) -> LinearState:
-    """The state after more keys."""
+    """The state with more keys and values added."""
     weighted, total, peak = state.weighted, state.total, state.peak
     if features.logarithmic:
         # the peak cancels in the output, so it needs no gradient
@@ -273,7 +277,7 @@ def _add_keys(
         fading, keys = (state.peak - level).exp(), (keys - level[:, :, None]).exp()
         weighted, total = weighted * fading[..., None], total * fading
     weighted = weighted + torch.einsum("bhjr,bhje->bhre", keys, values)
-    return LinearState(weighted, total + keys.sum(2), peak, state.length + keys.shape[2])
+    return LinearState(weighted, total + keys.sum(2), peak, state.length + keys.shape[2], features)
 
 
 def _read_state(
@@ -284,7 +288,7 @@ def _read_state(
     features: FeatureMap,
     nonfinite: bool,
 ) -> Float[Tensor, "b h i e"]:
-    """The outputs of queries from the state and from the keys of their own chunk, up to each query's own key."""
+    """The outputs of queries that see all keys of the state and, of their own chunk, the keys up to their own."""
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     if features.logarithmic:
         # add logarithms pair by pair and subtract the largest of a row: two factors that are each scaled by their own
@@ -331,19 +335,28 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
 
 
 def _initial_state(
-    state: LinearState | None, size: tuple[int, int, int, int], peak: float, like: Tensor
+    state: LinearState | None, features: FeatureMap, size: tuple[int, int, int, int], peak: float, like: Tensor
 ) -> LinearState:
     """The given state, checked, or the state before the first key."""
     if state is None:
-        return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0)
+        return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0, features)
     if tuple(state.weighted.shape) != size:
         raise ShapeError(
             f"{format_shape('state.weighted', state.weighted.shape, 'b h r e')}, but this call needs {size}; "
             "continue with the same batch, heads, widths and features, or pass state=None"
         )
+    if state.weighted.device != like.device:
+        raise DeviceError(f"state is on {state.weighted.device}, but q is on {like.device}; keep them on one device")
     if state.weighted.dtype != like.dtype:
         raise DtypeError(
             f"state is {state.weighted.dtype}, but this call sums in {like.dtype}; keep q, k and v in one dtype"
+        )
+    # maps that do not define equality are compared by their class
+    by_class = type(features).__eq__ is object.__eq__
+    if type(state.features) is not type(features) or not (by_class or state.features == features):
+        raise ConfigError(
+            f"state was made with features={state.features!r}, but this call has {features!r}; "
+            "continue with the same features, or pass state=None"
         )
     return state
 

@@ -56,21 +56,21 @@ def grid_positions(rows: int, columns: int, device: torch.device | str | None = 
     return torch.stack(torch.meshgrid(row, column, indexing="ij"), -1).flatten(0, 1)
 
 
-class Stretch(ABC):
+class RopeScaling(ABC):
     """RoPE scaling: changes the frequencies of rotary positions, to extend the context of a trained model."""
 
     @abstractmethod
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
-        """The changed inverse frequencies of `width` rotated coordinates."""
+        """The scaled inverse frequencies for `width` rotated coordinates, in radians per position."""
 
 
-STRETCHES: Registry[type[Stretch]] = Registry("rotary stretch")
+ROPE_SCALINGS: Registry[type[RopeScaling]] = Registry("rope scaling")
 
 
-@STRETCHES.add("Interpolate")
+@ROPE_SCALINGS.add("Interpolate")
 @dataclass(frozen=True, slots=True)
-class Interpolate(Stretch):
-    """Position interpolation: every position is divided by `factor`, so all frequencies are.
+class Interpolate(RopeScaling):
+    """Position interpolation: every frequency is divided by `factor`, as if every position were.
 
     Chen et al. 2023, arXiv:2306.15595.
     """
@@ -84,12 +84,12 @@ class Interpolate(Stretch):
         return inverse_frequencies(base, width, device) / self.factor
 
 
-@STRETCHES.add("NTK")
+@ROPE_SCALINGS.add("NTK")
 @dataclass(frozen=True, slots=True)
-class NTK(Stretch):
-    """NTK-aware scaling: base' = base * factor^(w / (w - 2)) for a rotated width w.
+class NTK(RopeScaling):
+    """NTK-aware RoPE scaling: the base becomes base * factor^(w / (w - 2)), where w is the rotated width.
 
-    The highest frequency is kept, the lowest is divided by `factor`, those between by a power of it.
+    The highest frequency is kept, the lowest is divided by `factor`, the others by a power of `factor` between 0 and 1.
     bloc97 2023, reddit.com/r/LocalLLaMA/comments/14lz7j5.
     """
 
@@ -100,19 +100,21 @@ class NTK(Stretch):
 
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
         if width < 4:
-            raise ConfigError(
-                f"NTK stretches between two frequencies or more, but width={width} has one; use 4 or more"
-            )
+            raise ConfigError(f"NTK scales between two frequencies or more, but width={width} has one; use 4 or more")
         return inverse_frequencies(base * self.factor ** (width / (width - 2)), width, device)
 
 
-@STRETCHES.add("DynamicNTK")
+@ROPE_SCALINGS.add("DynamicNTK")
 @dataclass(frozen=True, slots=True)
-class DynamicNTK(Stretch):
-    """Dynamic NTK scaling: NTK with the factor * n / original - (factor - 1) for an input of n > original positions.
+class DynamicNTK(RopeScaling):
+    """Dynamic NTK scaling: `NTK` with a factor that grows with the length n of the input.
 
-    Shorter inputs are not changed. All frequencies change with n, so a KV cache can hold `original` positions only.
-    emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr.
+    For n > original that factor is factor * n / original - (factor - 1). Shorter inputs are not changed. All
+    frequencies change with n, so a KV cache can hold `original` positions only. emozilla 2023,
+    reddit.com/r/LocalLLaMA/comments/14mrgpr.
+
+    factor    how fast the NTK factor grows: it is 1 at n = original and factor + 1 at n = 2 * original
+    original  context length that the model was trained with
     """
 
     factor: float
@@ -123,20 +125,25 @@ class DynamicNTK(Stretch):
         check_integer("DynamicNTK(original)", self.original, 1, "positions")
 
     def at_length(self, n: int) -> NTK:
-        """The scaling for an input of n positions."""
+        """The NTK scaling for an input of n positions."""
         return NTK(max(self.factor * n / self.original - (self.factor - 1), 1.0))
 
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
         return inverse_frequencies(base, width, device)
 
 
-@STRETCHES.add("Llama3")
+@ROPE_SCALINGS.add("Llama3")
 @dataclass(frozen=True, slots=True)
-class Llama3(Stretch):
-    """Llama 3's scaling by the number of turns that a frequency f makes in the original context, original f / (2 pi).
+class Llama3(RopeScaling):
+    """Llama 3's RoPE scaling, which divides low frequencies by `factor` and keeps high ones.
 
-    With at least `high` turns f is kept, with at most `low` it is divided by `factor`, between them blended linearly.
+    It goes by the number of turns that a frequency makes in the original context: original * frequency / (2 pi).
     Llama 3.1, arXiv:2407.21783 and github.com/meta-llama/llama-models.
+
+    low       with at most this number of turns, the frequency is divided by `factor`
+    high      with at least this number of turns, the frequency is kept; between `low` and `high` it is interpolated
+              linearly
+    original  context length that the model was trained with
     """
 
     factor: float = 8.0
@@ -157,15 +164,19 @@ class Llama3(Stretch):
         return plain * (kept + (1 - kept) / self.factor)
 
 
-@STRETCHES.add("YaRN")
+@ROPE_SCALINGS.add("YaRN")
 @dataclass(frozen=True, slots=True)
-class YaRN(Stretch):
-    """YaRN's scaling by index. A frequency is kept if it makes `fast` turns or more in the original context, divided by
-    `factor` if it makes `slow` turns or fewer, and blended linearly in the index k of the frequency between them.
+class YaRN(RopeScaling):
+    """YaRN's RoPE scaling, which divides low frequencies by `factor` and keeps high ones.
 
-    A frequency turns t times at index k(t) = w ln(original / (2 pi t)) / (2 ln base); the ramp runs from
-    floor k(fast) to ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
+    It goes by the number of turns that a frequency makes in the original context. Between `fast` and `slow`, the
+    frequencies are interpolated linearly in their index k. A frequency makes t turns at index
+    k(t) = w * ln(original / (2 pi t)) / (2 ln base) for a rotated width w; the ramp runs from floor k(fast) to
+    ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
 
+    original          context length that the model was trained with
+    fast              with at least this number of turns, the frequency is kept
+    slow              with at most this number of turns, the frequency is divided by `factor`
     attention_factor  multiplies rotated queries and keys, so that scores are multiplied by its square. The paper and
                       Hugging Face use 0.1 ln(factor) + 1
     """
@@ -205,7 +216,7 @@ class Rotary:
     pairing: str = "half"
     width: int | None = None
     axes: int = 1
-    stretch: Interpolate | NTK | DynamicNTK | Llama3 | YaRN | Stretch | None = None  # these can be written to JSON
+    scaling: Interpolate | NTK | DynamicNTK | Llama3 | YaRN | RopeScaling | None = None  # these can be written to JSON
 
     def __post_init__(self) -> None:
         _check_base(self.base)
@@ -218,19 +229,19 @@ class Rotary:
             2 * self.axes
         ):
             raise ConfigError(f"width must be a positive multiple of 2 * axes = {2 * self.axes}: width={self.width}")
-        if self.stretch is not None and not isinstance(self.stretch, Stretch):
+        if self.scaling is not None and not isinstance(self.scaling, RopeScaling):
             raise ConfigError(
-                f"stretch must be {', '.join(STRETCHES)} or another Stretch, not {self.stretch!r}; "
+                f"scaling must be {', '.join(ROPE_SCALINGS)} or another RopeScaling, not {self.scaling!r}; "
                 "to divide positions by 2 write Interpolate(2)"
             )
 
     def frequencies(self, c: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
-        """Radians per position of each pair, in float32, for heads of width c; every axis uses the same."""
+        """The frequency of each pair of coordinates in radians per position, for heads of width c."""
         width = self._rotated_width(c) // self.axes
-        stretch = self.stretch
-        if stretch is None:
+        scaling = self.scaling
+        if scaling is None:
             return inverse_frequencies(self.base, width, device)
-        return stretch.frequencies(self.base, width, device)
+        return scaling.frequencies(self.base, width, device)
 
     def __call__(self, x: Float[Tensor, "b h n c"], positions: int | Tensor | None = None) -> Float[Tensor, "b h n c"]:
         """Rotate queries or keys by their positions.
@@ -244,15 +255,15 @@ class Rotary:
             raise ShapeError(f"x is {tuple(x.shape)}, but rotary turns heads, (b h n c)")
         if not x.is_floating_point():
             raise DtypeError(f"rotary turns floating-point heads, but x is {x.dtype}; call x.float() first")
-        if isinstance(self.stretch, DynamicNTK):
-            return replace(self, stretch=self._dynamic_stretch(self.stretch, x.shape[2], positions))(x, positions)
+        if isinstance(self.scaling, DynamicNTK):
+            return replace(self, scaling=self._dynamic_scaling(self.scaling, x.shape[2], positions))(x, positions)
         width = self._rotated_width(x.shape[-1])
         exact = torch.promote_types(x.dtype, torch.float32)
         positions = self._token_positions(x, positions)
         frequencies = self.frequencies(x.shape[-1], x.device)
         cos, sin = (_rotations_op if _in_compiled_code() else _rotations)(positions, frequencies, exact)
-        if isinstance(self.stretch, YaRN) and self.stretch.attention_factor != 1:
-            cos, sin = cos * self.stretch.attention_factor, sin * self.stretch.attention_factor
+        if isinstance(self.scaling, YaRN) and self.scaling.attention_factor != 1:
+            cos, sin = cos * self.scaling.attention_factor, sin * self.scaling.attention_factor
 
         half = width // self.axes // 2
         shape, pair = ((self.axes, 2, half), -2) if self.pairing == "half" else ((self.axes, half, 2), -1)
@@ -260,16 +271,16 @@ class Rotary:
         turned = torch.stack((a * cos - b * sin, b * cos + a * sin), pair).flatten(-3).to(x.dtype)
         return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)
 
-    def _dynamic_stretch(self, stretch: DynamicNTK, n: int, positions: int | Tensor | None) -> NTK:
+    def _dynamic_scaling(self, scaling: DynamicNTK, n: int, positions: int | Tensor | None) -> NTK:
         if isinstance(positions, Tensor):
-            return stretch.at_length(int(positions.max()) + 1 if positions.numel() else 0)
+            return scaling.at_length(int(positions.max()) + 1 if positions.numel() else 0)
         start = positions or 0
-        if start and start + n > stretch.original:
+        if start and start + n > scaling.original:
             raise ConfigError(
-                f"{stretch} changes the frequencies of earlier positions after {stretch.original}, so that cached keys "
+                f"{scaling} changes the frequencies of earlier positions after {scaling.original}, so that cached keys "
                 "cannot be used; run the whole input without a cache (use_cache=False)"
             )
-        return stretch.at_length(start + n)
+        return scaling.at_length(start + n)
 
     def _rotated_width(self, c: int) -> int:
         """The number of rotated coordinates of heads of width c."""
@@ -339,7 +350,7 @@ def rotary(
     pairing: str = "half",
     width: int | None = None,
     axes: int = 1,
-    stretch: Stretch | None = None,
+    scaling: RopeScaling | None = None,
 ) -> Rotary:
     """Rotary position embedding (RoPE): each pair of coordinates is rotated by position * frequency.
 
@@ -350,9 +361,14 @@ def rotary(
     pairing  "half" pairs coordinate k with k + w/2 (Llama of Hugging Face), "interleaved" 2k with 2k + 1 (GPT-J)
     width    rotate the first `width` coordinates only
     axes     2 for images: the first half of the rotated width follows the row, the second the column
-    stretch  Interpolate, NTK, DynamicNTK, Llama3 or YaRN, for contexts longer than trained on
+    scaling  Interpolate, NTK, DynamicNTK, Llama3 or YaRN, for contexts longer than trained on
+
+    >>> rope = rotary()
+    >>> early, late = rope(q, 2) @ rope(k, 0).mT, rope(q, 7) @ rope(k, 5).mT
+    >>> torch.allclose(early, late, atol=1e-5)
+    True
     """
-    return Rotary(base=base, pairing=pairing, width=width, axes=axes, stretch=stretch)
+    return Rotary(base=base, pairing=pairing, width=width, axes=axes, scaling=scaling)
 
 
 def _check_base(base: float) -> None:
@@ -360,17 +376,15 @@ def _check_base(base: float) -> None:
         raise ConfigError(f"base must be greater than 1, so that frequencies fall from 1 towards 1/base: base={base}")
 
 
-def _check_factor(stretch: Interpolate | NTK | DynamicNTK | Llama3 | YaRN) -> None:
-    name = type(stretch).__name__
-    if not 1 <= check_number(f"{name}(factor)", stretch.factor) < math.inf:
-        raise ConfigError(
-            f"{name} stretches by a factor of at least 1 (new context / original): factor={stretch.factor}"
-        )
+def _check_factor(scaling: Interpolate | NTK | DynamicNTK | Llama3 | YaRN) -> None:
+    name = type(scaling).__name__
+    if not 1 <= check_number(f"{name}(factor)", scaling.factor) < math.inf:
+        raise ConfigError(f"{name} scales by a factor of at least 1 (new context / original): factor={scaling.factor}")
 
 
-def _check_original(stretch: Llama3 | YaRN, original: int, turns: float) -> None:
+def _check_original(scaling: Llama3 | YaRN, original: int, turns: float) -> None:
     if original <= 2 * math.pi * turns:
         raise ConfigError(
-            f"{type(stretch).__name__} needs an original context in which the fastest frequency makes {turns} turns: "
+            f"{type(scaling).__name__} needs an original context in which the fastest frequency makes {turns} turns: "
             f"original={original}, at least {math.ceil(2 * math.pi * turns + 1)}"
         )

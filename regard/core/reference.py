@@ -12,7 +12,7 @@ from regard.core.softargmax import softargmax
 
 
 def reference(request: Request) -> Float[Tensor, "b h i e"]:
-    """softargmax(beta q . k + terms, over visible keys) times v, step by step."""
+    """The attention output in float64: softargmax(beta q . k + terms, over visible keys) times v, step by step."""
     b, h, g, i, j, _, _ = request.sizes
     q, k, v = request.q.double(), request.k.double(), request.v.double()
     visible = request.visible()

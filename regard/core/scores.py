@@ -22,17 +22,21 @@ from regard.core.absolute_positions import Grid
 from regard.core.input_checks import disable_autocast
 
 BoundTerm = Callable[[Tensor, Grid], Tensor]
+_SMALL = 1024  # numbers of a tensor whose contents may be part of a key
 
 
 class ScoreTerm(ABC):
-    """A function of the scores. A term with `additive` adds a value to each pair and does nothing else."""
+    """Base class of score terms: functions of the attention scores, applied before the softargmax.
+
+    If `additive` is true, the term only adds a value to the score of each pair.
+    """
 
     name: str
     additive = True
 
     @abstractmethod
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
-        """The function of one call: from scores and their pairs to new scores."""
+        """The term for one call, as a function of (scores, grid) that returns the new scores."""
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
         """Raise if the term was made for another number of heads or positions."""
@@ -49,8 +53,12 @@ class ScoreTerm(ABC):
         """The tensors of this term, learned or not."""
         return ()
 
+    def key(self) -> Hashable | None:
+        """A key that identifies what this term adds, for memoisation; None if it depends on q, is learned or large."""
+        return None
+
     def settings(self) -> Hashable:
-        """What a compiled kernel may treat as constant: everything but the contents of the tensors."""
+        """The constants of this term for compiled kernels: everything but the contents of its tensors."""
         return (self.name, *(tuple(tensor.shape) for tensor in self.tensors()))
 
     def __repr__(self) -> str:
@@ -62,7 +70,7 @@ TERMS: Registry[Callable[..., ScoreTerm]] = Registry("score term")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alibi(ScoreTerm):
-    """s - slopes[h] |i - j|."""
+    """The score term of `alibi`: score - slopes[h] * |i - j|."""
 
     slopes: Float[Tensor, "h"]
     name = "alibi"
@@ -74,13 +82,16 @@ class Alibi(ScoreTerm):
     def check(self, q: Tensor, j: int) -> None:
         _check_heads(self, len(self.slopes), q)
 
+    def key(self) -> Hashable | None:
+        return _contents(self.name, self.slopes)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.slopes,)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class T5Buckets(ScoreTerm):
-    """s + table[bucket(j - i), h]."""
+    """The score term of `t5_buckets`: score + table[bucket(j - i), h]."""
 
     table: Float[Tensor, "buckets h"]
     reach: int
@@ -98,12 +109,15 @@ class T5Buckets(ScoreTerm):
         return self._look_up(self.table)(grid) == -math.inf
 
     def _look_up(self, table: Tensor) -> Callable[[Grid], Tensor]:
-        """The bias of the pairs of a grid."""
+        """A function that returns the bias of each pair of a grid."""
         # all distances beyond the reach share a bucket, so a table from -reach to reach has every value
         distances = torch.arange(-self.reach, self.reach + 1, device=table.device)
         by_distance = table[t5_bucket(distances, len(table), self.reach, self.both_ways)].T
         reach = self.reach
         return lambda grid: by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
+
+    def key(self) -> Hashable | None:
+        return _contents((self.name, self.table.shape[1], self.reach, self.both_ways), self.table)
 
     def settings(self) -> Hashable:
         return self.name, tuple(self.table.shape), self.reach, self.both_ways
@@ -117,7 +131,7 @@ class T5Buckets(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shaw(ScoreTerm):
-    """s + beta q_i . keys[clip(j - i, -reach, reach)]."""
+    """The score term of `shaw`: score + beta * q_i . keys[clip(j - i, -reach, reach)]."""
 
     keys: Float[Tensor, "distances c"]
     name = "shaw"
@@ -131,7 +145,7 @@ class Shaw(ScoreTerm):
         def add(scores: Tensor, grid: Grid) -> Tensor:
             distance = (grid.j - grid.i).clamp(-reach, reach) + reach
             if grid.whole:
-                return scores + by_distance.gather(-1, distance.expand(*by_distance.shape[:2], *distance.shape))
+                return scores + by_distance.gather(-1, distance.expand(*by_distance.shape[:2], *distance.shape[-2:]))
             return scores + by_distance[grid.batch, grid.head, grid.row, distance]
 
         return add
@@ -150,7 +164,7 @@ class Shaw(ScoreTerm):
 
 @dataclass(frozen=True, repr=False)
 class Softcap(ScoreTerm):
-    """cap tanh(s / cap). Infinity and NaN stay, so that -inf still hides its key."""
+    """The score term of `softcap`: cap * tanh(score / cap). Infinity and NaN stay, so that -inf still hides its key."""
 
     cap: float
     name = "softcap"
@@ -172,7 +186,10 @@ class Softcap(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sink(ScoreTerm):
-    """One more score per head in the normalisation, without a value. It is applied after all other terms."""
+    """The score term of `sink`: one more logit per head in the softmax, without a value.
+
+    It takes part in the normalisation only, after all other terms.
+    """
 
     logits: Float[Tensor, "h"]
     name = "sink"
@@ -190,7 +207,7 @@ class Sink(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Additive(ScoreTerm):
-    """s + values. A value of -inf hides its key as a mask does."""
+    """The score term of `additive`: score + values. A value of -inf hides its key as a mask does."""
 
     values: Float[Tensor, "*bh i j"]
     name = "additive"
@@ -211,7 +228,7 @@ class Additive(ScoreTerm):
         return self._look_up(self.values)(grid) == -math.inf
 
     def _look_up(self, values: Tensor) -> Callable[[Grid], Tensor]:
-        """The values of the pairs of a grid."""
+        """A function that returns the value of each pair of a grid."""
         sizes = (1, 1, *values.shape)[-4:]
         used = [axis for axis in range(4) if sizes[axis] != 1]
         values, squeezed = values.reshape(sizes), values.reshape([sizes[axis] for axis in used])
@@ -404,7 +421,7 @@ def _as_term(term: object) -> ScoreTerm:
 
 
 def _add(scores: Tensor, values: Tensor, hides: bool) -> Tensor:
-    """scores + values. If the values may hide keys, a hidden score is -inf even where q . k is NaN."""
+    """The sum of scores and values. With `hides`, a value of -inf gives -inf even where the score is NaN."""
     return torch.where(values == -math.inf, values, scores + values) if hides else scores + values
 
 
@@ -414,6 +431,14 @@ def _may_hold_minus_infinity(values: Tensor) -> bool:
     if values.device.type != "cpu" or not can_read_values(values) or not values.numel():
         return True
     return not values.amin().item() > -math.inf  # amin of NaN is NaN
+
+
+def _contents(settings: Hashable, values: Tensor) -> Hashable | None:
+    """A memo key made of settings and the contents of a small constant CPU tensor; None for other tensors."""
+    learned = values.requires_grad and torch.is_grad_enabled()
+    if learned or values.device.type != "cpu" or values.numel() > _SMALL or not can_read_values(values):
+        return None
+    return settings, values.dtype, tuple(values.tolist() if values.ndim == 1 else values.flatten().tolist())
 
 
 def _check_heads(term: ScoreTerm, heads: int, q: Tensor) -> None:

@@ -20,7 +20,7 @@ from regard.nn.norms import norm
 
 
 class KeysValues(NamedTuple):
-    """The keys and values of a memory, computed once and used at every decoding step."""
+    """The projected keys and values of a memory, computed once and used at every decoding step."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]
@@ -128,13 +128,16 @@ class Attention(nn.Module):
         return self.project(self.mix(q, k, v, mask, cache, stream))
 
     def queries(self, x: Float[Tensor, "b i d"], positions: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
-        """The queries of tokens with these positions, or with consecutive ones from a number on."""
+        """The query heads of the tokens in x.
+
+        positions  position of the first token, if they are consecutive, or a tensor of positions
+        """
         fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width)
         flat = _partial_linear(self.query_key_value, x, rows) if fused else self.query(x)
         return self._normalise_and_rotate(split_heads(flat, self.heads), self.query_norm, positions)
 
     def keys_values(self, memory: Float[Tensor, "b j m"], positions: int | Tensor = 0) -> KeysValues:
-        """The keys and values of a memory; positions as in `queries`."""
+        """The key and value heads of the tokens in a memory; `positions` as in `queries`."""
         check_width(memory, self.memory_width, "memory")
         fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width, None)
         both = _partial_linear(self.query_key_value, memory, rows) if fused else self.key_value(memory)
@@ -155,7 +158,7 @@ class Attention(nn.Module):
         cache: Cache | None,
         stream: Stream | None,
     ) -> Float[Tensor, "b h r c"]:
-        """Extend the cache or the stream, and attend."""
+        """Extend the cache or the stream by k and v, if there is one, and return the attention output of each head."""
         if stream is not None:
             return stream.push(q, k, v)
         positions: Positions | None = None
@@ -205,7 +208,7 @@ def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width:
 
 
 def check_probability(name: str, share: float) -> None:
-    """Raise if a share to drop is not in [0, 1)."""
+    """Raise ConfigError if a dropout share is not in [0, 1)."""
     if not 0.0 <= check_number(name, share) < 1.0:
         raise ConfigError(f"{name} is a share, at least 0 and less than 1: {name}={share}")
 
@@ -224,7 +227,7 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
 
 
 def _partial_linear(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """Some of the outputs of a linear layer."""
+    """The outputs of a linear layer for some `rows` of its weight."""
     return functional.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 

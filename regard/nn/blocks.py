@@ -46,7 +46,7 @@ class Block(nn.Module):
     """A Transformer block: x + attention, x + cross-attention if there is one, x + feed-forward.
 
     attention    self-attention, or another module that is called as `attention(x, mask=, cache=, positions=)`
-    feedforward  module applied to each token
+    feedforward  module applied to each token; None is an attention-only block
     cross        cross-attention to a memory
     norm_kind    "layer" or "rms"
     order        "pre" applies norms to the inputs of the parts, "post" to the sums, as in Vaswani et al. 2017
@@ -62,7 +62,7 @@ class Block(nn.Module):
         self,
         width: int,
         attention: nn.Module,
-        feedforward: nn.Module,
+        feedforward: nn.Module | None,
         *,
         cross: Attention | None = None,
         norm_kind: str = "layer",
@@ -77,7 +77,8 @@ class Block(nn.Module):
         self.order = order
         self.attention, self.attention_norm = attention, norm(norm_kind, width, eps)
         self.cross, self.cross_norm = cross, None if cross is None else norm(norm_kind, width, eps)
-        self.feedforward, self.feedforward_norm = feedforward, norm(norm_kind, width, eps)
+        self.feedforward = feedforward
+        self.feedforward_norm = None if feedforward is None else norm(norm_kind, width, eps)
         self.residual = Residual(dropout, drop_path)
 
     def forward(
@@ -98,6 +99,12 @@ class Block(nn.Module):
         x = self._add(x, self.attention_norm, lambda x: attention(x, mask=mask, cache=cache, positions=positions))
         if cross is not None and cross_norm is not None:
             x = self._add(x, cross_norm, lambda x: cross(x, memory, mask=memory_mask))
+        return self.feed_forward(x)
+
+    def feed_forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """The residual feed-forward step: x + feed-forward. x itself in an attention-only block."""
+        if self.feedforward is None or self.feedforward_norm is None:
+            return x
         return self._add(x, self.feedforward_norm, self.feedforward)
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
@@ -111,7 +118,7 @@ class Block(nn.Module):
 
 
 class BlockStream:
-    """A stream through a block: rows are returned once no later token can change them."""
+    """The state of a stream through a block. Rows are returned once no later token can change them."""
 
     def __init__(self, block: Block, mask: Mask) -> None:
         if not isinstance(block.attention, Attention) or not block.attention.streams or block.cross is not None:
@@ -143,7 +150,7 @@ class BlockStream:
         x = x + block.residual(attended)
         if block.order == "post":
             x = block.attention_norm(x)
-        return block._add(x, block.feedforward_norm, block.feedforward)
+        return block.feed_forward(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors."""
@@ -153,7 +160,11 @@ class BlockStream:
 def run_blocks(
     blocks: Iterable[Callable[..., Tensor]], x: Tensor, *, recompute: bool = False, **settings: Any
 ) -> Tensor:
-    """Apply all blocks; with `recompute`, activation checkpointing keeps only their inputs. Chen et al. 2016."""
+    """Apply all blocks in order.
+
+    recompute  activation checkpointing: keep only the input of each block for the backward pass. Chen et al. 2016
+    settings   keyword arguments of every block
+    """
     for block in blocks:
         if recompute and torch.is_grad_enabled():
             x = checkpoint(block, x, use_reentrant=False, **settings)

@@ -8,7 +8,13 @@ from regard.nn.attention import check_heads, check_width, merge_heads
 
 
 class ChannelAttention(nn.Module):
-    """Channel attention in groups; linear in the number of positions. Ding et al. 2022, arXiv:2204.03645."""
+    """Channel attention with projections: channels attend to channels, within each of `groups` groups.
+
+    The cost is linear in the number of positions. Ding et al. 2022, arXiv:2204.03645.
+
+    >>> regard.nn.ChannelAttention(24, groups=3)(torch.randn(2, 49, 24)).shape
+    torch.Size([2, 49, 24])
+    """
 
     def __init__(self, width: int, groups: int, *, bias: bool = True) -> None:
         super().__init__()

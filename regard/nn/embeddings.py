@@ -12,7 +12,11 @@ from regard.core.positions import sinusoidal
 
 
 class TokenEmbedding(nn.Module):
-    """Token embedding: one learned vector for each of `vocab` tokens, multiplied by `scale`."""
+    """Token embedding: one learned vector for each of `vocab` tokens, multiplied by `scale`.
+
+    >>> regard.nn.TokenEmbedding(vocab=97, width=24)(torch.tensor([[5, 8]])).shape
+    torch.Size([1, 2, 24])
+    """
 
     def __init__(self, vocab: int, width: int, *, scale: float = 1.0) -> None:
         super().__init__()
@@ -31,7 +35,11 @@ class TokenEmbedding(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Learned position embedding for the first `context` positions."""
+    """Learned position embedding for the first `context` positions.
+
+    >>> regard.nn.LearnedPositions(context=64, width=24)(torch.arange(7)).shape
+    torch.Size([7, 24])
+    """
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
@@ -48,6 +56,9 @@ class SinusoidalPositions(nn.Module):
     """Sinusoidal position embedding of Vaswani et al. 2017: no parameters, any length.
 
     pairing  "interleaved": sin and cos of a frequency are adjacent; "half": all sines, then all cosines
+
+    >>> regard.nn.SinusoidalPositions(24)(torch.arange(7)).shape
+    torch.Size([7, 24])
     """
 
     def __init__(self, width: int, *, pairing: str = "interleaved") -> None:
@@ -66,7 +77,11 @@ class SinusoidalPositions(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Patch embedding: a convolution whose kernel and stride are one patch."""
+    """Patch embedding: a convolution whose kernel and stride are one patch.
+
+    >>> regard.nn.PatchEmbedding(24, patch=4)(torch.randn(2, 3, 8, 12)).shape
+    torch.Size([2, 2, 3, 24])
+    """
 
     def __init__(self, width: int, patch: int, channels: int = 3) -> None:
         super().__init__()
@@ -86,7 +101,10 @@ class PatchEmbedding(nn.Module):
 def interpolate_positions(
     table: Float[Tensor, "n d"], old: tuple[int, int], new: tuple[int, int]
 ) -> Float[Tensor, "m d"]:
-    """Resize learned positions of a grid of patches to another grid, bicubic and antialiased."""
+    """Resize learned position embeddings of patches to another grid, by bicubic antialiased interpolation.
+
+    old, new  rows and columns of the grids
+    """
     if old == new:
         return table
     grid = table.unflatten(0, old).permute(2, 0, 1)[None].float()
@@ -95,10 +113,10 @@ def interpolate_positions(
 
 
 def check_integers(name: str, x: object, read_as: str, end: int, known: str) -> Tensor:
-    """Raise if x is not a tensor of whole numbers from 0 to end - 1. On a GPU torch checks the range.
+    """Raise if x is not an integer tensor with values from 0 to end - 1. On a GPU torch checks the range.
 
-    read_as  its axes, for errors
-    known    which numbers there are, for errors
+    read_as  the axes of x, for errors
+    known    what the valid values are, for errors
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -126,7 +144,7 @@ def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
 
 
 def check_floats(name: str, x: Tensor, read_as: str, axis: int, size: int) -> None:
-    """Raise if x is not a floating-point tensor with these axes, one of which has this size, and a batch."""
+    """Raise if x is not a non-empty floating-point batch with axes `read_as`, of which `axis` has size `size`."""
     axes = read_as.split()
     if not isinstance(x, Tensor) or not x.is_floating_point():
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__

@@ -21,7 +21,12 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True)
 class Initializer:
-    """An initial value, or the distribution that initial values are drawn from."""
+    """How a parameter is initialised: a constant, a normal or a uniform distribution around `value`.
+
+    std    standard deviation of a normal distribution
+    cut    normal draws are truncated at this number of standard deviations
+    bound  half-width of a uniform distribution
+    """
 
     value: float = 0.0
     std: float = 0.0  # of a normal distribution
@@ -60,17 +65,17 @@ class _FanIn(Initializer):
 
 
 def constant(value: float) -> Initializer:
-    """A constant."""
+    """The initializer that sets all entries to `value`."""
     return Initializer(value=value)
 
 
 def normal(std: float, *, cut: float = math.inf) -> Initializer:
-    """Normal distribution with mean 0, truncated at `cut` standard deviations."""
+    """The initializer for a normal distribution with mean 0, truncated at `cut` standard deviations."""
     return Initializer(std=std, cut=cut)
 
 
 def uniform(bound: float) -> Initializer:
-    """Uniform distribution from -bound to bound."""
+    """The initializer for a uniform distribution from -bound to bound."""
     return Initializer(bound=bound)
 
 
@@ -80,12 +85,14 @@ def xavier() -> Initializer:
 
 
 def fan_in(gain: float = 1.0) -> Initializer:
-    """Normal with variance gain^2 / fan_in: gain 1 of LeCun et al. 1998, sqrt(2) before a relu of He et al. 2015."""
+    """Normal with variance gain^2 / fan_in. LeCun et al. 1998 use gain 1, He et al. 2015 sqrt(2) before a ReLU."""
     return _FanIn(gain=gain)
 
 
 def init_parameters(module: nn.Module, table: Initializers, seed: int = 0) -> None:
-    """Initialise every parameter and buffer from the table. On the meta device only the names are checked.
+    """Initialise every parameter and buffer of a module. On the meta device only the names are checked.
+
+    table  maps patterns of parameter names, such as `*.out.weight`, to initializers; the first match is used
 
     Every tensor has its own generator, seeded by `seed` and its name, so that adding a layer changes no other.
     """
@@ -111,7 +118,7 @@ def _find_initializer(name: str, tensor: Tensor, table: Initializers) -> Initial
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """fan_out and fan_in: outputs per input, and inputs per output."""
+    """fan_out and fan_in of a weight: its numbers of outputs and inputs, times the taps of a convolution."""
     if tensor.ndim < 2:
         raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} has no inputs and outputs; use normal or constant")
     taps = math.prod(tensor.shape[2:])

@@ -1,12 +1,14 @@
 """Linear attention as a module, and its cache."""
 
+from dataclasses import replace
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.core.absolute_positions import Positions
-from regard.core.cache import Cache, CachedKeysValues, Stream
+from regard.core.cache import Cache, CachedKeysValues, Stream, select_rows
 from regard.core.linear import FeatureMap, LinearState, linear_attend
 from regard.core.masks.algebra import Mask
 from regard.core.positions import Rotary
@@ -14,7 +16,12 @@ from regard.nn.attention import Attention
 
 
 class LinearCache(Cache):
-    """The cache of linear attention: a recurrent state that does not grow with the sequence."""
+    """The cache of linear attention: a recurrent state that does not grow with the sequence.
+
+    >>> layer, cache = regard.nn.LinearAttention(24, heads=3), regard.nn.LinearCache()
+    >>> layer(torch.randn(1, 5, 24), mask=causal(), cache=cache).shape, cache.length
+    (torch.Size([1, 5, 24]), 5)
+    """
 
     def __init__(self) -> None:
         self.state: LinearState | None = None
@@ -27,8 +34,8 @@ class LinearCache(Cache):
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
         if self.state is not None:
-            weighted, total, peak = (x.index_select(0, rows) for x in self.tensors())
-            self.state = LinearState(weighted, total, peak, self.state.length)
+            weighted, total, peak = select_rows(self.tensors(), rows)
+            self.state = replace(self.state, weighted=weighted, total=total, peak=peak)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self.state is None else (self.state.weighted, self.state.total, self.state.peak)

@@ -136,7 +136,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @staticmethod
     def _weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Float[Tensor, "b h i j"]:
-        """Attention weights. Attention is linear in the values, so values that are unit vectors give the weights."""
+        """The attention weights, computed as the attention output for an identity matrix as values."""
         units = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
         return attend(q, k, units.expand(*k.shape[:2], -1, -1), **settings)
 
@@ -171,10 +171,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         given: int,
         keys: int,
     ) -> tuple[Mask, tuple[ScoreTerm, ...]]:
-        """The masks of torch as one mask of regard and score terms.
+        """Convert torch's masks to one mask of regard and score terms.
 
-        given  number of keys in the call; the layer may append keys, which every query sees
-        keys   number of keys with these
+        given  number of keys in the call
+        keys   number of keys with those that the layer appends, which every query sees
         """
         b, h, i, _ = q.shape
         mask: Mask = Full()

@@ -8,7 +8,11 @@ from regard.base.validation import check_integer, check_number
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch.nn.RMSNorm that casts x to the dtype of its weight: torch has no fused form for mixed dtypes."""
+    """torch.nn.RMSNorm, except that x is cast to the dtype of the weight: torch has no fused kernel for mixed dtypes.
+
+    >>> regard.nn.RMSNorm(4)(torch.tensor([2.0, 2.0, -2.0, 2.0])).tolist()
+    [1.0, 1.0, -1.0, 1.0]
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -20,7 +24,7 @@ NORMS.add("rms")(RMSNorm)  # root mean square 1, then a learned gain. Zhang and 
 
 
 def norm(kind: str, width: int, eps: float = 1e-5) -> nn.Module:
-    """The norm of that name, over the last axis."""
+    """A norm over the last axis, of size `width`. `kind` is "layer" or "rms"."""
     if not 0 < check_number("eps", eps) < 1:
         raise ConfigError(f"eps is between 0 and 1: eps={eps}")
     return NORMS[kind](check_integer("width", width, 1), eps=eps)

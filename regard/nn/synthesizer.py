@@ -27,10 +27,11 @@ PARTS = ("dense", "random", "dot")
 
 
 class Synthesizer(nn.Module):
-    """A Synthesizer layer over the first `context` positions.
+    """A Synthesizer layer: attention whose scores need not compare queries and keys. Tay et al. 2020, arXiv:2005.00743.
 
-    parts  the scores that are added, of "dense", "random" and "dot"; several are weighted by learned shares that sum
-           to one
+    context  maximum number of positions, for which keys and biases are learned
+    parts    kinds of scores that are added: "dense" is predicted from the query token, "random" is a learned matrix,
+             "dot" is q . k. Several are weighted by learned shares that sum to one
 
     >>> Synthesizer(width=32, heads=4, context=16)(torch.randn(2, 5, 32)).shape
     torch.Size([2, 5, 32])

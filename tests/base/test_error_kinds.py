@@ -17,6 +17,8 @@ KINDS = {
     "TrainingError": RuntimeError,
     "CacheError": RuntimeError,
     "CheckpointError": RuntimeError,
+    "InterventionError": RuntimeError,
+    "MissingExtraError": ImportError,
 }
 
 

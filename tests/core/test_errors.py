@@ -556,11 +556,11 @@ def test_softargmax_takes_floating_numbers():
     assert text == "scores are torch.int64; softargmax takes floating numbers, so call scores.float() first"
 
 
-def test_an_unknown_kernel_gets_a_suggestion_and_the_list():
-    text = said(UnknownNameError, call, kernel="eagr")
-    assert text.startswith("unknown kernel 'eagr'; did you mean 'eager'? (there are: ")
+def test_an_unknown_kernel_gets_a_suggestion_or_the_list():
+    assert said(UnknownNameError, call, kernel="eagr") == "unknown kernel 'eagr'; did you mean 'eager'?"
+    text = said(UnknownNameError, call, kernel="quick")
+    assert "did you mean" not in text
     assert all(name in text for name in ("flex", "sdpa", "blocked", "eager", "reference"))
-    assert "did you mean" not in said(UnknownNameError, call, kernel="quick")
 
 
 @pytest.mark.parametrize("kernel", [3, ["sdpa"]])

@@ -1,4 +1,4 @@
-"""Every registered score term, feature map and rotary stretch: exported, documented, and the same in every kernel."""
+"""Every registered score term, feature map and rope scaling: exported, documented, and the same in every kernel."""
 
 import doctest
 import inspect
@@ -15,7 +15,7 @@ from regard.base.errors import KernelRefusedError
 from regard.core import linear, positions, scores
 from regard.core.kernels import KERNELS
 from regard.core.linear import FEATURE_MAPS
-from regard.core.positions import STRETCHES, DynamicNTK, rotary
+from regard.core.positions import ROPE_SCALINGS, DynamicNTK, rotary
 from regard.core.scores import TERMS, ScoreTerm
 from regard.see.serialization import load
 from regard.see.watch import watch
@@ -32,7 +32,7 @@ EXAMPLES: dict[str, Callable[[], ScoreTerm]] = {
     "sink": lambda: scores.sink(torch.randn(H)),
     "additive": lambda: scores.additive(torch.randn(H, 1, J)),
 }
-MODULES = [(scores, TERMS), (linear, FEATURE_MAPS), (positions, STRETCHES)]
+MODULES = [(scores, TERMS), (linear, FEATURE_MAPS), (positions, ROPE_SCALINGS)]
 NAMES = [(module, name) for module, registry in MODULES for name in registry]
 
 
@@ -91,13 +91,13 @@ def test_a_feature_map_weighs_by_products_of_features(name: str) -> None:
         torch.testing.assert_close(out, expected, atol=1e-9, rtol=1e-9, msg=f"{form} with {name}")
 
 
-@pytest.mark.parametrize("name", list(STRETCHES))
-def test_a_stretch_lowers_frequencies_and_keeps_relative_positions(name: str) -> None:
-    needs_original = "original" in inspect.signature(STRETCHES[name]).parameters
-    stretch = STRETCHES[name](**{"factor": 4.0, **({"original": 64} if needs_original else {})})
-    if isinstance(stretch, DynamicNTK):
-        stretch = stretch.at_length(256)  # up to the original length nothing changes
-    rope, plain = rotary(stretch=stretch), rotary()
+@pytest.mark.parametrize("name", list(ROPE_SCALINGS))
+def test_a_scaling_lowers_frequencies_and_keeps_relative_positions(name: str) -> None:
+    needs_original = "original" in inspect.signature(ROPE_SCALINGS[name]).parameters
+    scaling = ROPE_SCALINGS[name](**{"factor": 4.0, **({"original": 64} if needs_original else {})})
+    if isinstance(scaling, DynamicNTK):
+        scaling = scaling.at_length(256)  # up to the original length nothing changes
+    rope, plain = rotary(scaling=scaling), rotary()
     assert (rope.frequencies(8) <= plain.frequencies(8) * (1 + 1e-6)).all()
     assert not torch.equal(rope.frequencies(8), plain.frequencies(8))
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)

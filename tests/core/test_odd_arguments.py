@@ -1,26 +1,33 @@
 """Arguments of the wrong kind: every public function answers with its own error, which names the argument."""
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import torch
 
 from regard import (
     DynamicCache,
+    Mask,
     Positions,
+    SlidingWindowCache,
+    StaticCache,
     Stream,
     attend,
     causal,
     channel_attend,
     dilated,
+    documents,
     grid_positions,
+    key_padding,
     linear_attend,
+    padding,
     rotary,
     sinusoidal,
     softargmax,
 )
-from regard.base.errors import RegardError
-from regard.core.linear import performer
+from regard.base.errors import CacheError, ConfigError, DeviceError, DtypeError, RegardError, ShapeError
+from regard.core.linear import elu_plus_one, performer, relu, squared_relu
 from regard.core.positions import NTK
 
 x = torch.zeros(1, 1, 3, 4)
@@ -34,7 +41,7 @@ ODD: dict[str, tuple[Callable[[], object], str]] = {
     "rotary half wide": (lambda: rotary(width=4.0), r"width takes a whole number, not 4\.0"),
     "rotary without axes": (lambda: rotary(axes=0), "axes is 0, but must be at least 1: it counts the coordinates"),
     "rotary from nowhere": (lambda: rotary()(x, "a"), "positions is 'a', but rotary takes None, a whole number or"),
-    "stretched by a word": (lambda: NTK("a"), r"NTK\(factor\) is 'a', but takes one real number"),
+    "scaled by a word": (lambda: NTK("a"), r"NTK\(factor\) is 'a', but takes one real number"),
     "a grid of -1 rows": (lambda: grid_positions(-1, 2), "rows is -1, but must be at least 0: it counts patches"),
     "a grid of half columns": (lambda: grid_positions(1, 0.5), r"columns takes a whole number, not 0\.5"),
     "performer half wide": (lambda: performer(4.5, 3), r"performer\(width\) takes a whole number, not 4\.5"),
@@ -78,3 +85,76 @@ def test_an_odd_argument_is_named(name: str) -> None:
     call, message = ODD[name]
     with pytest.raises(RegardError, match=message):
         call()
+
+
+NO_ROWS = {
+    "a list of sequences": (DtypeError, r"reorder takes a tensor of whole numbers.*not \[0, 1\]", [0, 1]),
+    "fractions of sequences": (
+        DtypeError,
+        r"reorder takes a tensor of whole numbers.*not torch.float32",
+        torch.ones(2),
+    ),
+    "sequences in rows": (ShapeError, r"reorder takes one axis of sequences", torch.zeros(1, 2, dtype=torch.long)),
+    "a sequence too many": (CacheError, r"reorder takes sequences 0 to 1.*not \[0, 2\]", torch.tensor([0, 2])),
+    "a negative sequence": (CacheError, r"reorder takes sequences 0 to 1", torch.tensor([-1])),
+}
+
+
+@pytest.mark.parametrize("case", NO_ROWS)
+@pytest.mark.parametrize("make", [DynamicCache, lambda: StaticCache(5), lambda: SlidingWindowCache(causal())])
+def test_reordering_by_what_is_no_sequence_is_refused(case, make):
+    error, message, rows = NO_ROWS[case]
+    cache = make()
+    cache.extend(torch.ones(2, 3, 4, 5), torch.ones(2, 3, 4, 5))
+    before = cache.tensors()
+    with pytest.raises(error, match=message):
+        cache.reorder(rows)
+    assert cache.tensors() is before
+
+
+@pytest.mark.parametrize(
+    ("features", "other"),
+    [(relu(), squared_relu()), (performer(4, 8), performer(4, 8, seed=1)), (elu_plus_one(), performer(4, 4))],
+    ids=str,
+)
+def test_a_state_of_other_features_is_not_continued(features, other):
+    q, k, v = torch.randn(3, 1, 2, 5, 4)
+    state = linear_attend(q, k, v, mask=causal(), features=features).state
+    with pytest.raises(ConfigError, match=r"state was made with features=.*continue with the same features"):
+        linear_attend(q, k, v, mask=causal(), features=other, state=state)
+    again = type(features)(**{f.name: getattr(features, f.name) for f in fields(features) if f.init})
+    assert linear_attend(q, k, v, mask=causal(), features=again, state=state).state.length == 10
+
+
+def test_left_padding_wider_than_the_keys_is_refused_but_a_cache_may_begin():
+    q, k, v = torch.randn(3, 2, 3, 6, 4)
+    mask = padding([4, 6], side="left", width=60)
+    with pytest.raises(ShapeError, match=r"padded to 60 keys, but k has j=6; use width=6, or pass positions="):
+        attend(q, k, v, mask=causal() & mask)
+    mask = causal() & padding([4, 6], side="left", width=7)
+    chunks = [attend(q[:, :, :3], k[:, :, :3], v[:, :, :3], mask=mask, positions=Positions(0))]
+    assert torch.equal(chunks[0][0], torch.zeros(3, 3, 4)), "the first three keys of a width of seven are padding"
+
+
+def test_sparse_nested_and_meta_masks_are_refused():
+    q, k, v = torch.randn(3, 2, 1, 3, 4)
+    flags = torch.ones(3, 3, dtype=torch.bool)
+    with pytest.raises(DtypeError, match=r"mask is a torch.sparse_coo tensor, but takes an ordinary one"):
+        attend(q, k, v, mask=flags.to_sparse())
+    with pytest.raises(DtypeError, match=r"padding\(lengths\) is a torch.sparse_coo tensor"):
+        padding(torch.tensor([1, 2]).to_sparse())
+    with pytest.raises(DtypeError, match=r"key_padding\(real\) is a torch.sparse_coo tensor"):
+        key_padding(torch.ones(2, 3, dtype=torch.bool).to_sparse())
+    with pytest.raises(DtypeError, match=r"documents\(ids\) is a torch.sparse_coo tensor"):
+        documents(torch.ones(3, dtype=torch.long).to_sparse())
+    with pytest.raises(DeviceError, match=r"on the meta device, which has no values, but q is on cpu"):
+        attend(q, k, v, mask=flags.to("meta"))
+    with pytest.raises(DeviceError, match=r"on the meta device, which has no values"):
+        attend(q, k, v, mask=causal() & padding(torch.tensor([1, 2], device="meta")))
+
+
+@pytest.mark.parametrize("make", [lambda i, j: i.new_ones(5, dtype=torch.bool), lambda i, j: (i > j)[None, None, None]])
+def test_a_function_that_returns_another_shape_is_refused(make):
+    q, k, v = torch.randn(3, 2, 1, 3, 4)
+    with pytest.raises(ShapeError, match=r"Mask.of\('odd'\) returned shape .* return one value for each pair"):
+        attend(q, k, v, mask=Mask.of("odd", make))

@@ -15,8 +15,8 @@ from regard.core.positions import (
     NTK,
     Interpolate,
     Llama3,
+    RopeScaling,
     Rotary,
-    Stretch,
     YaRN,
     grid_positions,
     inverse_frequencies,
@@ -85,9 +85,9 @@ def test_a_permutation_of_coordinates_relates_the_two_pairings() -> None:
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
-@pytest.mark.parametrize("stretch", [None, NTK(3.0), YaRN(4.0, original=50)])
-def test_rotary_scores_depend_on_the_distance_alone(pairing: str, stretch: Stretch | None) -> None:
-    q, k, rope = heads(seed=1), heads(seed=2), rotary(pairing=pairing, stretch=stretch)
+@pytest.mark.parametrize("scaling", [None, NTK(3.0), YaRN(4.0, original=50)])
+def test_rotary_scores_depend_on_the_distance_alone(pairing: str, scaling: RopeScaling | None) -> None:
+    q, k, rope = heads(seed=1), heads(seed=2), rotary(pairing=pairing, scaling=scaling)
     near, far = (torch.einsum("bhic,bhjc->bhij", rope(q, s), rope(k, s)) for s in (0, 1024))
     torch.testing.assert_close(near, far, rtol=0, atol=2e-3)  # float32 phases near 1000 are good to 6e-5
     shifted = torch.einsum("bhic,bhjc->bhij", rope(q, 1), rope(k, 0))
@@ -161,9 +161,9 @@ def test_phases_in_bfloat16_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> 
 def test_autocast_changes_nothing(dtype: torch.dtype) -> None:
     x = heads(dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = rotary(stretch=YaRN(4.0, original=64))(x, FAR)
+        inside = rotary(scaling=YaRN(4.0, original=64))(x, FAR)
     assert inside.dtype == dtype
-    assert torch.equal(inside, rotary(stretch=YaRN(4.0, original=64))(x, FAR))
+    assert torch.equal(inside, rotary(scaling=YaRN(4.0, original=64))(x, FAR))
 
 
 def test_float64_stays_float64_and_frequencies_are_float32() -> None:
@@ -183,7 +183,7 @@ def test_gradients_are_right_and_turn_back(rope: Rotary) -> None:
     torch.testing.assert_close(rope(down, 5), up, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("rope", [rotary(stretch=Llama3()), rotary(pairing="interleaved", width=4)])
+@pytest.mark.parametrize("rope", [rotary(scaling=Llama3()), rotary(pairing="interleaved", width=4)])
 def test_it_compiles_without_a_break_and_with_a_moving_start(rope: Rotary) -> None:
     compiled = torch.compile(lambda x, start: rope(x, start), fullgraph=True, backend="aot_eager")
     x = heads(dtype=torch.float32)
@@ -228,21 +228,21 @@ def test_two_axes_turn_one_half_by_the_row_and_the_other_by_the_column(pairing: 
 
 def test_interpolation_puts_position_4p_where_p_was() -> None:
     x = heads()
-    stretched = rotary(stretch=Interpolate(4))(x, torch.arange(N) * 4)
-    torch.testing.assert_close(stretched, rotary()(x), rtol=0, atol=1e-14)
+    scaled = rotary(scaling=Interpolate(4))(x, torch.arange(N) * 4)
+    torch.testing.assert_close(scaled, rotary()(x), rtol=0, atol=1e-14)
 
 
 def test_ntk_keeps_the_highest_frequency_and_divides_the_lowest_by_the_factor() -> None:
-    plain, stretched = rotary().frequencies(C), rotary(stretch=NTK(8)).frequencies(C)
-    ratio = plain / stretched
+    plain, scaled = rotary().frequencies(C), rotary(scaling=NTK(8)).frequencies(C)
+    ratio = plain / scaled
     assert ratio[0] == 1
     assert ratio[-1].item() == pytest.approx(8, rel=1e-6)
     torch.testing.assert_close(ratio, 8 ** (torch.arange(5) / 4), rtol=1e-6, atol=0)
 
 
 def test_llama3_keeps_divides_or_blends_by_turns() -> None:
-    stretch = Llama3(factor=8, low=1, high=4, original=8192)
-    plain, out = rotary(base=5e5).frequencies(128), rotary(base=5e5, stretch=stretch).frequencies(128)
+    scaling = Llama3(factor=8, low=1, high=4, original=8192)
+    plain, out = rotary(base=5e5).frequencies(128), rotary(base=5e5, scaling=scaling).frequencies(128)
     bands = set()
     for before, after in zip(plain.tolist(), out.tolist(), strict=True):
         turns = 8192 * before / (2 * math.pi)
@@ -263,7 +263,7 @@ def test_llama3_keeps_divides_or_blends_by_turns() -> None:
 
 def test_yarn_keeps_divides_or_blends_by_index() -> None:
     # the released formula at factor 16, original 4096, base 10000, width 128
-    out = rotary(stretch=YaRN(16, original=4096)).frequencies(128)
+    out = rotary(scaling=YaRN(16, original=4096)).frequencies(128)
     known = {0: 1.0, 20: 0.0562341288, 25: 0.0224471409, 33: 0.0046004355, 40: 0.000881788961, 63: 7.21738706e-06}
     for index, value in known.items():
         assert out[index].item() == pytest.approx(value, rel=1e-6)
@@ -274,34 +274,34 @@ def test_yarn_keeps_divides_or_blends_by_index() -> None:
 
 def test_yarn_starts_its_ramp_at_the_first_frequency_where_none_turns_fast() -> None:
     # original 64: even the highest frequency turns 10 times only, so the released formula clips the ramp to start at 0
-    out = rotary(stretch=YaRN(4, original=64)).frequencies(16)
+    out = rotary(scaling=YaRN(4, original=64)).frequencies(16)
     for index, value in enumerate([1.0, 0.237170815, 0.05, 0.00790569466]):
         assert out[index].item() == pytest.approx(value, rel=1e-6)
 
 
 def test_yarn_keeps_all_where_even_the_lowest_frequency_turns_fast() -> None:
-    stretch = YaRN(2, original=51200)  # base 10: the slower of two frequencies still turns 2577 times
-    assert torch.equal(stretch.frequencies(10.0, 4), inverse_frequencies(10.0, 4))
+    scaling = YaRN(2, original=51200)  # base 10: the slower of two frequencies still turns 2577 times
+    assert torch.equal(scaling.frequencies(10.0, 4), inverse_frequencies(10.0, 4))
 
 
 def test_the_attention_factor_of_yarn_multiplies_rotated_heads() -> None:
     x = heads()
-    plain, scaled = (rotary(stretch=YaRN(16, original=4096, attention_factor=f))(x, 100) for f in (1.0, 1.25))
+    plain, scaled = (rotary(scaling=YaRN(16, original=4096, attention_factor=f))(x, 100) for f in (1.0, 1.25))
     torch.testing.assert_close(plain.norm(dim=-1), x.norm(dim=-1), rtol=1e-14, atol=0)
     torch.testing.assert_close(scaled, 1.25 * plain, rtol=1e-14, atol=1e-15)
 
 
-@pytest.mark.parametrize("stretch", [Interpolate(1), NTK(1), Llama3(factor=1), YaRN(1, original=64)])
-def test_a_factor_of_one_changes_nothing(stretch: Stretch) -> None:
-    torch.testing.assert_close(rotary(stretch=stretch).frequencies(C), rotary().frequencies(C), rtol=2e-7, atol=0)
+@pytest.mark.parametrize("scaling", [Interpolate(1), NTK(1), Llama3(factor=1), YaRN(1, original=64)])
+def test_a_factor_of_one_changes_nothing(scaling: RopeScaling) -> None:
+    torch.testing.assert_close(rotary(scaling=scaling).frequencies(C), rotary().frequencies(C), rtol=2e-7, atol=0)
 
 
-def test_several_axes_stretch_the_width_of_one() -> None:
-    assert torch.equal(rotary(axes=2, stretch=NTK(3)).frequencies(12), rotary(stretch=NTK(3)).frequencies(6))
+def test_several_axes_scaling_the_width_of_one() -> None:
+    assert torch.equal(rotary(axes=2, scaling=NTK(3)).frequencies(12), rotary(scaling=NTK(3)).frequencies(6))
 
 
 def test_a_rotary_is_a_frozen_hashable_value() -> None:
-    assert rotary(stretch=YaRN(4, original=64)) == rotary(stretch=YaRN(4, original=64))
+    assert rotary(scaling=YaRN(4, original=64)) == rotary(scaling=YaRN(4, original=64))
     assert len({rotary(), rotary(), rotary(base=500.0), rotary(pairing="interleaved")}) == 3
     with pytest.raises(FrozenInstanceError):
         rotary().base = 3.0  # type: ignore[misc]
@@ -320,7 +320,7 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     r"axes is 0, but must be at least 1": (ConfigError, lambda: rotary(axes=0)),
     r"positive multiple of 2 \* axes = 4: width=6": (ConfigError, lambda: rotary(axes=2, width=6)),
     r"width is 0, but must be at least 1": (ConfigError, lambda: rotary(width=0)),
-    r"not 2\.0; to divide positions by 2 write Interpolate\(2\)": (ConfigError, lambda: rotary(stretch=2.0)),  # type: ignore[arg-type]
+    r"not 2\.0; to divide positions by 2 write Interpolate\(2\)": (ConfigError, lambda: rotary(scaling=2.0)),  # type: ignore[arg-type]
     r"width=12 coordinates, but x has c=10 \(width per head of q and k\); use width <= 10": (
         ShapeError,
         lambda: rotary(width=12)(heads()),
@@ -340,8 +340,8 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         ConfigError,
         lambda: rotary(axes=2, width=8)(heads()),
     ),
-    r"Interpolate stretches by a factor of at least 1.*factor=0.5": (ConfigError, lambda: Interpolate(0.5)),
-    r"NTK stretches between two frequencies or more, but width=2": (ConfigError, lambda: NTK(2).frequencies(9.0, 2)),
+    r"Interpolate scales by a factor of at least 1.*factor=0.5": (ConfigError, lambda: Interpolate(0.5)),
+    r"NTK scales between two frequencies or more, but width=2": (ConfigError, lambda: NTK(2).frequencies(9.0, 2)),
     r"Llama3 needs 0 < low < high turns: low=4, high=4": (ConfigError, lambda: Llama3(low=4, high=4)),
     r"YaRN needs a positive attention_factor.*=0": (ConfigError, lambda: YaRN(2, 4096, attention_factor=0)),
     r"YaRN needs 0 < slow < fast turns: slow=40": (ConfigError, lambda: YaRN(2, original=4096, slow=40)),

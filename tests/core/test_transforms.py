@@ -23,10 +23,12 @@ from regard import (
     attend,
     causal,
     channel_attend,
+    dilated,
     documents,
     explain,
     full,
     global_tokens,
+    key_padding,
     padding,
     prefix,
     recording,
@@ -72,6 +74,7 @@ MASKS: dict[str, Mask | Tensor | None] = {
     "not both": ~(causal() & window(before=3)),
     "prefix or causal": prefix(3) | causal(),
     "padding": padding([3, 9]),
+    "key_padding": key_padding(torch.arange(J) >= torch.tensor([[3], [0]])),
     "padding left": causal() & padding([3, 9], side="left", width=J),
     "documents": documents(LABELS),
     "predicate": Mask.of("thirds", lambda i, j: (i + j) % 3 == 0),
@@ -87,6 +90,37 @@ TERMS: dict[str, Callable[[], ScoreTerm | list[ScoreTerm | Tensor] | None]] = {
     "sink": lambda: sink(torch.linspace(-1, 1, H)),
     "added": lambda: additive(torch.linspace(-1, 1, H * I * J).view(H, I, J)),
     "many": lambda: [torch.linspace(-1, 1, I * J).view(I, J), softcap(2.0), alibi(heads=H), sink(torch.zeros(H))],
+}
+
+
+DYNAMIC: dict[str, dict[str, Any]] = {
+    "plain": {"mask": None},
+    "causal": {},
+    "cross attention": {"i": I, "mask": None},
+    "causal with keys before": {"i": I},
+    "window": {"mask": causal() & window(before=3)},
+    "window both ways": {"mask": window(before=2, after=3)},
+    "window and global": {"mask": MASKS["window and global"]},
+    "prefix": {"mask": prefix(3) | causal()},
+    "padding": {"mask": padding([3, 9])},
+    "padding and causal": {"mask": causal() & padding([3, 9])},
+    "matrix": {"i": I, "mask": VISIBLE},
+    "offsets": {"i": I, "positions": Positions(5)},
+    "offsets of queries and keys": {"i": I, "positions": Positions(5, 2)},
+    "alibi": {"scores": alibi(heads=H)},
+    "softcap": {"scores": softcap(1.5)},
+    "t5": {"scores": TERMS["t5"]()},
+    "shaw": {"scores": TERMS["shaw"]()},
+    "sink": {"scores": TERMS["sink"]()},
+    "beta": {"beta": 0.3},
+    "eager": {"kernel": "eager"},
+}
+LENGTHS_OF_ITS_OWN = ("matrix",)
+SPARSE = {
+    "causal window": causal() & window(before=3),
+    "global": causal() & window(before=3) | global_tokens(2),
+    "dilated": causal() & dilated(5),
+    "not": ~(causal() | window(None, 100)),
 }
 
 
@@ -171,6 +205,15 @@ class TestCompiled:
             assert near(fast(*inputs), run(*inputs))
         assert counter.frame_count <= 2
 
+    @pytest.mark.parametrize("case", DYNAMIC)
+    def test_dynamic_sizes_from_the_start(self, case):
+        rest = {"i": J, "mask": causal(), **DYNAMIC[case]}
+        i = rest.pop("i")
+        fast = torch.compile(lambda *x: attend(*x, **rest), fullgraph=True, dynamic=True, backend="eager")
+        for shift in (0, 2) if case not in LENGTHS_OF_ITS_OWN else (0,):
+            inputs = [x.requires_grad_(case in ("plain", "window")) for x in draw(i + shift, J + shift)]
+            assert near(fast(*inputs), attend(*inputs, **rest), 1e-5)
+
     def test_lengths_that_become_square_and_back(self):
         """causal() over as many queries as keys is the fused kernel's own triangle, else a dense mask."""
         fast = compiled(lambda q, k, v: attend(q, k, v, mask=causal()))
@@ -226,16 +269,53 @@ class TestCompiled:
         weights = compiled(lambda q, k, v: attend(q, k, v, dropout=0.5))(0 * q, k, eye)
         assert 0.3 < (weights == 0).float().mean() < 0.7
 
-    def test_a_kernel_that_cannot_be_traced_is_not_chosen(self):
+    @pytest.mark.parametrize("mask", SPARSE)
+    @pytest.mark.parametrize("kernel", [None, "blocked"])
+    def test_masks_by_position_run_the_same_kernel_as_outside(self, mask, kernel):
+        """One graph for all lengths; the choice between kernels is made when it runs."""
+        rest = {"mask": SPARSE[mask], "kernel": kernel}
+        fast = torch.compile(lambda *x: attend(*x, **rest), fullgraph=True, dynamic=True, backend="aot_eager")
+        names = set()
+        for i, j in ((150, 300), (70, 70), (331, 331)):
+            inputs = draw(i, j)
+            with recording() as inside:
+                out = fast(*inputs)
+            with recording() as outside:
+                expected = attend(*inputs, **rest)
+            assert inside == outside
+            assert near(out, expected)
+            names.update(inside)
+        assert names == ({"blocked"} if kernel else {"sdpa", "blocked"})
+        leaves = [x.requires_grad_() for x in inputs]
+        upstream = torch.randn_like(expected)
+        with recording() as inside:
+            out = fast(*leaves)
+        assert inside == outside
+        actual = torch.autograd.grad(out, leaves, upstream)
+        expected = torch.autograd.grad(attend(*leaves, **rest), leaves, upstream)
+        assert all(near(x, y, 1e-5) for x, y in zip(actual, expected, strict=True))
+
+    def test_gradients_are_exact_at_large_scores(self):
         q, k, v = draw(300, 300)
+        leaves = [(1e6 * q).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
+        upstream = torch.randn(B, H, 300, E)
+        fast = compiled(lambda *x: attend(*x, mask=causal() & window(before=3)), "aot_eager")
+        actual = torch.autograd.grad(fast(*leaves), leaves, upstream)
+        outside = torch.autograd.grad(attend(*leaves, mask=causal() & window(before=3)), leaves, upstream)
+        assert all((x - y).norm() <= 1e-6 * y.norm() for x, y in zip(actual, outside, strict=True))
+        exact = [x.detach().double().requires_grad_() for x in leaves]
+        truth = attend(*exact, mask=causal() & window(before=3), kernel="reference")
+        (of_v,) = torch.autograd.grad(truth, exact[2:], upstream.double())
+        assert near(actual[2], of_v.float(), 1e-5)
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend(q, k, v, mask=window(before=3))
-
+    def test_a_kernel_that_cannot_be_traced_is_not_chosen(self):
+        inputs = draw(300, 300)
+        mask = window(before=3) & documents(torch.arange(300) // 100)
+        fast = compiled(lambda *x: attend(*x, mask=mask))
         with recording() as ran:
-            out = compiled(run)(q, k, v)
-        assert ran == []  # what the compiler traces is not running
-        assert near(out, attend(q, k, v, mask=window(before=3), kernel="blocked"))
+            out = fast(*inputs)
+        assert ran == ["sdpa"]
+        assert near(out, attend(*inputs, mask=mask, kernel="blocked"))
 
     @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # the checks of annotations
     def test_a_graph_may_break_around_a_refusal(self):
@@ -538,8 +618,8 @@ class TestKept:
 
 
 def test_a_refusal_keeps_its_reasons_under_the_compiler():
-    run = compiled(lambda q, k, v: attend(q, k, v, mask=window(before=2), kernel="blocked"))
-    with pytest.raises(Exception, match=r"computed in Python, which torch\.compile cannot trace"):
+    run = compiled(lambda q, k, v: attend(q, k, v, mask=documents(LABELS), kernel="blocked"))
+    with pytest.raises(Exception, match=r"in compiled code it takes masks by position on the CPU"):
         run(*draw())
 
 

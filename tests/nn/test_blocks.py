@@ -51,6 +51,19 @@ def test_post_normalises_what_comes_out():
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
+def test_an_attention_only_block_has_no_feed_forward_network(order):
+    one = drawn(Block(WIDTH, Attention(WIDTH, HEADS), None, order=order))
+    x = noise(B, N, WIDTH)
+    mixed = one.attention(one.attention_norm(x) if order == "pre" else x, mask=causal())
+    truth = x + mixed if order == "pre" else one.attention_norm(x + mixed)
+    assert torch.equal(one(x, mask=causal()), truth)
+    assert not [name for name, _ in one.named_parameters() if "feedforward" in name]
+    stream = one.stream(causal())
+    parts = [stream.push(piece) for piece in x.split(2, dim=1)] + [stream.finish()]
+    assert torch.allclose(torch.cat(parts, 1), truth, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_block_may_look_at_a_memory(order):
     one = block(cross=Attention(WIDTH, HEADS, memory_width=5), order=order)
     x, memory, real = noise(B, N, WIDTH), noise(B, 9, 5, seed=2), padding([9, 4])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
@@ -14,12 +15,16 @@ from torch import Tensor
 from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError, kernel_refused
 from regard.base.registry import Registry
-from regard.core.kernels import blocked, eager, flex, sdpa
-from regard.core.kernels.request import Request
+from regard.core.input_checks import fits
+from regard.core.kernels import blocked, compiled, eager, flex, sdpa
+from regard.core.kernels.cpu_flash import flash_attention
+from regard.core.kernels.record import close_record, open_record
+from regard.core.kernels.request import STEEP_BETA, Request, in_unsupported_transform
+from regard.core.masks.forms.causal import Causal
 
 
 class Kernel(Protocol):
-    """The interface of a kernel file. Every file of this folder with a RANK is a kernel of its name."""
+    """The interface of a kernel. Each file of this folder that defines RANK is one, named like the file."""
 
     SUMMARY: str
     RANK: int  # its position in explanations, the fastest first
@@ -28,7 +33,7 @@ class Kernel(Protocol):
         """Every reason why this kernel cannot compute the request exactly; an empty list if it can."""
 
     def work(self, request: Request) -> float:
-        """Number of scores it would compute, weighted by the time of each. The kernel with the smallest is chosen."""
+        """The estimated cost: the number of scores to compute, weighted by the time per score. The lowest wins."""
 
     def memory(self, request: Request) -> int:
         """Bytes of memory it would need beyond inputs and output."""
@@ -42,30 +47,34 @@ _files = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__
 for _file in sorted((file for file in _files if hasattr(file, "RANK")), key=lambda file: file.RANK):
     KERNELS.add(_file.__name__.rpartition(".")[2])(cast(Kernel, _file))
 
-Observer = Callable[[str, Request, Tensor], None]
+Observer = Callable[[str, Request, Tensor], Tensor | None]
 Context = Callable[[], AbstractContextManager[None]]
-_observers: list[tuple[Observer, Context]] = []
+# per thread and per asynchronous task: the calls of others are not recorded
+_observers: ContextVar[tuple[tuple[Observer, Context], ...]] = ContextVar("observers", default=())
 
 
 def choose_kernel(request: Request) -> str:
     """The name of the fused kernel with the least work among those that can run the request, else `eager`."""
-    if request.plain and not sdpa.refusals(request):
+    fused = len(sdpa.refusals(request)) == 0
+    if fused and request.plain:
         return "sdpa"  # no other kernel is faster
     if sdpa.is_small_float32(request) and not eager.refusals(request):
         return "eager"  # the most exact, and the request is too small for compiling another to pay
-    able = ["flex"] if len(flex.refusals(request)) == 0 else []
+    able = ["flex"] if request.q.device.type == "cuda" and len(flex.refusals(request)) == 0 else []
     if able and flex.is_surely_best(request):
         return "flex"
-    able += ["sdpa"] if len(sdpa.refusals(request)) == 0 else []
     # where flex can run, blocked would only copy what flex reads in place
-    able += ["blocked"] if "flex" not in able and len(blocked.refusals(request)) == 0 else []
+    gathers = fused and len(able) == 0 and len(blocked.own_refusals(request)) == 0
+    able += ["sdpa"] if fused else []
+    able += ["blocked"] if gathers else []
     if len(able) == 0:
         if reasons := eager.refusals(request):
             raise kernel_refused(None, reasons, [])
         return "eager"
     if torch.compiler.is_compiling():
-        return able[0]  # comparing work would specialise the compiled code to one length
-    return min(able, key=lambda name: KERNELS[name].work(request))
+        # comparing work would specialise the compiled code to one length; the operator of blocked compares when it runs
+        return able[-1]
+    return able[0] if len(able) == 1 else min(able, key=lambda name: KERNELS[name].work(request))
 
 
 def run_kernel(request: Request, name: str | None) -> Tensor:
@@ -73,55 +82,93 @@ def run_kernel(request: Request, name: str | None) -> Tensor:
 
     A named kernel that cannot compute the request exactly raises an error with its reasons.
     """
-    if name is None:
-        name = choose_kernel(request)
+    chosen = choose_kernel(request) if name is None else None
+    if chosen is not None:
+        name = chosen
     elif not isinstance(name, str):
         raise ConfigError(f"kernel must be a name such as 'sdpa', or None to choose one, not {name!r}")
     elif reasons := KERNELS[name].refusals(request):
         others = [other for other in KERNELS if not KERNELS[other].refusals(request)]
         raise kernel_refused(name, reasons, [choose_kernel(request)] if others else [])
-    if torch.compiler.is_compiling() or not _observers:
+    if chosen == "blocked" and torch.compiler.is_compiling():
+        return compiled.masked_attention(request)
+    observers = () if torch.compiler.is_compiling() else _observers.get()
+    if not observers:
         return KERNELS[name].run(request)
     with ExitStack() as stack:
-        for _, context in _observers:
+        for _, context in observers:
             stack.enter_context(context())
         out = KERNELS[name].run(request)
-    for observer, _ in _observers:
-        observer(name, request, out)
+    for observer, _ in observers:
+        changed = observer(name, request, out)
+        out = out if changed is None else changed
     return out
+
+
+def run_plain_on_cpu(q: object, k: object, v: object, mask: object, beta: object) -> Tensor | None:
+    """Full or causal attention on the CPU by `sdpa`, without a Request: small calls take a third less time.
+
+    None if anything about the call is unusual; it is then prepared and checked as all others are.
+    """
+    if torch.compiler.is_compiling() or _observers.get() or not (mask is None or type(mask) is Causal):
+        return None
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return None
+    ordinary = type(q) is type(k) is type(v) is Tensor and fits(q, k, v) and q.device.type == "cpu"
+    if not ordinary or in_unsupported_transform(q.device) or torch.is_autocast_enabled("cpu"):
+        return None
+    (i, c), (j, e) = q.shape[2:], v.shape[2:]
+    if c != e or not i or not j or not len(q) or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
+        return None
+    factor = c**-0.5 if beta is None else beta if isinstance(beta, float) else 0.0
+    if (mask is not None and i != j) or not 0.0 < factor <= STEEP_BETA:
+        return None
+    return flash_attention(q, k, v, None, mask is not None, factor)
 
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
-    """Record the names of the kernels that run inside the `with` block, in order.
+    """Record the names of the kernels that run inside the `with` block, in order. Other threads are not recorded.
+
+    Compiled code records its fused kernels when they run; what the compiler fuses itself, such as `eager`, is not seen.
 
     >>> with regard.recording() as names:
-    ...     attend(q, k, v)
+    ...     out = attend(q, k, v)
     >>> names
     ['sdpa']
     """
-    names: list[str] = []
-    with observe_requests(lambda name, request, out: names.append(name)):
-        yield names
+    names = open_record()
+    try:
+        with observe_requests(lambda name, request, out: names.append(name)):
+            yield names
+    finally:
+        close_record(names)
 
 
 @contextmanager
 def observe_requests(observer: Observer, context: Context = nullcontext) -> Iterator[None]:
-    """Call the observer after every attention call inside, with the name of the kernel, the request and the output.
+    """Call `observer(kernel name, request, output)` after every attention call inside the `with` block.
 
-    context  makes a context manager in which each kernel runs
+    If the observer returns a tensor, it replaces the output.
+
+    context  function that returns a context manager, which is entered around each kernel run
     """
     entry = (observer, context)
-    _observers.append(entry)
+    _observers.set((*_observers.get(), entry))
     try:
         yield
     finally:
-        _observers[:] = [other for other in _observers if other is not entry]
+        _observers.set(tuple(other for other in _observers.get() if other is not entry))
 
 
 @dataclass(frozen=True)
 class KernelAnswer:
-    """Whether one kernel can run a request, and its cost."""
+    """Whether one kernel can run a request, and its cost.
+
+    reasons  why it cannot run the request; empty if it can
+    work     estimated number of scores to compute, weighted by the time per score; infinite if it cannot run
+    memory   bytes that it needs beyond inputs and output
+    """
 
     kernel: str
     summary: str
@@ -136,7 +183,15 @@ class KernelAnswer:
 
 @dataclass(frozen=True)
 class Explanation(TextDisplay):
-    """The chosen kernel, the reasons of kernels that refuse, visible pairs and costs."""
+    """What `explain` returns: which kernel an attention call runs, and why the others do not.
+
+    call     the sizes, dtype, device and beta of the call
+    mask     the mask as text
+    chosen   name of the kernel that runs; None if no kernel can
+    visible  number of visible query-key pairs
+    pairs    number of all query-key pairs
+    answers  the cost of each kernel, or its reasons to refuse
+    """
 
     call: str
     mask: str

@@ -4,18 +4,18 @@ Time and memory are proportional to the number of visible blocks, on the CPU too
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.core.absolute_positions import Grid, Positions, key_positions
-from regard.core.kernels import sdpa
+from regard.core.kernels import compiled, sdpa
 from regard.core.kernels.request import Request, sum_terms, visible_keys
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import (
@@ -35,29 +35,50 @@ SIZE = 64  # fine enough that a window of 256 wastes little, coarse enough to fi
 _ALIKE = 4  # number of patterns that query blocks share; the other blocks have their own mask
 _AT_ONCE = 1 << 24  # pairs evaluated at once while planning
 _KEEP = 1 << 26  # largest number of pairs of a plan that is cached
+_KEEP_BIAS = 1 << 22  # largest number of pairs of a group whose bias is cached
 
 
 @dataclass(frozen=True)
 class BlockGroup:
-    """Query blocks (r) that see the same number of key blocks (m), and the mask inside these blocks."""
+    """A group of r query blocks that see the same number m of key blocks, with the mask inside these blocks.
+
+    rows     indices of the query blocks
+    columns  indices of the key blocks that each query block sees
+    visible  the boolean mask of each query block (s rows) and its key blocks (l = m * s columns)
+    """
 
     rows: Int[Tensor, "r"]
     columns: Int[Tensor, "r m"]
     visible: Bool[Tensor, "#r #b s l"]
+    _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
+        """The mask `nonempty` as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
+        found = self._biases.get(dtype)
+        if found is None:
+            found = torch.zeros_like(self.nonempty, dtype=dtype).masked_fill_(~self.nonempty, -math.inf)
+            if found.numel() <= _KEEP_BIAS:
+                self._biases[dtype] = found
+        return found
 
     @cached_property
     def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
-        """The mask with all keys visible in rows that see nothing: the fused kernel needs finite scores there."""
+        """The mask, but rows that see no key see all keys: the fused kernel needs a finite score in every row."""
         return self.visible | ~self.visible.any(-1, keepdim=True)
 
     @cached_property
-    def sliding(self) -> bool:
-        """Whether the key blocks form a sliding window, so that views can replace copies."""
+    def sliding(self) -> tuple[int, int] | None:
+        """The first query block and its first key block if the key blocks form a sliding window, else None.
+
+        In a sliding window each query block sees the key blocks of the one before it, shifted by one, so that views can
+        replace copies.
+        """
         if not self.columns.shape[1]:
-            return False
+            return None
         steps = torch.arange(len(self.rows))
         run = self.columns[0, 0] + steps[:, None] + torch.arange(self.columns.shape[1])
-        return torch.equal(self.rows, self.rows[0] + steps) and torch.equal(self.columns, run)
+        slides = torch.equal(self.rows, self.rows[0] + steps) and torch.equal(self.columns, run)
+        return (int(self.rows[0]), int(self.columns[0, 0])) if slides else None
 
 
 @dataclass(frozen=True)
@@ -69,20 +90,38 @@ class GatherPlan:
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that nobody sees
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
 
+    @cached_property
+    def order(self) -> Int[Tensor, "q"] | None:
+        """The index of each query block in the concatenated outputs of all groups; None if already in order."""
+        order = torch.cat([group.rows for group in self.groups])
+        return None if torch.equal(order, torch.arange(len(order))) else order.argsort()
+
+    @cached_property
+    def visited(self) -> int:
+        """The number of pairs of a query block and a key block to compute."""
+        return sum(group.columns.numel() for group in self.groups)
+
     @property
     def pairs(self) -> int:
-        """Number of pairs that the masks of the groups hold."""
+        """The number of mask entries that the groups store."""
         return sum(group.visible.numel() for group in self.groups)
 
 
 def refusals(request: Request) -> list[str]:
-    reasons = sdpa.refusals(request)
+    return sdpa.refusals(request) + own_refusals(request)
+
+
+def own_refusals(request: Request) -> list[str]:
+    """The reasons why this kernel cannot run the request, except for those that `sdpa` has as well."""
+    reasons = []
     if isinstance(request.mask, Full):
         reasons.append("the mask hides nothing, so no block can be skipped")
     if has_matrix(request.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
-    if torch.compiler.is_compiling():
-        reasons.append("the list of visible blocks is computed in Python, which torch.compile cannot trace")
+    if torch.compiler.is_compiling() and not compiled.can_trace(request):
+        reasons.append("in compiled code it takes masks by position on the CPU, without score terms and dropout")
+    if request.positions.offsets is not None:
+        reasons.append("its blocks are the same for all sequences, and these have offsets of their own")
     if 0 in request.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
@@ -94,7 +133,9 @@ def work(request: Request) -> float:
         return (
             2.0 * b * h * i * j
         )  # a block table would synchronise with the device; assume that nothing can be skipped
-    return 1.5 * b * h * _visited_blocks(_get_block_table(request)) * SIZE * SIZE + 2e5
+    plan = _plans.peek(_plan_key(request))
+    visited = _visited_blocks(_get_block_table(request)) if plan is None else plan.visited
+    return 1.5 * b * h * visited * SIZE * SIZE + 2e5
 
 
 def memory(request: Request) -> int:
@@ -117,33 +158,27 @@ def memory(request: Request) -> int:
 
 
 def run(request: Request) -> Float[Tensor, "b h i e"]:
+    if torch.compiler.is_compiling():
+        return compiled.masked_attention(request, "blocked")
+    plan = get_plan(request)
     b, h, _, _, _, _, e = request.sizes
-    plan = _get_plan(request)
-    rows, columns = plan.spans.row_blocks, plan.spans.column_blocks
-    k, v = request.k, request.v
-    if plan.unseen is not None:
-        k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
-    if plan.blind is not None:
-        request = replace(request, q=request.q.masked_fill(plan.blind, 0))
-    laid = ((request.q, rows), (k, columns), (v, columns))
-    q, k, v = (_split_into_blocks(x, blocks, plan.spans.steps) for x, blocks in laid)  # (b h) n c
     terms = request.bound_terms()
     sink = None if request.sink is None else request.sink.repeat(b)
     outs = []
-    for group in plan.groups:
-        blocks = _query_blocks(q, group)
+    for group, (blocks, keys, values) in zip(plan.groups, gather(request, plan), strict=True):
         if not group.columns.shape[1]:
             # zeros that are connected to q, so that backward works if the mask hides everything
-            nothing = blocks[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0)
+            nothing = blocks[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=blocks.device), 0)
             outs.append(nothing.expand(*blocks.shape[:3], e))
             continue
-        visible = group.visible if terms and request.hides_by_score else group.nonempty
-        visible = visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if visible.shape[1] > 1 else visible
-        bias, keys, values, hidden = None, _key_blocks(k, group), _key_blocks(v, group), None
-        if terms:
-            bias = sum_terms(terms, _grid(request, plan.spans, group), request.q)
-            bias = bias.expand(len(group.rows), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
-        if bias is not None and request.hides_by_score:
+        if not terms:
+            added = repeat_for_heads(group.bias(blocks.dtype), b, h)
+            outs.append(sdpa.fused_attention(blocks, keys, values, request.beta, request.dropout, added=added))
+            continue
+        visible, hidden = repeat_for_heads(group.visible if request.hides_by_score else group.nonempty, b, h), None
+        bias = sum_terms(terms, _grid(request, plan.spans, group), request.q)
+        bias = bias.expand(len(group.rows), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
+        if request.hides_by_score:
             seen = visible & (bias != -math.inf)
             unseen, hidden = ~visible_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
             keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
@@ -151,30 +186,68 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
             visible, bias, blocks = seen | hidden, bias.masked_fill(hidden, 0), blocks.masked_fill(hidden, 0)
         out = sdpa.masked_attention(blocks, keys, values, visible, bias, sink, request.beta, request.dropout)
         outs.append(out if hidden is None else out.masked_fill(hidden, 0))
-    out = torch.cat(outs)  # r (b h) s e
-    order = torch.cat([group.rows for group in plan.groups])
-    if not torch.equal(order, torch.arange(len(order))):
-        out = out[order.argsort().to(out.device)]
+    return assemble(outs, plan, b)
+
+
+def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield q, k and v for each group: its query blocks, and the key and value blocks that these see."""
+    q, k, v = request.q, request.k, request.v
+    if plan.unseen is not None:
+        k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
+    if plan.blind is not None:
+        q = q.masked_fill(plan.blind, 0)
+    k, v = (_split_into_blocks(x, plan.spans.column_blocks, plan.spans.steps) for x in (k, v))  # (b g) n c
+    for group, blocks in zip(plan.groups, gather_rows(q, plan), strict=True):
+        yield blocks, _key_blocks(k, group), _key_blocks(v, group)
+
+
+def gather_rows(q: Float[Tensor, "b h i c"], plan: GatherPlan) -> Iterator[Float[Tensor, "r bh s c"]]:
+    """The query blocks of each group, taken from q (b h i c)."""
+    q = _split_into_blocks(q, plan.spans.row_blocks, plan.spans.steps)
+    return (_query_blocks(q, group) for group in plan.groups)
+
+
+def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Float[Tensor, "r bh s e"]]:
+    """The gradient of each group's output, from the gradient of the whole output: the adjoint of `assemble`."""
+    if plan.blind is not None:
+        grad = grad.masked_fill(plan.blind, 0)
+    rows = _split_into_blocks(grad, plan.spans.row_blocks, plan.spans.steps)
+    if plan.spans.steps:  # a row that is repeated to fill a block takes no part in the output
+        rows = rows.masked_fill(~plan.spans.row_blocks.real.reshape(-1, 1), 0)
+    return [_query_blocks(rows, group) for group in plan.groups]
+
+
+def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h i e"]:
+    """The output of all queries in order, from the outputs (r bh s e) of the groups."""
+    out = torch.cat(outs)
+    if plan.order is not None:
+        out = out[plan.order.to(out.device)]
     out = out.transpose(0, 1).flatten(1, 2)
-    out = out.index_select(1, rows.slots.to(out.device)) if plan.spans.steps else out[:, : plan.spans.i]
-    out = out.reshape(b, h, plan.spans.i, e)
+    slots = plan.spans.row_blocks.slots if plan.spans.steps else None
+    out = out[:, : plan.spans.i] if slots is None else out.index_select(1, slots.to(out.device))
+    out = out.reshape(b, -1, *out.shape[1:])
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
+
+
+def repeat_for_heads(visible: Shaped[Tensor, "#r #b s l"], b: int, h: int) -> Shaped[Tensor, "#r #bh s l"]:
+    """Repeat the mask of each sequence for its h heads, if sequences differ, so that axis b becomes b * h."""
+    return visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if visible.shape[1] > 1 else visible
 
 
 def _query_blocks(q: Float[Tensor, "bh n c"], group: BlockGroup) -> Float[Tensor, "r bh s c"]:
     blocks = q.reshape(q.shape[0], -1, SIZE, q.shape[2])
-    if group.sliding:
-        first = int(group.rows[0])
+    if group.sliding is not None:
+        first = group.sliding[0]
         return blocks[:, first : first + len(group.rows)].transpose(0, 1)
     return blocks.index_select(1, group.rows.to(q.device)).transpose(0, 1)
 
 
 def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, "r bg l c"]:
     rows, run = group.columns.shape
-    if group.sliding:
-        first = int(group.columns[0, 0]) * SIZE
-        stretch = k[:, first : first + (rows + run - 1) * SIZE]
-        return stretch.unfold(1, run * SIZE, SIZE).permute(1, 0, 3, 2)
+    if group.sliding is not None:
+        first = group.sliding[1] * SIZE
+        part = k[:, first : first + (rows + run - 1) * SIZE]
+        return part.unfold(1, run * SIZE, SIZE).permute(1, 0, 3, 2)
     blocks = k.reshape(k.shape[0], -1, SIZE, k.shape[2])
     gathered = blocks.index_select(1, group.columns.reshape(-1).to(k.device))
     return gathered.reshape(k.shape[0], rows, run * SIZE, k.shape[2]).transpose(0, 1)
@@ -195,11 +268,16 @@ def _grid(request: Request, spans: Spans, group: BlockGroup) -> Grid:
 _plans: Memo[GatherPlan] = Memo(16)
 
 
-def _get_plan(request: Request) -> GatherPlan:
+def _plan_key(request: Request) -> Hashable | None:
+    queries, keys = request.positions.queries, request.positions.keys
+    rest = (queries, keys, request.q.shape[2], request.k.shape[2], request.q.device) if isinstance(keys, int) else None
+    return joint_key(request.mask, rest)
+
+
+def get_plan(request: Request) -> GatherPlan:
     i, j, device = request.q.shape[2], request.k.shape[2], request.q.device
-    rest = (request.positions, i, j, device) if isinstance(request.positions.keys, int) else None
     make = lambda: _build_plan(request.mask, request.positions, i, j, device)  # noqa: E731 (a name for a long argument)
-    return _plans.get(joint_key(request.mask, rest), request.mask, make, lambda plan: plan.pairs <= _KEEP)
+    return _plans.get(_plan_key(request), request.mask, make, lambda plan: plan.pairs <= _KEEP)
 
 
 def _build_plan(mask: Mask, positions: Positions, i: int, j: int, device: torch.device) -> GatherPlan:
@@ -239,9 +317,11 @@ def _visible_in_blocks(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) 
 def _group_by_pattern(
     rows: Tensor, columns: Tensor, look: Callable[[Tensor, Tensor], Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Group query blocks that see the same pattern, so that they share one mask; a window has a few patterns.
+    """Group query blocks by their mask, so that equal blocks share one. Yields rows, columns and mask of each group.
 
     Blocks are evaluated in chunks, so that a long sequence never needs all of its pairs in memory.
+
+    look  function from query block and key block indices to the boolean masks
     """
     patterns: list[Tensor] = []
     kinds: list[Tensor] = []
@@ -267,7 +347,7 @@ def _group_by_pattern(
 
 
 def _split_into_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ...]) -> Float[Tensor, "bh m c"]:
-    """Rows in the order of their blocks, padded to whole blocks."""
+    """The rows of x in the order of their blocks, with the last block padded; batch and heads become one axis."""
     if steps:  # index_select is many times faster with fewer axes
         return x.flatten(0, 1).index_select(1, blocks.index.flatten().to(x.device))
     missing = blocks.index.numel() - x.shape[2]

@@ -22,6 +22,7 @@ from regard.core.kernels.gradients import (
     needs_gradient,
 )
 from regard.core.kernels.products import is_finite
+from regard.core.kernels.record import record_kernel
 
 # a named overload spares its search at every call
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -38,10 +39,12 @@ def flash_attention(
     causal: bool,
     beta: float,
 ) -> Float[Tensor, "n h i c"]:
-    """Attention with a dense mask or bias (`added`); gradients of q, k and v, but not of the bias."""
-    if added is not None and added.dtype == torch.bool:
-        added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
-    arguments = (q, k, v, added, causal, beta)
+    """Softmax attention by torch's CPU flash kernel, with exact gradients of q, k and v.
+
+    added  boolean mask, or additive bias, which gets no gradient; None for neither
+    beta   the factor of q . k
+    """
+    arguments = (q, k, v, as_bias(added, q.dtype), causal, beta)
     training = needs_gradient(q, k, v)
     out: Tensor
     if torch.compiler.is_compiling():
@@ -49,11 +52,19 @@ def flash_attention(
         out = operators.cpu_attention(*arguments)[0] if training else operators.cpu_attention_inference(*arguments)
     elif not training:
         out = _infer(*arguments)
-    elif torch._C._functorch.peek_interpreter_stack() is not None:
-        out = _FlashAttention.apply(*arguments)[0]  # type: ignore[no-untyped-call]
+    elif torch._C._functorch.peek_interpreter_stack() is None:
+        native = _differentiable(*arguments)
+        out = _FlashAttention.apply(*arguments)[0] if native is None else native  # type: ignore[no-untyped-call]
     else:
-        out = _QuickFlashAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+        out = _FlashAttention.apply(*arguments)[0]  # type: ignore[no-untyped-call]
     return out
+
+
+def as_bias(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A boolean mask as an additive mask of 0 and -inf; a bias that is already additive is returned as it is."""
+    if added is None or added.dtype != torch.bool:
+        return added
+    return torch.zeros_like(added, dtype=dtype).masked_fill_(~added, -math.inf)
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> tuple[Tensor, Tensor]:
@@ -62,12 +73,15 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
 
 
 def _is_exact(out: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Whether the kernel met no NaN or infinity. It gives zeros to a row of NaN that is shorter than a vector."""
+    """Whether the kernel's output can be trusted: neither it nor, for few keys, q and k hold NaN or infinity.
+
+    With fewer keys than the width of a vector register, the kernel returns zeros for a row of NaN.
+    """
     return is_finite(out) and (k.shape[2] >= SHORTEST or (is_finite(q) and is_finite(k)))
 
 
 def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
-    """The output by the naive method, some rows at a time."""
+    """The attention output computed from explicit scores, a slice of rows at a time, without gradients."""
     with torch.no_grad():
         return attention_by_rows(dense_row_attention(added, causal, beta), q, k, v)
 
@@ -81,12 +95,29 @@ def _infer(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, 
     return out if _is_exact(out, q, k) else _by_rows(q, k, v, added, causal, beta)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> tuple[Tensor, Tensor]:
-    """The output and the log-sum-exp of each row. One NaN throughout says that torch's backward pass is not exact."""
+def _differentiable(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
+    """The output with torch's own backward pass; None where that is not exact."""
     factor, scale = split_scale(beta, q.dtype)
     out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
-    low, high = torch.aminmax(lse)
-    if not max(-low.item(), high.item()) <= lse_limit(q):  # NaN is large
+    # a key may hold an infinity that scores of -inf hide: then its gradients would be NaN
+    exact = _is_small(lse, lse_limit(q)) and _is_exact(out, q, k) and is_finite(k)
+    return out if exact else None
+
+
+def _is_small(lse: Tensor, limit: float) -> bool:
+    """Whether every |log-sum-exp| is at most the limit; NaN is not."""
+    low, high = torch.aminmax(lse.detach())
+    return high.item() <= limit and low.item() >= -limit
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> tuple[Tensor, Tensor]:
+    """The attention output and the log-sum-exp of each row.
+
+    If torch's backward pass would not be exact, the whole log-sum-exp is NaN.
+    """
+    factor, scale = split_scale(beta, q.dtype)
+    out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
+    if not _is_small(lse, lse_limit(q)):
         # scores that tie exactly must go on to do so, which the rounding of q * factor would prevent
         out, lse = _kernel(q, k, v, added, causal, beta)[0], torch.full_like(lse, math.nan)
     if not _is_exact(out, q, k):
@@ -94,7 +125,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool
     return out, lse
 
 
-def _backward(
+def backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -127,11 +158,11 @@ def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
 
 
 class _FlashAttention(torch.autograd.Function):
-    """For torch.func: it returns the log-sum-exp too, and has a setup_context."""
+    """`forward` and `backward` of this file as an autograd function that torch.func can transform."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        return _forward(*arguments)
+        return forward(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Saved, output: tuple[Tensor, Tensor]) -> None:
@@ -142,24 +173,11 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None = None) -> tuple[Tensor | None, ...]:
         q, k, v, added, out, lse = ctx.saved_tensors
-        return *_backward(grad, q, k, v, added, out, lse, ctx.causal, ctx.beta), None, None, None
-
-
-class _QuickFlashAttention(torch.autograd.Function):
-    """The same without a setup_context: with it, torch inspects the signature of forward at every call."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        out, lse = _forward(*arguments)
-        *tensors, ctx.causal, ctx.beta = arguments
-        ctx.save_for_backward(*tensors, out, lse)
-        return out
-
-    backward = _FlashAttention.backward
+        return *backward(grad, q, k, v, added, out, lse, ctx.causal, ctx.beta), None, None, None
 
 
 def _register_operators(library: torch.library.Library) -> None:
-    """Register the operators of compiled code. Inputs of any strides are made contiguous, and results are."""
+    """Register the operators `regard::cpu_attention...` for compiled code. Their results are contiguous."""
     inputs, rest = "Tensor q, Tensor k, Tensor v, Tensor? added", "bool causal, float beta"
     library.define(f"cpu_attention_inference({inputs}, {rest}) -> Tensor")
     library.define(f"cpu_attention({inputs}, {rest}) -> (Tensor, Tensor)")
@@ -178,9 +196,17 @@ def _register_operators(library: torch.library.Library) -> None:
         grads = torch.ops.regard.cpu_attention_backward(grad, *ctx.saved_tensors, ctx.causal, ctx.beta)
         return *grads, None, None, None
 
-    library.impl("cpu_attention_inference", lambda *x: _infer(*contiguous(x)).contiguous(), "CPU")
-    library.impl("cpu_attention", lambda *x: contiguous(_forward(*contiguous(x))), "CPU")
-    library.impl("cpu_attention_backward", lambda *x: contiguous(_backward(*contiguous(x))), "CPU")
+    def infer(*arguments: Any) -> Tensor:
+        record_kernel("sdpa")
+        return _infer(*contiguous(arguments)).contiguous()
+
+    def learn(*arguments: Any) -> tuple[Any, ...]:
+        record_kernel("sdpa")
+        return contiguous(forward(*contiguous(arguments)))
+
+    library.impl("cpu_attention_inference", infer, "CPU")
+    library.impl("cpu_attention", learn, "CPU")
+    library.impl("cpu_attention_backward", lambda *x: contiguous(backward(*contiguous(x))), "CPU")
     register_fake = torch.library.register_fake
     register_fake("regard::cpu_attention_inference", lambda *x: fake(*x)[0], lib=library)
     register_fake("regard::cpu_attention", fake, lib=library)

@@ -78,7 +78,10 @@ def attention(
 
 
 def _bound(request: Request, q: Tensor, rows: slice | None) -> list[BoundTerm]:
-    """Bind the score terms to all queries: some look up a row by its index."""
+    """The score terms as functions of (scores, grid), bound to all queries of the request.
+
+    Some terms look up a row by its index. If q holds only some `rows`, the other rows are filled in from the request.
+    """
     if not request.terms:
         return []
     if rows is not None:

@@ -41,7 +41,7 @@ FINE = 64  # skips more of a sparse mask
 
 
 def _tiles(width: int) -> dict[str, int]:
-    """Tile sizes for sparse masks: small tiles for short rows of blocks (measured on an H200, see docs/log.md)."""
+    """The kernel options of flex_attention for sparse masks: small tiles (measured on an H200, see docs/log.md)."""
     short = 64 if width <= 64 else 32  # of a tile in the backward pass; wider heads leave no room for more
     return {
         "fwd_BLOCK_M": 64,
@@ -82,6 +82,8 @@ def refusals(request: Request) -> list[str]:
         reasons.append("its block mask is computed in Python, which torch.compile cannot trace")
     if in_unsupported_transform(request.q.device):
         reasons.append("it has no rule for vmap, forward-mode and second derivatives")
+    if request.positions.offsets is not None:
+        reasons.append("its block mask is the same for all sequences, and these have offsets of their own")
     if 0 in request.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
@@ -93,7 +95,7 @@ def work(request: Request) -> float:
 
 
 def is_surely_best(request: Request) -> bool:
-    """Whether it beats a dense mask even if no block can be skipped: all but short requests."""
+    """Whether flex beats a dense mask even if no block can be skipped. True for all but short requests."""
     b, h, _, i, j, _, _ = request.sizes
     return b * h * i * j > 1e7
 
@@ -113,7 +115,10 @@ def _density(request: Request) -> float:
 
 
 def _is_sparse(request: Request) -> bool:
-    """Whether small tiles are faster and fit: half precision, heads up to 128 wide, at least one block of queries."""
+    """Whether to use small tiles: fewer than half of the blocks are visible, and small tiles fit.
+
+    They fit half precision, heads up to 128 wide and at least one block of queries.
+    """
     _, _, _, i, _, c, e = request.sizes
     return request.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(request) < 0.5
 
@@ -129,7 +134,7 @@ def _needs_gradient(request: Request) -> bool:
 
 @dataclass(frozen=True)
 class BlockMaskPlan:
-    """The BlockMask and compiled function for requests of one kind."""
+    """The BlockMask, the compiled function and its options for requests of one kind."""
 
     blocks: "BlockMask | None"
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that no query sees
@@ -191,7 +196,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None:
-    """Keys that an additive term hides from all queries with -inf; None if it has no axis of keys."""
+    """Which keys an additive term hides from every query with -inf; None if its values do not vary by key."""
     values = term.values.detach().reshape((1, 1, *term.values.shape)[-4:])
     if values.shape[-1] == 1:
         return None
@@ -291,7 +296,10 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
 
 
 def _compile_key(request: Request) -> Hashable:
-    """The key of compiled code: mask structure, settings, dtype and fixed sizes. Data and lengths may change."""
+    """The key under which compiled code is cached: mask structure, terms, dtype, device, heads and widths.
+
+    Mask contents and sequence lengths are not part of it.
+    """
     b, h, g, i, j, c, e = request.sizes
     ones = (b == 1, i <= COARSE, j <= COARSE)  # an axis of size one is compiled separately
     starts = (

@@ -39,7 +39,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def attention_by_rows(attention: RowAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The output of the naive method, in float32 or better, some rows at a time. It has no gradients."""
+    """The attention output from explicit scores, in float32 or better, a slice of rows at a time; no gradients."""
     exact = torch.promote_types(q.dtype, torch.float32)
     k, v = k.to(exact), v.to(exact)
     with disable_autocast(q):
@@ -56,7 +56,7 @@ def _row_slices(q: Tensor, k: Tensor) -> list[slice]:
 def gradients_by_rows(
     attention: RowAttention, grad: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v by autograd through the naive method, in float32 or better."""
+    """The gradients of q, k and v, by autograd through explicit scores in float32 or better."""
     exact = torch.promote_types(q.dtype, torch.float32)
     if torch.is_grad_enabled():  # create_graph=True: these gradients may be differentiated again
         q, k, v = (x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v))
@@ -78,7 +78,11 @@ def gradients_by_rows(
 
 
 def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout: float = 0.0) -> RowAttention:
-    """Softmax attention with a dense mask or bias, written out."""
+    """Return a function (q, k, v, rows) that computes softmax attention of some rows from explicit scores.
+
+    added  boolean mask, or additive bias, of all rows
+    beta   the factor of q . k
+    """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
         nonfinite = has_nonfinite(q, k, v)
@@ -110,12 +114,15 @@ class GradientGuard:
         self.grad: Tensor | None = None
 
     def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v for the kernel."""
+        """Return q, k and v for the fused kernel. Their gradients pass through this guard."""
         passed: tuple[Tensor, Tensor, Tensor] = _GuardedInputs.apply(self, q, k, v)  # type: ignore[no-untyped-call]
         return passed
 
     def leave(self, out: Tensor, largest: Tensor) -> Tensor:
-        """The kernel's output, given its largest |score| or |log-sum-exp|."""
+        """Return the kernel's output, with a hook that checks the scores in the backward pass.
+
+        largest  the largest |score| or |log-sum-exp| of the call
+        """
         if torch.cuda.is_current_stream_capturing():
             return poison_gradient(out, largest > lse_limit(out))  # a captured graph cannot branch on the host
         self.largest = torch.empty((), dtype=largest.dtype, pin_memory=True)
@@ -150,10 +157,10 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Whether a call on a GPU is guarded by `poison_saved_lse` alone: half precision and an ordinary beta.
+    """Whether `poison_saved_lse` alone makes the gradients of this GPU call safe.
 
-    Not under saved-tensor hooks such as those of torch.utils.checkpoint: reading a saved tensor in the forward pass
-    would run them.
+    It does in half precision with an ordinary beta. It cannot be used under saved-tensor hooks, such as those of
+    torch.utils.checkpoint, which would run when the saved tensor is read in the forward pass.
     """
     packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA and not packed
@@ -168,7 +175,10 @@ def saved_lse(out: Tensor) -> Tensor | None:
 
 
 def poison_saved_lse(out: Tensor) -> None:
-    """Set the log-sum-exp that a fused kernel has saved to NaN where it is too large, and with it these gradients."""
+    """Set the log-sum-exp that a fused kernel has saved to NaN where its absolute value is too large.
+
+    The gradients of these rows are then NaN instead of wrong.
+    """
     lse = saved_lse(out)
     if lse is not None:
         rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
@@ -177,15 +187,15 @@ def poison_saved_lse(out: Tensor) -> None:
 
 
 def poison_large_rows(out: Tensor, lse: Tensor) -> None:
-    """Register a hook that sets the gradient of rows to NaN where |log-sum-exp| > WRONG_LSE."""
+    """Register a hook that sets the output gradient of a row to NaN if its |log-sum-exp| > WRONG_LSE."""
     out.register_hook(lambda grad: grad.masked_fill(lse[..., None].abs() > WRONG_LSE, math.nan))
 
 
 def keep_layout(out: Tensor) -> None:
-    """Register a hook that gives the gradient the strides of the output, if the kernel is cuDNN's.
+    """Register a hook that gives the gradient the strides of the output, if cuDNN computed the output.
 
-    torch keeps cuDNN's backward plans by the shapes and strides of q, k and v, not of the gradient: with a gradient of
-    other strides it reads wrong numbers (torch 2.11, measured; see docs/log.md).
+    torch caches cuDNN's backward plans by the shapes and strides of q, k and v only: a gradient of other strides would
+    be read wrongly (torch 2.11, measured; see docs/log.md).
     """
     node = out.grad_fn
     if node is not None and "Cudnn" in node.name():
@@ -201,7 +211,7 @@ def with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def score_bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
-    """A number that no |beta q . k| exceeds."""
+    """An upper bound of all |beta * q . k|."""
     exact = torch.promote_types(q.dtype, torch.float32)
     longest = [torch.linalg.vector_norm(x.detach(), dim=-1, dtype=exact).amax() for x in (q, k)]
     largest: Tensor = longest[0] * longest[1] * abs(beta)
@@ -209,7 +219,10 @@ def score_bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
 
 
 def poison_gradient(out: Tensor, wrong: Tensor) -> Tensor:
-    """The same output; its gradient is NaN where `wrong` is True. For compiled code, transforms and CUDA graphs."""
+    """Return the output unchanged; its gradient is set to NaN where `wrong` is True.
+
+    For compiled code, torch.func transforms and CUDA graphs, which cannot branch on values.
+    """
     marked: Tensor = _PoisonGradient.apply(out, wrong)  # type: ignore[no-untyped-call]
     return marked
 

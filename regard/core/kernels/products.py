@@ -31,9 +31,10 @@ def has_nonfinite(*tensors: Tensor) -> bool:
 def dot_products(
     q: Float[Tensor, "b h i c"], k: Float[Tensor, "b g j c"], nonfinite: bool = False
 ) -> Float[Tensor, "b h i j"]:
-    """q . k of every pair.
+    """The dot product q . k of every query-key pair.
 
-    nonfinite  whether q or k may hold NaN or infinity: pairs whose gradient is zero then do not reach other gradients
+    nonfinite  whether q or k may hold NaN or infinity. Then pairs with a zero gradient are left out of the backward
+               pass, where 0 * NaN would be NaN
     """
     rows = _group_rows(q, k.shape[1])
     with disable_autocast(q):
@@ -44,7 +45,7 @@ def dot_products(
 def weighted_sum(
     weights: Float[Tensor, "b h i j"], v: Float[Tensor, "b g j e"], visible: Bool[Tensor, "b h i j"] | None = None
 ) -> Float[Tensor, "b h i e"]:
-    """weights times v. With `visible`, NaN and infinity reach only rows that see their key."""
+    """The product of weights and v. With `visible`, NaN and infinity in v reach only rows that see that key."""
     rows = _group_rows(weights, v.shape[1])
     with disable_autocast(v):
         seen = None if visible is None else _group_rows(visible, v.shape[1])
@@ -53,7 +54,7 @@ def weighted_sum(
 
 
 def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri n"]:
-    """The rows of all query heads of one key head as rows of one matrix."""
+    """Join the rows of all query heads that share a key head into one matrix: (b h i n) to (b g ri n)."""
     grouped: Tensor = x.unflatten(1, (g, x.shape[1] // g)).flatten(2, 3)
     return grouped
 
@@ -67,7 +68,10 @@ def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) ->
 def masked_product(
     a: Float[Tensor, "*axes i j"], x: Float[Tensor, "*axes j e"], counts: Bool[Tensor, "*axes i j"]
 ) -> Float[Tensor, "*axes i e"]:
-    """a @ x, summed over the pairs that count: a NaN in x reaches only rows for which it counts."""
+    """The product a @ x over the pairs where `counts` is True; the others are treated as 0.
+
+    A NaN or infinity in x reaches only the rows for which it counts.
+    """
     a = torch.where(counts, a, 0)
     finite = x.isfinite()
     reached = counts.to(x.dtype) @ (~finite).to(x.dtype) > 0

@@ -17,9 +17,15 @@ from regard.core.scores import BoundTerm, ScoreTerm, Sink
 STEEP_BETA = 1e15
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # not frozen: that would double the time to make one
 class Request:
-    """Checked q, k and v, the mask simplified to their positions, score terms, beta and dropout."""
+    """The checked arguments of one attention call.
+
+    mask            simplified for the positions of this call
+    terms           score terms, applied in order
+    beta            the factor of q . k
+    hides_by_score  whether a term may hide keys by adding -inf
+    """
 
     q: Float[Tensor, "b h i c"]
     k: Float[Tensor, "b g j c"]
@@ -33,7 +39,7 @@ class Request:
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:
-        """b, h, g, i, j, c, e."""
+        """The sizes b, h, g, i, j, c and e of the axes of q (b h i c), k (b g j c) and v (b g j e)."""
         b, h, i, c = self.q.shape
         return b, h, self.k.shape[1], i, self.k.shape[2], c, self.v.shape[3]
 
@@ -49,7 +55,7 @@ class Request:
 
     @property
     def causal_square(self) -> bool:
-        """Whether the mask is the lower triangle that fused kernels have as `is_causal`."""
+        """Whether the mask is exactly what `is_causal=True` means in fused kernels: query r sees keys 0 .. r."""
         return self.mask.as_window() == (None, 0) and self.positions.square(self.q.shape[2], self.k.shape[2])
 
     @property
@@ -62,24 +68,28 @@ class Request:
     def visible_pairs(self) -> int:
         """The number of query-key pairs that the mask leaves visible, over all sequences and heads."""
         b, h, _, i, j, _, _ = self.sizes
-        alike = b * h // ((self.mask.batch() or 1) * (self.mask.heads() or 1))
+        sequences = b if self.positions.offsets is not None else self.mask.batch() or 1
+        alike = b * h // (sequences * (self.mask.heads() or 1))
         return self.mask.count(i, j, positions=self.positions) * alike
 
     @property
     def sink(self) -> Float[Tensor, "h"] | None:
-        """The log-sum-exp of the logits of all sinks; None without sinks."""
+        """The log-sum-exp of all sink logits for each head; None without sinks."""
         exact = torch.promote_types(self.q.dtype, torch.float32)
         logits = [term.logits.to(self.q.device, exact) for term in self.terms if isinstance(term, Sink)]
         return torch.stack(logits).logsumexp(0) if logits else None
 
     def grid(self, rows: slice | None = None) -> Grid:
-        """The grid of all pairs of a query and a key, or of some rows of queries."""
+        """The grid of all query-key pairs; with `rows`, of these query rows only."""
         b, h, _, i, j, _, _ = self.sizes
         grid = whole_grid(self.positions, b, h, i, j, self.q.device)
-        return grid if rows is None else replace(grid, row=grid.row[rows], i=grid.i[rows], whole=False)
+        return grid if rows is None else replace(grid, row=grid.row[rows], i=grid.i[..., rows, :], whole=False)
 
     def visible(self, grid: Grid | None = None) -> Bool[Tensor, "#b #h i j"] | None:
-        """The dense mask with four axes, without the keys that terms hide with -inf; None if everything is visible."""
+        """The dense boolean mask with four axes; None if every pair is visible.
+
+        Keys that score terms hide with -inf are False as well.
+        """
         if isinstance(self.mask, Full) and not self.hides_by_score:
             return None
         grid = self.grid() if grid is None else grid
@@ -112,11 +122,10 @@ def center_bias(
     i: int,
     j: int,
 ) -> Float[Tensor, "#n #h i jj"]:
-    """The bias to add to scores, centred by row: the largest number of a row is 0.
+    """The bias to add to scores, shifted so that the largest value of each row is 0.
 
-    It is -inf at hidden keys and has the sink as one more column.
-
-    Softmax depends on differences within a row only. Without centring, a row of -1e9 would round the scores away.
+    Hidden keys get -inf; a sink is appended as one more column. Softmax depends on differences within a row only.
+    Without the shift, a row of -1e9 would round the scores away.
     """
     bias = torch.zeros((), dtype=sink.dtype, device=sink.device) if bias is None and sink is not None else bias
     assert bias is not None
@@ -133,7 +142,7 @@ def center_bias(
 
 
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
-    """Keys that at least one query of their sequence sees. Kernels set all others to zero: they may hold NaN."""
+    """Which keys at least one query of their sequence sees. Kernels set all others to zero: they may hold NaN."""
     seen = visible.any(-2)
     if seen.shape[1] > 1:
         seen = seen.unflatten(1, (g, -1)).any(2)
@@ -141,7 +150,7 @@ def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b
 
 
 def in_unsupported_transform(device: torch.device) -> bool:
-    """Whether a torch.func transform is active for which torch's fused attention has no rule."""
+    """Whether a torch.func transform is active that torch's fused attention does not support."""
     levels = transform_levels()
     if "Vmap" in levels or "Jvp" in levels or levels.count("Grad") > 1:
         return True
@@ -152,5 +161,5 @@ def in_unsupported_transform(device: torch.device) -> bool:
 
 @assume_constant_result
 def transform_levels() -> tuple[str, ...]:
-    """The active transforms of torch.func, outermost first; compiled code knows them when it is traced."""
+    """The names of the active torch.func transforms, outermost first. In compiled code: those while tracing."""
     return tuple(level.key().name for level in torch._C._functorch.get_interpreter_stack() or [])

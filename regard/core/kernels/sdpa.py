@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.base.tracing import assume_constant_result, can_read_values, is_meta_or_fake
-from regard.core.kernels.cpu_flash import flash_attention
+from regard.core.kernels.cpu_flash import flash_attention, split_scale
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     GradientGuard,
@@ -27,6 +27,8 @@ from regard.core.kernels.gradients import (
 )
 from regard.core.kernels.request import Request, center_bias, in_unsupported_transform, sum_terms, visible_keys
 from regard.core.masks.algebra import Full
+from regard.core.masks.plan_cache import Memo, joint_key
+from regard.core.scores import Sink
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
 RANK = 2
@@ -81,19 +83,69 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
         return fused_attention(
             request.q, request.k, request.v, request.beta, request.dropout, causal=request.causal_square
         )
-    k, v, visible, awake = request.k, request.v, request.visible(), None
+    dense = get_dense_bias(request)
+    q, k, v = request.q, request.k, request.v
+    if dense.unseen is not None:
+        k, v = k.masked_fill(dense.unseen, 0), v.masked_fill(dense.unseen, 0)
+    if dense.blind is not None:
+        q = q.masked_fill(dense.blind, 0)
+    if any(isinstance(term, Sink) for term in request.terms):
+        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+    out = fused_attention(q, k, v, request.beta, request.dropout, added=dense.added)
+    return out if dense.blind is None else out.masked_fill(dense.blind, 0)
+
+
+@dataclass(frozen=True)
+class DenseBias:
+    """The dense mask and bias of a request.
+
+    added   boolean mask, or additive bias with -inf at hidden keys; None if nothing is hidden or added
+    unseen  keys that no query sees; None if there are none
+    blind   queries that see no key; None if there are none
+    """
+
+    added: Tensor | None  # a boolean mask, or a bias that is -inf at hidden keys
+    unseen: Bool[Tensor, "#b #g j 1"] | None  # keys that nobody sees
+    blind: Bool[Tensor, "#b #h i 1"] | None  # queries that see nothing
+
+
+_biases: Memo[DenseBias] = Memo(8)
+_KEEP = 1 << 22  # largest number of entries of a matrix that is cached
+
+
+def get_dense_bias(request: Request) -> DenseBias:
+    """The dense mask and bias of a request. On the CPU it is cached if it depends on positions and constants only."""
+    terms = [term.key() for term in request.terms]
+    _, h, g, i, j, _, _ = request.sizes
+    constant = i > 1 and None not in terms and request.positions.by_number
+    if not constant or request.q.device.type != "cpu" or not can_read_values(request.q) or request.mask.tensors():
+        return _build_dense_bias(request)
+    at = (request.positions.queries, request.positions.keys)
+    key = joint_key(request.mask, (*terms, *at, h, g, i, j, request.q.dtype))
+    return _biases.get(key, request.mask, lambda: _for_all_calls(_build_dense_bias(request)), _is_small)
+
+
+def _is_small(dense: DenseBias) -> bool:
+    return dense.added is None or dense.added.numel() <= _KEEP
+
+
+def _for_all_calls(dense: DenseBias) -> DenseBias:
+    """The same dense bias with `unseen` and `blind` replaced by None if they are False everywhere."""
+    unseen, blind = (x if x is not None and x.any() else None for x in (dense.unseen, dense.blind))
+    return DenseBias(dense.added, unseen, blind)
+
+
+def _build_dense_bias(request: Request) -> DenseBias:
+    visible, unseen, blind = request.visible(), None, None
     if visible is not None:
-        unseen = ~visible_keys(visible, k.shape[1])
-        k, v = k.masked_fill(unseen, 0), v.masked_fill(unseen, 0)
-        awake = visible.any(-1, keepdim=True)
-        # a row that sees nothing needs finite scores; it is zeroed below
-        visible, request = visible | ~awake, replace(request, q=request.q.masked_fill(~awake, 0))
+        unseen, blind = ~visible_keys(visible, request.k.shape[1]), ~visible.any(-1, keepdim=True)
+        # a row that sees nothing needs finite scores; it is zeroed afterwards
+        visible, request = visible | blind, replace(request, q=request.q.masked_fill(blind, 0))
     terms = request.bound_terms()
     bias = sum_terms(terms, request.grid(), request.q) if terms else None
-    if bias is not None and awake is not None and request.hides_by_score:
-        bias = bias.masked_fill(~awake, 0)
-    out = masked_attention(request.q, k, v, visible, bias, request.sink, request.beta, request.dropout)
-    return out if awake is None else out.masked_fill(~awake, 0)
+    if bias is not None and blind is not None and request.hides_by_score:
+        bias = bias.masked_fill(blind, 0)
+    return DenseBias(_join_bias(request.q, request.k.shape[2], visible, bias, request.sink), unseen, blind)
 
 
 def fused_attention_with_lse(request: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
@@ -124,14 +176,18 @@ def masked_attention(
     dropout: float,
 ) -> Float[Tensor, "n h i e"]:
     """Fused attention with a dense mask in which every row sees a key; the sink is one more key of value zero."""
-    added: Tensor | None = visible
-    if bias is not None or sink is not None:
-        added = center_bias(bias, visible, sink, q.shape[2], k.shape[2])
-        if q.device.type == "cuda":
-            added = added.to(q.dtype)  # the fused kernels of a GPU take no other
-        if sink is not None:
-            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+    added = _join_bias(q, k.shape[2], visible, bias, sink)
+    if sink is not None:
+        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
     return fused_attention(q, k, v, beta, dropout, added=added)
+
+
+def _join_bias(q: Tensor, j: int, visible: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor | None:
+    """Mask, bias and sink as one additive matrix; if there is only a mask, that boolean mask."""
+    if bias is None and sink is None:
+        return visible
+    added = center_bias(bias, visible, sink, q.shape[2], j)
+    return added.to(q.dtype) if q.device.type == "cuda" else added  # the fused kernels of a GPU take no other
 
 
 def fused_attention(
@@ -171,11 +227,19 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
     return flash_attention(q, k, v, added, causal, beta)
 
 
+def _is_grouped(q: Tensor, k: Tensor) -> bool:
+    # a branch, so that the compiler guards on it: torch takes no symbolic boolean
+    return True if q.shape[1] != k.shape[1] else False  # noqa: SIM210
+
+
 def _traced_on_cpu(
     q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None
 ) -> Tensor:
     """torch's own operators only, for exported programs, fake and empty tensors; wrong gradients are NaN."""
-    grouped = q.shape[1] != k.shape[1]
+    grouped = _is_grouped(q, k)
+    if is_meta_or_fake(q) and needs_gradient(q, k, v) and not torch.compiler.is_compiling():
+        factor, beta = split_scale(beta, q.dtype)
+        q = q if factor == 1.0 else q * factor  # as the real kernel does, so that counted memory is that of a real pass
     out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
     if is_meta_or_fake(q) or not torch.compiler.is_exporting():
         return out
@@ -190,7 +254,7 @@ def _traced_on_cpu(
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
-    grouped, learning, guard, passed = q.shape[1] != k.shape[1], needs_gradient(q, k, v), None, (q, k, v)
+    grouped, learning, guard, passed = _is_grouped(q, k), needs_gradient(q, k, v), None, (q, k, v)
     if added is not None and added.dtype == torch.bool:
         # torch fills in -65504 for cuDNN, which scores below it would lose to
         added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
@@ -216,7 +280,10 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
 
 
 def unfused_reasons(request: Request) -> list[str]:
-    """Reasons why torch has no fused kernel for such heads on a GPU; it would silently build the whole matrix."""
+    """Reasons why torch has no fused GPU kernel for the dtype and head sizes of this request.
+
+    Without a fused kernel, torch would silently build the whole score matrix.
+    """
     if request.q.device.type != "cuda":
         return []
     _, h, g, _, _, c, e = request.sizes
@@ -236,14 +303,14 @@ def unfused_reasons(request: Request) -> list[str]:
 
 
 def is_small_float32(request: Request) -> bool:
-    """Whether a float32 request on a GPU is so small that the whole matrix is cheap; it is the most exact method."""
+    """Whether this is a float32 request on a GPU so small that the score matrix, the most exact method, is cheap."""
     b, h, _, i, j, _, _ = request.sizes
     return request.q.device.type == "cuda" and request.q.dtype == torch.float32 and b * h * i * j <= SHORT
 
 
 @contextmanager
 def _cudnn_first() -> Iterator[None]:
-    """Set the priority of torch's fused kernels to cuDNN first; restore it on exit."""
+    """Inside the `with` block, torch prefers cuDNN to its other fused attention kernels."""
     if torch.compiler.is_compiling():
         with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
             yield

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.base.errors import DtypeError, ShapeError
 from regard.core.masks.algebra import Full, Mask
-from regard.core.masks.data import DenseMask
+from regard.core.masks.data import DenseMask, check_strided
 from regard.core.masks.forms import FORMS, constructor
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def as_mask(mask: "Mask | Bool[Tensor, '*bh i j'] | None") -> Mask:
             f"mask is {mask.dtype}, but a mask is boolean with True meaning visible; "
             "pass values to add to the scores as scores="
         )
+    check_strided("mask", mask)
     if not 2 <= mask.ndim <= 4:
         raise ShapeError(
             f"mask is {tuple(mask.shape)}, but a boolean matrix is (i j), (h i j) or (b h i j); "

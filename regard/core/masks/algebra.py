@@ -28,7 +28,11 @@ FAR = 1 << 40  # farther than any position
 
 
 class BoxVisibility(NamedTuple):
-    """What is certain about a range of queries and a range of keys: `none` is visible, `all` are visible."""
+    """What is certain about the pairs of a range of queries and a range of keys.
+
+    none  True if no pair is visible; False may mean unknown
+    all   True if every pair is visible; False may mean unknown
+    """
 
     none: Flag
     all: Flag
@@ -43,6 +47,13 @@ class Mask:
     A form must define `see`. It may define `box` (sparse kernels and caches skip what is hidden), `table` (if blocks
     are better known than by `box`), one of `key_range`, `labels`, `listed_keys` (exact counts without the matrix),
     `steps` and `as_window`. Without them results are the same and slower.
+
+    >>> (causal() & window(before=2) | global_tokens(1)).count(1_000_000)
+    4999993
+    >>> print((~causal()).draw(3))
+     ·████
+     · ·██
+     · · ·
     """
 
     def see(self, grid: Grid) -> Bool[Tensor, "..."]:
@@ -50,7 +61,10 @@ class Mask:
         raise NotImplementedError(f"{type(self).__name__} does not define see(grid)")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        """What queries first..last see of keys start..stop, ends included. May be False when unsure, never wrong."""
+        """Whether no pair, or every pair, of queries first..last and keys start..stop (inclusive) is visible.
+
+        A flag may be False if the form cannot tell; it must not be True if that is wrong.
+        """
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
@@ -60,25 +74,32 @@ class Mask:
         return self.box(spans.first, spans.last, spans.start, spans.stop)
 
     def key_range(self, i: Int[Tensor, "i"], sequence: int) -> Bounds | None:
-        """The first visible key of each query and the one after the last, if a query sees one run of keys.
+        """The range of visible keys of each query: the first key, and the key after the last one.
 
-        None in place of a bound means no limit. Used to count.
+        For forms in which each query sees one run of keys; None for others. A bound of None means no limit. Used to
+        count.
         """
         return None
 
     def labels(self, i: Int[Tensor, "i"], j: Int[Tensor, "j"], sequence: int) -> tuple[Tensor, Tensor] | None:
-        """A label of each query and of each key, if a pair is visible where the labels are equal. Used to count."""
+        """Labels of the queries and of the keys, for forms in which a pair is visible if both labels are equal.
+
+        None for other forms. Used to count.
+        """
         return None
 
     def listed_keys(self, i: Int[Tensor, "i"]) -> Iterator[tuple[Tensor, Tensor]] | None:
-        """Single keys of each query with a flag that is False where there is none, if few are visible.
+        """The visible keys of each query as a list, for forms that show few keys; None for other forms. Used to count.
 
-        No key is listed twice for a query. Used to count.
+        Yields pairs of tensors: one key of each query, and whether that key exists. No key is listed twice for a query.
         """
         return None
 
     def steps(self) -> tuple[int, ...]:
-        """Periods of the pattern: blocks of positions with equal remainders are more uniform. Default: none."""
+        """The periods of the pattern, such as `step` of dilated(step); empty if it has none.
+
+        Sparse kernels sort positions by their remainders, so that more blocks are entirely visible or hidden.
+        """
         return tuple(sorted({step for child in self.children() for step in child.steps()}))
 
     def as_window(self) -> tuple[int | None, int | None] | None:
@@ -86,7 +107,7 @@ class Mask:
         return None
 
     def visible_keys(self, j: Tensor, batch: Tensor) -> Tensor | None:
-        """Whether each key is visible, if that is the same for all queries; None if it depends on the query."""
+        """Which keys j of sequence `batch` are visible, if that is the same for all queries; None if it is not."""
         return None
 
     def check(self, positions: Positions, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
@@ -105,7 +126,7 @@ class Mask:
         return ()
 
     def map_children(self, change: Callable[["Mask"], "Mask"]) -> "Mask":
-        """The same combination of changed children."""
+        """The same combination with each child replaced by `change(child)`."""
         return self
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Mask":
@@ -118,7 +139,10 @@ class Mask:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that this mask holds. Masks by position hold none."""
-        return tuple(tensor for child in self.children() for tensor in child.tensors())
+        found: tuple[Tensor, ...] = ()
+        for child in self.children():
+            found += child.tensors()
+        return found
 
     def batch(self) -> int | None:
         """The number of sequences with a pattern of their own, or None if all share one."""
@@ -129,15 +153,22 @@ class Mask:
         return _first([child.heads() for child in self.children()])
 
     def length(self) -> int | None:
-        """The number of positions that the data of this mask covers, or None if it fits any."""
+        """The number of positions that the tensors of this mask cover, or None if it fits any length."""
         return _first([child.length() for child in self.children()])
 
+    def required_keys(self) -> int:
+        """The number of keys for which this mask was made, which a call without a cache must have; 0 if any."""
+        required = 0
+        for child in self.children():  # a plain loop, which torch.compile can trace
+            required = max(required, child.required_keys())
+        return required
+
     def opaque(self) -> bool:
-        """Whether some part is a function or a matrix, known only by evaluating it."""
+        """Whether some part is a user's function or a matrix, so that its pattern is known only by evaluating it."""
         return any(child.opaque() for child in self.children())
 
     def by_pair(self) -> bool:
-        """Whether some part is known by row, column or head only, so that no block of it can be skipped."""
+        """Whether some part is known only for single rows, columns or heads, so that no block can be skipped."""
         return any(child.by_pair() for child in self.children())
 
     def key(self) -> Hashable | None:
@@ -216,7 +247,7 @@ class Mask:
         keys       number of key positions; default `queries`
         positions  absolute positions; default: the queries are the last rows
         device     where its tensors are; default the CPU
-        size       positions of a block
+        size       number of positions in a block
 
         >>> causal().to_block_mask(256).shape
         (1, 1, 256, 256)
@@ -233,7 +264,7 @@ class Mask:
         positions: Positions | None = None,
         device: torch.device | str | None = None,
     ) -> Bool[Tensor, "*b i j"]:
-        """The boolean matrix: (i, j), or (b, 1, i, j) if sequences differ. True means visible.
+        """The mask as a dense boolean matrix (i, j), or (b, 1, i, j) if sequences differ. True means visible.
 
         queries    number of query positions
         keys       number of key positions; default `queries`
@@ -247,7 +278,7 @@ class Mask:
         return seen.expand(*seen.shape[:-2], queries, keys)
 
     def count(self, queries: int, keys: int | None = None, *, positions: Positions | None = None) -> int:
-        """The exact number of visible pairs, summed over the sequences that differ."""
+        """The exact number of visible query-key pairs, summed over the sequences if they differ."""
         from regard.core.masks.counts import count  # imports this module
 
         return count(self, queries, keys, positions)
@@ -255,7 +286,7 @@ class Mask:
     def block_table(
         self, queries: int, keys: int | None = None, size: int = 128, *, positions: Positions | None = None
     ) -> "BlockTable":
-        """Whether each block of queries sees none, some or all of each block of keys."""
+        """The block table: whether each block of `size` queries sees none, some or all of each block of `size` keys."""
         from regard.core.masks.block_tables import block_table
 
         return block_table(self, queries, keys, size, positions=positions)
@@ -263,7 +294,7 @@ class Mask:
     def draw(
         self, queries: int = 16, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
     ) -> str:
-        """The matrix as text; also draws it on a matplotlib axis, if `ax` is given."""
+        """The mask as text: rows are queries, columns are keys. With `ax`, it is also drawn on that matplotlib axis."""
         from regard.core.masks.drawing import draw
 
         return draw(self, queries, keys, positions=positions, ax=ax)
@@ -275,7 +306,7 @@ class Mask:
         return draw_html(self)
 
     def within(self, first: int, last: int, start: int, stop: int) -> "Mask":
-        """A simpler mask, if there is one, that is equal on queries first..last and keys start..stop."""
+        """A mask that equals this one on queries first..last and keys start..stop, simpler if possible."""
         none, everything = self.box(first, last, start, stop)
         return Full() if everything is True else NOTHING if none is True else self
 
@@ -301,7 +332,7 @@ class Mask:
 
 @dataclass(frozen=True, repr=False)
 class Full(Mask):
-    """Every key is visible."""
+    """The mask in which every key is visible."""
 
     def see(self, grid: Grid) -> Tensor:
         return grid.column >= 0
@@ -321,13 +352,13 @@ class Full(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Combination(Mask):
-    """Several masks combined: the parent of And and Or."""
+    """Base class of And and Or: several masks combined into one."""
 
     parts: tuple[Mask, ...]
 
     @staticmethod
     def combine_boxes(boxes: list[BoxVisibility]) -> BoxVisibility:
-        """The box of the combination, from the boxes of its parts."""
+        """The `box` of the combination, from the boxes of its parts."""
         raise NotImplementedError
 
     def children(self) -> tuple[Mask, ...]:
@@ -345,7 +376,7 @@ class Combination(Mask):
 
 @dataclass(frozen=True, repr=False)
 class And(Combination):
-    """Visible if all parts show the pair."""
+    """A pair is visible if it is visible in all parts."""
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -383,7 +414,7 @@ class And(Combination):
 
 @dataclass(frozen=True, repr=False)
 class Or(Combination):
-    """Visible if any part shows the pair."""
+    """A pair is visible if it is visible in at least one part."""
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -411,7 +442,7 @@ class Or(Combination):
 
 @dataclass(frozen=True, repr=False)
 class Not(Mask):
-    """Visible where the part is not."""
+    """A pair is visible if it is hidden in the part."""
 
     part: Mask
 
@@ -455,10 +486,18 @@ class Predicate(Mask):
         if not isinstance(seen, Tensor) or seen.dtype != torch.bool:
             returned = seen.dtype if isinstance(seen, Tensor) else repr(seen)
             raise ConfigError(f"{self!r} must return a boolean tensor, True where visible, but returned {returned}")
-        return seen.expand(torch.broadcast_shapes(seen.shape, grid.i.shape, grid.j.shape))
+        shape = torch.broadcast_shapes(grid.i.shape, grid.j.shape)
+        if seen.ndim > len(shape) or any(
+            own not in (1, size) for own, size in zip(seen.shape[::-1], shape[::-1], strict=False)
+        ):
+            raise ShapeError(
+                f"{self!r} returned shape {tuple(seen.shape)} for positions i of shape {tuple(grid.i.shape)} and j of "
+                f"shape {tuple(grid.j.shape)}; return one value for each pair, such as i - j < 3"
+            )
+        return seen.expand(shape)
 
     def key(self) -> None:
-        """Nothing is memoised: what the function reads may change."""
+        """None: results are not memoised, since what the function reads may change."""
 
     def opaque(self) -> bool:
         return True
@@ -468,7 +507,7 @@ class Predicate(Mask):
 
 
 class CompoundMask(Mask):
-    """A named mask that is written as a combination of others. A form defines `expand` and `__repr__`."""
+    """A named mask that is defined as a combination of other masks. Subclasses define `expand` and `__repr__`."""
 
     def expand(self) -> Mask:
         """The same mask as a combination of simpler ones."""
@@ -495,7 +534,7 @@ NOTHING = Not(Full())
 
 
 def is_nothing(mask: Mask) -> bool:
-    """Whether this is `~full()`."""
+    """Whether the mask is `~full()`, which hides every key."""
     return isinstance(mask, Not) and isinstance(mask.part, Full)
 
 

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.masks.algebra import BoxVisibility, Mask, resolve_positions
@@ -19,24 +20,28 @@ _BLOCKS_MOVED_PER_VISIT = 4  # gathering the rows of this many blocks takes abou
 
 @dataclass(frozen=True)
 class Blocks:
-    """n rows cut into blocks: the row in each slot. A block with too few rows repeats its last one."""
+    """The assignment of n rows to m blocks of s slots.
+
+    index  the row in each slot; a block with too few rows repeats its last one
+    real   False where a slot repeats a row
+    """
 
     index: Int[Tensor, "m s"]
     real: Bool[Tensor, "m s"]  # false where a row is repeated
 
     @cached_property
     def slots(self) -> Int[Tensor, "n"]:
-        """The slot of each row, counted over all blocks."""
+        """The slot of each row, counted through all blocks."""
         slots = self.real.flatten().nonzero()[:, 0]
         return torch.empty_like(slots).scatter_(0, self.index[self.real], slots)
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Blocks of `size` queries and keys: their first and last positions, as columns and rows that broadcast.
+    """The division of i queries and j keys into blocks of `size` positions.
 
-    With `steps`, rows and columns are sorted by the remainders of their positions before they are cut into blocks, so
-    that a periodic mask shows or hides whole blocks.
+    With `steps`, rows and columns are sorted by the remainders of their positions modulo each step before they are cut
+    into blocks, so that blocks of a periodic mask are entirely visible or hidden.
     """
 
     positions: Positions
@@ -60,7 +65,7 @@ class Spans:
 
     @property
     def rows(self) -> Int[Tensor, "q s"]:
-        """Row indices by block."""
+        """The row indices of each block of queries."""
         return self.row_blocks.index
 
     @property
@@ -90,7 +95,7 @@ class Spans:
         return self.key_positions().amax(1)[None, :]
 
     def evaluate(self, mask: Mask) -> BoxVisibility:
-        """The table of a mask by evaluating every pair, one block of queries at a time."""
+        """The block table of a mask, computed by evaluating every pair, one block of queries at a time."""
         queries, keys = self.shape
         mask = mask.to(torch.device("cpu"))
         b, h = mask.batch() or 1, mask.heads() or 1
@@ -104,7 +109,11 @@ class Spans:
         return BoxVisibility(~some, every) if mask.batch() else BoxVisibility(~some[0], every[0])
 
     def equal_labels(self, rows: Int[Tensor, "*b q s"], columns: Int[Tensor, "*b k s"]) -> BoxVisibility:
-        """The table of a mask that shows pairs with equal labels, for the labels of each block's rows and columns."""
+        """The block table of a mask that shows pairs with equal labels.
+
+        rows     labels of the queries of each block
+        columns  labels of the keys of each block
+        """
         low_row, high_row = rows.amin(-1)[..., :, None], rows.amax(-1)[..., :, None]
         low_column, high_column = columns.amin(-1)[..., None, :], columns.amax(-1)[..., None, :]
         same = (low_row == high_row) & (low_column == high_column) & (low_row == low_column)
@@ -124,21 +133,21 @@ class BlockTable:
 
     @cached_property
     def visited(self) -> int:
-        """The number of blocks that are not empty, over the sequences that differ."""
+        """The number of blocks with visible pairs, summed over the sequences if they differ."""
         return int((self.state != NONE).sum())
 
     @cached_property
     def visited_by_any(self) -> int:
-        """The number of blocks that are not empty in some sequence."""
+        """The number of blocks that have visible pairs in at least one sequence."""
         return int((self.union() != NONE).sum())
 
     @property
     def density(self) -> float:
-        """The share of blocks that are not empty."""
+        """The share of blocks with visible pairs."""
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
-        """One state for all sequences: none or all only if all sequences agree."""
+        """One table for all sequences: a block is 0 or 2 only if it is so in all sequences, else 1."""
         if self.state.ndim == 2:
             return self.state
         low, high = self.state.amin(0), self.state.amax(0)
@@ -153,15 +162,17 @@ def block_table(
 ) -> BlockTable:
     positions, keys = resolve_positions(queries, keys, positions)
     size = check_integer("block_table(size)", size, 1, "the positions of a block")
+    if positions.offsets is not None:
+        raise ConfigError("a block table is one for all sequences, but Positions.offsets differ between them")
     mask.check(positions, queries, keys)
     rest = (queries, keys, size, positions) if isinstance(positions.keys, int) else None
     return _tables.get(joint_key(mask, rest), mask, lambda: _build_table(mask, Spans(positions, queries, keys, size)))
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """The table in the order of rows and columns with the fewest blocks that are not empty.
+    """The block table with the fewest non-empty blocks: in the given order, or sorted by the steps of a periodic mask.
 
-    That is the given order, unless sorting by the steps of a periodic mask is worth its cost.
+    Sorting is chosen only if it saves more than it costs.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
@@ -178,7 +189,7 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """The blocks to compute, and the cost of sorting rows and columns."""
+    """The cost of computing a table's non-empty blocks, plus that of sorting if it has steps. Unit: one block."""
     return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 
 
@@ -224,13 +235,16 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Whether any of the hits with the same sequence and block is true."""
+    """For each sequence and block: whether `hit` is true in any entry with that `batch` and `block`."""
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
 
 
 def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
-    """Cut rows at these positions into blocks: in order, or sorted by remainders and then by position."""
+    """Cut rows at these positions into blocks of `size`.
+
+    With `steps`, the rows are first sorted by the remainders of their positions, then by position.
+    """
     n = len(positions)
     if not steps:
         slots = torch.arange(-(-n // size) * size).view(-1, size)
@@ -245,7 +259,10 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Slots of sorted rows: rows of equal remainders share a block with others only if all of them fit."""
+    """The slot of each row, for rows sorted by their remainders.
+
+    All rows with the same remainders start in the current block if they fit there, else in a new block.
+    """
     counts = torch.unique_consecutive(remainders, dim=1, return_counts=True)[1]
     gaps, end = [], 0
     for count in counts.tolist():

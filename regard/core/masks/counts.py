@@ -2,7 +2,8 @@
 
 An expression is a polynomial in the indicators of its forms (`~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b),
 so its count is a signed sum of counts of conjunctions. In a conjunction the ranges of keys intersect in one range,
-pairs must have equal labels, and listed keys are tested one by one. That sum doubles with every form; if all forms are
+pairs must have equal labels, and listed keys are tested one by one. Windows have a closed form; other rules are
+evaluated some rows at a time. That sum doubles with every form; if all forms are
 ranges of keys, a long expression is evaluated once between any two neighbouring bounds instead. A mask with a form
 that defines none of `key_range`, `labels` and `listed_keys` is counted pair by pair, a few rows at a time.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from regard.base.errors import ConfigError
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.masks.algebra import And, CompoundMask, Full, Mask, Not, Or, resolve_positions
 
@@ -20,6 +22,8 @@ Polynomial = dict[frozenset[Mask], int]
 _MOST_TERMS = 256  # with more terms, evaluating every pair is cheaper than the sum
 _FEW_FORMS = 4  # with at most this many forms, the sum is cheaper than sorting bounds
 _PAIRS_AT_ONCE = 1 << 24
+_ROWS_AT_ONCE = 1 << 22
+_MOST_POSITIONS = 1 << 27
 
 
 @_disable_current_modes()  # a count is a real number even if the caller traces with fake tensors
@@ -29,28 +33,48 @@ def count(mask: Mask, queries: int, keys: int | None = None, positions: Position
     mask.check(positions, queries, keys)
     mask = mask.to(torch.device("cpu"))
     first = positions.keys
-    if not isinstance(first, int) or mask.opaque() or not queries or not keys:
+    if not isinstance(first, int) or positions.offsets is not None or mask.opaque() or not queries or not keys:
         return _count_pairs(mask, queries, keys, positions)
-    i = torch.arange(queries) + positions.queries
-    j = torch.arange(first, first + keys)
+    rows = range(positions.queries, positions.queries + queries)
+    columns = range(first, first + keys)
+    i, j = _positions(rows[:1]), _positions(columns[:1])
     sequences = range(mask.batch() or 1)
     forms = set(_forms(mask))
-    ranges = {form for form in forms if form.key_range(i[:1], 0) is not None}
+    ranges = {form for form in forms if form.key_range(i, 0) is not None}
     if len(forms) > _FEW_FORMS and ranges == forms:
-        return sum(_count_between_bounds(mask, ranges, i, first, first + keys, sequence) for sequence in sequences)
-    rules = all(form in ranges or form.labels(i[:1], j[:1], 0) or form.listed_keys(i[:1]) for form in forms)
+        return sum(_count_between_bounds(mask, ranges, rows, columns, sequence) for sequence in sequences)
+    rules = all(form in ranges or form.labels(i, j, 0) or form.listed_keys(i) for form in forms)
     polynomial = expand(mask) if rules else None
     if polynomial is None:
         return _count_pairs(mask, queries, keys, positions)
+    if forms - ranges:
+        _check_size(columns)
     return sum(
-        factor * _count_conjunction(term, i, j, sequence)
+        factor * _count_conjunction(term, rows, columns, sequence)
         for sequence in sequences
         for term, factor in polynomial.items()
     )
 
 
+def _positions(span: range) -> Tensor:
+    return torch.arange(span.start, span.stop)
+
+
+def _check_size(span: range) -> None:
+    """Raise ConfigError if one integer per position of this range would take gigabytes."""
+    if len(span) > _MOST_POSITIONS:
+        raise ConfigError(
+            f"counting pairs of {len(span):,} positions would take {8 * len(span):,} bytes or more for this mask; "
+            f"count at most {_MOST_POSITIONS:,} positions, or any number for causal(), window() and their combinations"
+        )
+
+
+def _split(span: range, size: int) -> Iterator[range]:
+    return (span[start : start + size] for start in range(0, len(span), size))
+
+
 def expand(mask: Mask) -> Polynomial | None:
-    """The polynomial of an expression, or None if it has too many terms."""
+    """The polynomial of an expression, as in the text at the top of this file; None if it has too many terms."""
     match mask:
         case Full():
             return {frozenset(): 1}
@@ -94,44 +118,82 @@ def _forms(mask: Mask) -> Iterator[Mask]:
         yield from _forms(child)
 
 
-def _count_between_bounds(mask: Mask, ranges: set[Mask], i: Tensor, first: int, end: int, sequence: int) -> int:
-    """Visible pairs of ranges of keys: nothing changes between two neighbouring bounds, so one key there decides."""
-    total = 0
-    for rows in i.split(max(1, _PAIRS_AT_ONCE // (8 * len(ranges)))):
-        bounds = [torch.full_like(rows, first), torch.full_like(rows, end)]
+def _count_between_bounds(mask: Mask, ranges: set[Mask], rows: range, columns: range, sequence: int) -> int:
+    """Count the visible pairs of a mask made of ranges of keys.
+
+    For each query, all bounds of the ranges are sorted. Visibility is constant between two neighbouring bounds, so one
+    key there is evaluated.
+
+    ranges  the forms in the mask, all of which define `key_range`
+    """
+    total, first, end = 0, columns.start, columns.stop
+    for some in _split(rows, max(1, _PAIRS_AT_ONCE // (8 * len(ranges)))):
+        i = _positions(some)
+        bounds = [torch.full_like(i, first), torch.full_like(i, end)]
         for form in ranges:
-            found = form.key_range(rows, sequence) or ()
-            bounds += [torch.as_tensor(bound).expand_as(rows) for bound in found if bound is not None]
+            found = form.key_range(i, sequence) or ()
+            bounds += [torch.as_tensor(bound).expand_as(i) for bound in found if bound is not None]
         keys = torch.stack(bounds, 1).clamp(first, end).sort(1).values
-        start, zero = keys[:, :-1], torch.zeros_like(rows)[:, None]
-        seen = mask.see(Grid(zero + sequence, zero, zero, start - first, rows[:, None], start))
+        start, zero = keys[:, :-1], torch.zeros_like(i)[:, None]
+        seen = mask.see(Grid(zero + sequence, zero, zero, start - first, i[:, None], start))
         total += int((keys.diff(dim=1) * seen).sum())
     return total
 
 
-def _count_conjunction(term: frozenset[Mask], i: Tensor, j: Tensor, sequence: int) -> int:
-    """Pairs of queries i and consecutive keys j that are visible to every mask of the term."""
-    first, end = int(j[0]), int(j[-1]) + 1
+def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, sequence: int) -> int:
+    """Count the pairs of these rows and columns that every mask of the term shows."""
+    window = And((Full(), *term)).as_window()
+    if window is not None:
+        return count_window(window, rows, columns)
+    return sum(_count_rows(term, _positions(some), columns, sequence) for some in _split(rows, _ROWS_AT_ONCE))
+
+
+def count_window(window: tuple[int | None, int | None], rows: range, columns: range) -> int:
+    """Count the pairs with i - before <= j <= i + after in closed form. None means no limit."""
+    before, after = window
+
+    def up_to(distance: int) -> int:
+        """The number of pairs with j - i <= distance."""
+        shift = distance + 1 - columns.start
+        return _sum_clamped(rows.stop - 1 + shift, len(columns)) - _sum_clamped(rows.start - 1 + shift, len(columns))
+
+    seen = len(rows) * len(columns) if after is None else up_to(after)
+    return seen if before is None else max(0, seen - up_to(-before - 1))
+
+
+def _sum_clamped(last: int, most: int) -> int:
+    """The sum of min(n, most) for n = 1 .. last."""
+    inside = max(0, min(last, most))
+    return inside * (inside + 1) // 2 + max(0, last - most) * most
+
+
+def _count_rows(term: frozenset[Mask], i: Tensor, columns: range, sequence: int) -> int:
+    first, end = columns.start, columns.stop
     low, high = torch.full_like(i, first), torch.full_like(i, end)
-    labels: list[tuple[Tensor, Tensor]] = []
+    labelled: list[Mask] = []
     listed: Mask | None = None
     for mask in term:
         if (bounds := mask.key_range(i, sequence)) is not None:
             low = low if bounds[0] is None else torch.maximum(low, torch.as_tensor(bounds[0]))
             high = high if bounds[1] is None else torch.minimum(high, torch.as_tensor(bounds[1]))
-        elif (found := mask.labels(i, j, sequence)) is not None:
-            labels.append(found)
+        elif mask.labels(i[:1], i[:1], sequence) is not None:
+            labelled.append(mask)
         else:
             listed = mask
     if listed is not None:
         return _count_listed(listed, [mask for mask in term if mask is not listed], i, low, high, sequence)
-    if labels:
+    if labelled:
+        j = _positions(columns)
+        labels = [found for mask in labelled if (found := mask.labels(i, j, sequence)) is not None]
         return _count_labelled(labels, i, j, low.clamp(first, end) - first, high.clamp(first, end) - first)
     return int((high - low).clamp(min=0).sum())
 
 
 def _count_labelled(labels: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor, low: Tensor, high: Tensor) -> int:
-    """Pairs with equal labels whose column is in low..high - 1: sort keys by label, then search twice per query."""
+    """Count the pairs with equal labels whose column is at least `low` and below `high`.
+
+    Keys are sorted by label; then two binary searches per query count its keys.
+    """
     joint = torch.zeros(len(i) + len(j), dtype=torch.long)
     for pair in labels:
         values, which = torch.unique(torch.cat(pair), return_inverse=True)
@@ -158,13 +220,15 @@ def _count_listed(listed: Mask, others: list[Mask], i: Tensor, low: Tensor, high
 def _count_pairs(mask: Mask, queries: int, keys: int, positions: Positions) -> int:
     """The count by evaluating every pair, a few rows at a time."""
     total = 0
-    rows = max(1, _PAIRS_AT_ONCE // max(keys * (mask.batch() or 1) * (mask.heads() or 1), 1))
-    batch = torch.arange(mask.batch() or 1)[:, None, None, None]
+    b = mask.batch() or (1 if positions.offsets is None else len(positions.offsets))
+    rows = max(1, _PAIRS_AT_ONCE // max(keys * b * (mask.heads() or 1), 1))
+    batch = torch.arange(b)[:, None, None, None]
     head = torch.arange(mask.heads() or 1)[:, None, None]
+    _check_size(range(keys))
     column = torch.arange(keys)[None, :]
     j = key_positions(positions, keys, torch.device("cpu"))[None, :]
     for start in range(0, queries, rows):
         row = torch.arange(start, min(start + rows, queries))[:, None]
-        seen = mask.see(Grid(batch, head, row, column, row + positions.queries, j))
+        seen = mask.see(Grid(batch, head, row, column, positions.query_positions(row), j))
         total += int(seen.expand(*seen.shape[:-2], len(row), keys).sum())
     return total

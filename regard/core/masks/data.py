@@ -1,21 +1,29 @@
 """Masks that hold a tensor: their base class, and the boolean matrix."""
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.base.axes import format_axis
-from regard.base.errors import DtypeError, ShapeError
+from regard.base.errors import DeviceError, DtypeError, ShapeError
+from regard.base.tracing import can_read_values
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.masks.algebra import Mask
 
 
 class DataMask(Mask):
-    """A mask that holds one tensor, `data`. Compares by contents; is memoised by the tensor's identity and version."""
+    """Base class of masks that hold one tensor, `data`. Two are equal if their contents are.
+
+    Results are memoised by contents on the CPU, where other code may change the memory (NumPy shares it), and by the
+    tensor's identity and version on other devices.
+    """
 
     data: Tensor
 
@@ -23,6 +31,11 @@ class DataMask(Mask):
         return (self.data,)
 
     def key(self) -> Hashable | None:
+        if can_read_values(self.data) and self.data.device.type == "cpu":
+            # a dispatch mode, such as that of fake tensors, would replace the tensor
+            with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+                contents = _digest(self.data)
+            return (type(self), self.settings(), self.data.dtype, self.data.shape, contents)
         if self.data.is_inference():
             return None  # inference tensors have no version counter, so a change would go unnoticed
         return (type(self), self.settings(), id(self.data), self.data._version)
@@ -33,12 +46,16 @@ class DataMask(Mask):
     def to(self, device: torch.device) -> Mask:
         if self.data.device == device:
             return self
-        if torch.compiler.is_compiling() or self.data.is_inference():
+        if self.data.is_meta:
+            raise DeviceError(
+                f"{self!r} is on the meta device, which has no values, but q is on {device}; make the mask on {device}"
+            )
+        if torch.compiler.is_compiling() or (key := self.key()) is None:
             return self.with_data(self.data.to(device))
-        # one copy per device and version, so that its memoised results are found again
-        moved: dict[torch.device, tuple[int, Mask]] = self.__dict__.setdefault("_moved", {})
-        if device not in moved or moved[device][0] != self.data._version:
-            moved[device] = (self.data._version, self.with_data(self.data.to(device)))
+        # one copy per device and contents, so that its memoised results are found again
+        moved: dict[torch.device, tuple[Hashable, Mask]] = self.__dict__.setdefault("_moved", {})
+        if device not in moved or moved[device][0] != key:
+            moved[device] = (key, self.with_data(self.data.to(device)))
         return moved[device][1]
 
     @abstractmethod
@@ -46,7 +63,7 @@ class DataMask(Mask):
         """The same mask with another tensor."""
 
     def settings(self) -> Hashable:
-        """Everything but the tensor."""
+        """The settings of the mask other than its tensor."""
         return ()
 
     def __eq__(self, other: object) -> bool:
@@ -64,9 +81,15 @@ class DataMask(Mask):
         return hash((type(self), self.data.shape, self.settings()))
 
 
+def _digest(data: Tensor) -> bytes:
+    """The contents of a tensor as a memo key: the bytes if it is small, their BLAKE2 hash if it is large."""
+    array = data.contiguous().numpy()
+    return array.tobytes() if array.nbytes <= 4096 else hashlib.blake2b(array.data).digest()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseMask(DataMask):
-    """A boolean matrix, indexed by row and column of the call instead of by position."""
+    """A boolean matrix as a mask, indexed by row and column of the call instead of by position."""
 
     data: Bool[Tensor, "*bh i j"]
 
@@ -123,8 +146,9 @@ def has_matrix(mask: Mask) -> bool:
 
 
 def format_data(data: Tensor, most: int = 12) -> str:
-    """The contents of a small tensor, or the shape of a large one."""
-    return str(data.tolist()) if data.numel() <= most else f"<{' x '.join(map(str, data.shape))}>"
+    """The contents of a tensor as text; only its shape if it has more than `most` numbers or no values."""
+    small = data.numel() <= most and can_read_values(data)
+    return str(data.tolist()) if small else f"<{' x '.join(map(str, data.shape))}>"
 
 
 def can_read(data: Tensor) -> bool:
@@ -133,12 +157,20 @@ def can_read(data: Tensor) -> bool:
     return not traced and data.device.type == "cpu" and data.numel() > 0
 
 
+def check_strided(what: str, data: Tensor) -> None:
+    """Raise for sparse and nested tensors."""
+    if data.layout != torch.strided or data.is_nested:
+        kind = "nested" if data.is_nested else str(data.layout)
+        raise DtypeError(f"{what} is a {kind} tensor, but takes an ordinary one; call .to_dense() or pad it first")
+
+
 def as_integers(form: str, name: str, values: object) -> Tensor:
     """An int64 tensor of these values, or an error that names the argument."""
     try:
         data = values if isinstance(values, Tensor) else torch.tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise DtypeError(f"{form}({name}) takes whole numbers in rows of one length, not {values!r}") from None
+    check_strided(f"{form}({name})", data)
     if data.numel() == 0:
         data = data.long()
     if data.is_floating_point() or data.dtype == torch.bool or data.is_complex():

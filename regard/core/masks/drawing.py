@@ -19,7 +19,10 @@ _MOST_CELLS = 64  # a wider matrix is pooled to at most this many cells a side
 def draw(
     mask: Mask, queries: int, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
 ) -> str:
-    """Rows are queries, columns are keys; a cell's shade is the share of its pairs that is visible."""
+    """Draw a mask as text: rows are queries, columns are keys, the shade is the visible share of the pairs in a cell.
+
+    If sequences differ, the first is drawn. With `ax`, the mask is also drawn on that matplotlib axis.
+    """
     positions, keys = resolve_positions(queries, keys, positions)
     seen = mask.dense(queries, keys, positions=positions)
     seen = seen.flatten(0, -3)[0] if seen.ndim > 2 else seen  # the first sequence is drawn
@@ -41,7 +44,7 @@ def draw_matrix(seen: Bool[Tensor, "i j"]) -> str:
 
 
 def default_sizes(mask: Mask) -> tuple[int, int] | None:
-    """Numbers of queries and keys that suit a mask with data: those of its matrix, or the positions it covers."""
+    """The numbers of queries and keys to draw, for a mask that holds tensors; None if it fits any size."""
     for child in (mask, *mask.children()):
         if isinstance(child, DenseMask):
             return child.data.shape[-2], child.data.shape[-1]

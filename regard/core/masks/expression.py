@@ -73,6 +73,8 @@ def _called(name: str, node: ast.Call, known: Registry[Maker]) -> "Mask":
             hint = f"; did you mean {near[0]!r}?" if near else ""
             there = ", ".join(signature.parameters) or "nothing"
             raise ConfigError(f"{name} has no setting {keyword.arg!r}{hint} (it takes: {there})")
+        if keyword.arg in settings:
+            raise ConfigError(f"{name} has {keyword.arg}= twice: {ast.unparse(node)}; write it once")
         settings[keyword.arg] = _value(keyword.value)
     values = [_value(argument) for argument in node.args]
     try:

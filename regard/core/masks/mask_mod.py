@@ -31,7 +31,7 @@ MaskMod = Callable[..., Any]
 
 
 def from_mask_mod(function: MaskMod, batch: int | None = None, heads: int | None = None) -> Mask:
-    """The mask of a mask_mod: of `function(b, h, q, kv)`, with q and kv as positions."""
+    """The mask that equals a mask_mod `function(b, h, q, kv)`, where q and kv are absolute positions."""
     if not callable(function):
         raise ConfigError(f"a mask_mod is a function of batch, head, query and key index, not {function!r}")
     try:
@@ -41,7 +41,7 @@ def from_mask_mod(function: MaskMod, batch: int | None = None, heads: int | None
 
 
 def read_mask_mod(function: MaskMod) -> Mask:
-    """The mask of a mask_mod by calling it with symbolic positions; raises an exception if it cannot be read so."""
+    """Convert a mask_mod to a mask by calling it with symbolic positions. Raises an exception if that fails."""
     seen = function(SymbolicIndex("b"), SymbolicIndex("h"), SymbolicIndex("q"), SymbolicIndex("kv"))
     if not isinstance(seen, SymbolicMask):
         raise NotSymbolicError(f"a mask_mod returned {seen!r}")
@@ -149,7 +149,10 @@ class SymbolicIndex:
 
 
 class SymbolicDistance:
-    """sign (q - kv) + offset."""
+    """The distance q - kv in a mask_mod, as the expression sign * (q - kv) + offset.
+
+    magnitude  whether the distance is |q - kv|
+    """
 
     def __init__(self, sign: int, offset: int, magnitude: bool = False) -> None:
         self.sign = sign
@@ -198,7 +201,7 @@ class SymbolicDistance:
 
 @dataclass
 class SymbolicRemainder:
-    """(q - kv) % step."""
+    """The expression (q - kv) % step in a mask_mod."""
 
     step: int
 
@@ -209,7 +212,7 @@ class SymbolicRemainder:
 
 
 class SymbolicChunk:
-    """q // size or kv // size."""
+    """The expression q // size or kv // size in a mask_mod."""
 
     def __init__(self, kind: str, size: int) -> None:
         self.kind = kind
@@ -234,7 +237,11 @@ class SymbolicChunk:
 
 
 class SymbolicLookup(SymbolicMask):
-    """data[b, q], data[b, kv], data[q] or data[kv] for a tensor of the mask_mod."""
+    """The expression data[b, q], data[b, kv], data[q] or data[kv] in a mask_mod, for a tensor `data`.
+
+    kind     "q" or "kv"
+    batched  whether the first index is b
+    """
 
     def __init__(self, data: Tensor, kind: str, *, batched: bool) -> None:
         if data.ndim != 1 + batched or kind not in ("q", "kv"):
@@ -244,7 +251,7 @@ class SymbolicLookup(SymbolicMask):
 
     @property
     def mask(self) -> Mask:  # type: ignore[override]
-        """The mask where the looked-up value is itself the rule: a boolean for each key."""
+        """The mask if the mask_mod returns the looked-up value itself: a boolean for each key."""
         if self.data.dtype != torch.bool or self.kind != "kv" or self.data.ndim != 2:
             raise NotSymbolicError("a value that is not a boolean for each key")
         return KeyPaddingMask(self.data)
@@ -260,14 +267,14 @@ class SymbolicLookup(SymbolicMask):
 
 
 def _up_to(most: int) -> Mask:
-    """kv <= q + most."""
+    """The mask kv <= q + most."""
     if most == 0:
         return Causal()
     return Window(None, most) if most > 0 else Not(Window(-most - 1, None))
 
 
 def _ordered(left: SymbolicIndex, right: SymbolicIndex) -> tuple[int, int]:
-    """left - right as sign (q - kv) + offset."""
+    """The difference left - right of two indices as (sign, offset) of sign * (q - kv) + offset."""
     if {left.kind, right.kind} != {"q", "kv"}:
         raise NotSymbolicError("indices that are not a query and a key")
     return 1 if left.kind == "q" else -1, left.offset - right.offset
@@ -281,7 +288,7 @@ def _integer(value: object) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaskModMask(Mask):
-    """A mask_mod that is evaluated on every pair, by position."""
+    """A mask_mod that is evaluated on every pair, with absolute positions as q and kv."""
 
     function: MaskMod
     batch_size: int | None = None
@@ -291,7 +298,7 @@ class MaskModMask(Mask):
         return _call(self.function, self.batch_size, self.head_count, grid.batch, grid.head, grid.i, grid.j)
 
     def key(self) -> None:
-        """Nothing is memoised: what the function reads may change."""
+        """None: results are not memoised, since what the function reads may change."""
 
     def batch(self) -> int | None:
         return self.batch_size
@@ -311,7 +318,10 @@ class MaskModMask(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockMaskMask(Mask):
-    """A BlockMask of FlexAttention, by row and column: its mask_mod in partial blocks, everything in full ones."""
+    """A BlockMask of FlexAttention as a mask, indexed by row and column of the call.
+
+    In partial blocks its mask_mod decides; full blocks are visible.
+    """
 
     state: Int8[Tensor, "b h q k"]
     sizes: tuple[int, int]
@@ -333,7 +343,7 @@ class BlockMaskMask(Mask):
                 raise ShapeError(f"the BlockMask was made for {letter}={own}, but q has {letter}={wanted}")
 
     def key(self) -> None:
-        """Nothing is memoised: what the function reads may change."""
+        """None: results are not memoised, since what the function reads may change."""
 
     def batch(self) -> int | None:
         return len(self.state) if len(self.state) > 1 else None
@@ -391,7 +401,10 @@ def to_block_mask(
 def _call(
     function: MaskMod, batch_size: int | None, heads: int | None, b: Tensor, h: Tensor, q: Tensor, kv: Tensor
 ) -> Tensor:
-    """Call a mask_mod on every pair. Without a batch size or a number of heads, b or h is 0."""
+    """Call a mask_mod on every pair and return the boolean result.
+
+    batch_size, heads  None if the mask_mod does not depend on b or h, which is then 0
+    """
     b, h = torch.zeros_like(q) if batch_size is None else b, torch.zeros_like(q) if heads is None else h
     if q.ndim == 0:
         return torch.as_tensor(function(b, h, q, kv))  # inside flex_attention, which passes one pair

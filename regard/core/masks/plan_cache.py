@@ -12,23 +12,34 @@ T = TypeVar("T")
 
 
 def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
-    """The memo key of a mask and of everything else a result depends on; None if it must not be memoised."""
+    """The memo key of a result that depends on a mask and on `rest`; None if the result must not be memoised."""
     own = mask.key()
     return None if own is None or rest is None else (own, *rest)
 
 
 class Memo(Generic[T]):
-    """The latest `most` results by key. Masks are stored too, so that their tensors keep their identities."""
+    """A cache of the most recent results by key, at most `most` of them.
+
+    The mask of each result is stored too: keys contain the ids of its tensors, which must not be freed.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._kept: dict[Hashable, tuple[Mask, T]] = {}
         self._lock = Lock()
 
+    def peek(self, key: Hashable | None) -> T | None:
+        """The result stored under a key, or None."""
+        found = self._kept.get(key)
+        return None if found is None else found[1]
+
     def get(
         self, key: Hashable | None, mask: Mask, make: Callable[[], T], worth: Callable[[T], bool] = lambda made: True
     ) -> T:
-        """The stored result, or `make()`, which is stored if there is a key and `worth(result)`."""
+        """The result stored under `key`, or else `make()`.
+
+        A new result is stored if `key` is not None and `worth(result)` is true.
+        """
         if key is None:
             return make()
         found = self._kept.get(key)

@@ -9,7 +9,7 @@ from regard.core.masks.algebra import Bounds, BoxVisibility, Flag, Mask, Positio
 
 
 class BandMask(Mask):
-    """Each query sees one run of keys. Neither bound of the run decreases as the query position increases."""
+    """Base class of masks in which each query sees one run of keys, whose bounds never decrease with the query."""
 
     @abstractmethod
     def bounds(self, i: Position) -> Bounds:

@@ -1,5 +1,6 @@
 """Exact counts of visible pairs: a million positions against closed formulas, with no matrix on the way."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,8 +25,9 @@ from regard import (
     random_links,
     window,
 )
-from regard.base.errors import ShapeError
+from regard.base.errors import ConfigError, ShapeError
 from regard.core.masks import algebra, as_mask, counts
+from regard.core.masks.expression import parse_mask
 
 N = 1_000_003  # a prime, so that no chunk, step or document fits evenly
 LENGTHS = [700_001, 3, 0, N]
@@ -392,3 +394,37 @@ def test_a_union_of_many_windows():
         union = union | window(before=reach) & ~window(before=reach - 1)
     with no_matrix():
         assert union.count(100_003) == 100_003 + sum(100_003 - reach for reach in range(10, 130, 10))
+
+
+BILLION = 10**9
+CLOSED = {
+    "causal()": BILLION * (BILLION + 1) // 2,
+    "~causal()": BILLION * (BILLION - 1) // 2,
+    "full()": BILLION**2,
+    "causal() & window(before=255)": BILLION * 256 - 255 * 256 // 2,
+    "window(before=2, after=3)": BILLION * 6 - 3 - 6,
+    "causal() & ~window(before=1)": BILLION * (BILLION + 1) // 2 - (2 * BILLION - 1),
+}
+
+
+@pytest.mark.parametrize("text", CLOSED)
+def test_a_billion_positions_are_counted_without_tensors_of_that_size(text):
+    with Effort() as effort:
+        assert parse_mask(text).count(BILLION) == CLOSED[text]
+    assert effort.largest < 100
+
+
+@pytest.mark.parametrize("text", ["dilated(3)", "blocks(64) & dilated(3)", "strided(5)"])
+def test_a_count_that_would_take_gigabytes_is_refused(text):
+    with pytest.raises(ConfigError, match=r"counting pairs of 1,000,000,000 positions would take 8,000,000,000 bytes"):
+        parse_mask(text).count(BILLION)
+
+
+def test_windows_in_closed_form_against_loops():
+    draw = random.Random(0)
+    for _ in range(300):
+        before, after = (draw.choice([None, 0, 1, 4]) for _ in range(2))
+        rows, columns = (range(first, first + draw.randint(1, 7)) for first in (draw.randint(0, 6), draw.randint(0, 6)))
+        low, high = 99 if before is None else before, 99 if after is None else after
+        seen = sum(i - low <= j <= i + high for i in rows for j in columns)
+        assert counts.count_window((before, after), rows, columns) == seen

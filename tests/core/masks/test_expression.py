@@ -79,6 +79,7 @@ def test_what_a_mask_prints_spells_the_mask_again(mask: Mask) -> None:
         ("causal(3)", "causal(3) does not fit causal(): too many positional arguments"),
         ("causal(size=3)", "causal has no setting 'size' (it takes: nothing)"),
         ("dilated()", "does not fit dilated(step): missing a required argument: 'step'"),
+        ("window(before=1, before=2)", "window has before= twice: window(before=1, before=2); write it once"),
         ("window(3, before=3)", "multiple values for argument 'before'"),
         ("window(before=-1)", "window(before) is -1, but must be at least 0"),
         ("window(before=1.5)", "takes a whole number, not 1.5"),

@@ -678,14 +678,18 @@ def test_data_is_moved_once_for_each_device_and_version():
         mask = causal() & make(lengths)
         moved = mask.to(ELSEWHERE).tensors()[0]
         assert mask.to(ELSEWHERE).tensors()[0] is moved
-        lengths.fill_(1)
+        lengths.copy_(lengths.logical_not())
         assert mask.to(ELSEWHERE).tensors()[0] is not moved
 
 
-def test_data_from_inference_mode_is_moved_every_time():
+def test_data_made_in_inference_mode_is_moved_again_after_a_change():
     with torch.inference_mode():
-        mask = padding(torch.tensor([3, 2]))
-        assert mask.to(ELSEWHERE).tensors()[0] is not mask.to(ELSEWHERE).tensors()[0]
+        lengths = torch.tensor([3, 2])
+        mask = padding(lengths)
+        moved = mask.to(ELSEWHERE).tensors()[0]
+        assert mask.to(ELSEWHERE).tensors()[0] is moved
+        lengths[0] = 1
+        assert mask.to(ELSEWHERE).tensors()[0] is not moved
 
 
 @pytest.mark.parametrize(
@@ -726,13 +730,14 @@ def test_rules_are_remembered_by_structure():
 
 
 @pytest.mark.parametrize("around", [lambda mask: mask, lambda mask: causal() & ~mask | prefix(1)])
-def test_data_is_remembered_by_identity_and_version(around):
+def test_data_is_memoised_by_contents(around):
     lengths = torch.tensor([3, 2])
     mask = around(padding(lengths))
     before = mask.key()
     assert hash(before) == hash(mask.key())
     assert around(padding(lengths)).key() == before
-    assert around(padding(lengths.clone())).key() != before
+    assert around(padding(lengths.clone())).key() == before
+    assert around(padding(lengths + 1)).key() != before
     assert around(padding(lengths, side="left", width=9)).key() != before
     lengths[0] = 1
     assert mask.key() != before
@@ -751,10 +756,22 @@ def test_rules_of_ones_own_are_never_remembered():
     assert (causal() & ~odd).key() is None
 
 
-def test_what_was_made_in_inference_mode_is_never_remembered():
+def test_data_made_in_inference_mode_is_memoised_by_contents():
     with torch.inference_mode():
-        mask = causal() & padding(torch.tensor([3, 2]))
-    assert mask.key() is None
+        lengths = torch.tensor([3, 2])
+        mask = causal() & padding(lengths)
+        before = mask.key()
+        lengths[0] = 1
+    assert mask.key() != before
+
+
+def test_the_key_of_a_large_matrix_is_a_hash_that_depends_on_every_entry():
+    data = torch.ones(100, 100, dtype=torch.bool)
+    before = as_mask(data).key()
+    assert before == as_mask(data.clone()).key()
+    assert len(before[-1]) == 64
+    data[99, 99] = False
+    assert as_mask(data).key() != before
 
 
 def test_a_link_is_told_with_whether_it_exists():

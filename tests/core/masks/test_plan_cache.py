@@ -5,11 +5,12 @@ import sys
 import threading
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from regard import attend, causal, explain, padding, window
+from regard import Mask, attend, causal, documents, explain, padding, window
 from regard.core.masks.plan_cache import Memo, joint_key
 
 
@@ -64,11 +65,30 @@ def test_a_key_is_that_of_the_mask_and_of_all_else_that_matters():
 
 
 def test_there_is_no_key_where_nothing_may_be_remembered():
-    with torch.inference_mode():
-        changing = padding(torch.tensor([3, 5]))
-    assert joint_key(changing, (3, 5)) is None
-    assert joint_key(causal() & ~changing, (3, 5)) is None
+    function = Mask.of("by a function", lambda i, j: i > j)
+    assert joint_key(function, (3, 5)) is None
+    assert joint_key(causal() & ~function, (3, 5)) is None
     assert joint_key(causal(), None) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [documents, lambda ids: ~documents(ids) | causal(), lambda ids: window(200) & documents(ids)],
+)
+@pytest.mark.parametrize("inference", [False, True])
+def test_memory_that_other_code_changes_is_read_again(make, inference):
+    """NumPy shares the memory of a tensor and does not raise its version."""
+    shared = np.arange(300) // 100
+    with torch.inference_mode(inference):
+        mask = make(torch.from_numpy(shared))
+        q, k, v = torch.randn(3, 1, 2, 300, 8)
+        for _ in range(2):
+            for kernel in ("blocked", None):
+                out = attend(q, k, v, mask=mask, kernel=kernel)
+                expected = attend(q, k, v, mask=mask.dense(300))
+                assert torch.allclose(out, expected, atol=1e-5)
+            assert mask.count(300) == int(mask.dense(300).sum())
+            shared[:] = np.arange(300) % 3
 
 
 def test_the_data_of_a_key_stays_alive_as_long_as_the_result():

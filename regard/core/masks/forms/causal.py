@@ -9,7 +9,7 @@ from regard.core.masks.positional import BandMask
 
 @dataclass(frozen=True, repr=False)
 class Causal(BandMask):
-    """j <= i."""
+    """The mask of `causal`: key j is visible to query i if j <= i."""
 
     def bounds(self, i: Position) -> tuple[None, Position]:
         return None, i + 1

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.masks.algebra import Bounds, Mask, Position
 from regard.core.masks.forms.window import check_limit
@@ -11,7 +12,7 @@ from regard.core.masks.positional import BandMask
 
 @dataclass(frozen=True, repr=False)
 class Chunks(BandMask):
-    """-before <= j // size - i // size <= after; None is no limit."""
+    """The mask of `chunks`: visible if -before <= j // size - i // size <= after. None means no limit."""
 
     size: int
     before: int | None
@@ -25,8 +26,8 @@ class Chunks(BandMask):
 
     def __repr__(self) -> str:
         if self.before == self.after == 0:
-            return f"blocks({self.size})"
-        return f"chunks({self.size}, before={self.before}, after={self.after})"
+            return f"blocks({constant(self.size)})"
+        return f"chunks({constant(self.size)}, before={constant(self.before)}, after={constant(self.after)})"
 
 
 def chunks(size: int, before: int | None = 0, after: int | None = 0) -> Mask:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid
 from regard.core.masks.algebra import BoxVisibility, Mask, Position
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Dilated(Mask):
-    """(i - j) % step == 0."""
+    """The mask of `dilated`: key j is visible to query i if (i - j) % step == 0."""
 
     step: int
 
@@ -38,7 +39,7 @@ class Dilated(Mask):
         return (self.step,)
 
     def __repr__(self) -> str:
-        return f"dilated({self.step})"
+        return f"dilated({constant(self.step)})"
 
 
 def dilated(step: int) -> Mask:

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.base.errors import ShapeError
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.masks.algebra import BoxVisibility, Mask
-from regard.core.masks.data import DataMask, as_integers, format_data
+from regard.core.masks.data import DataMask, as_integers, can_read, format_data
 
 if TYPE_CHECKING:
     from regard.core.masks.block_tables import Spans
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentMask(DataMask):
-    """data[i] == data[j]."""
+    """The mask of `documents`: key j is visible to query i if data[i] == data[j]."""
 
     data: Int[Tensor, "*b n"]
 
@@ -45,6 +45,8 @@ class DocumentMask(DataMask):
                 f"{self!r} has ids for {self.batch()} sequences, but q has b={b} (batch); give one row each"
             )
         ends = [positions.queries, positions.queries + i - 1] if i else []
+        if i and positions.offsets is not None and can_read(positions.offsets):
+            ends = [ends[0] + int(positions.offsets.min()), ends[1] + int(positions.offsets.max())]
         keys = positions.keys
         if isinstance(keys, int):
             ends += [keys, keys + j - 1] if j else []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid
 from regard.core.masks.algebra import FAR, Bounds, BoxVisibility, CompoundMask, Mask, Or, Position
@@ -15,7 +16,7 @@ from regard.core.masks.forms.window import window
 
 @dataclass(frozen=True, repr=False)
 class FirstRows(Mask):
-    """i < size: the first queries see every key."""
+    """The mask in which the first `size` queries see every key, and others none: i < size."""
 
     size: int
 
@@ -29,12 +30,12 @@ class FirstRows(Mask):
         return None, torch.where(i < self.size, FAR, -FAR)
 
     def __repr__(self) -> str:
-        return f"first_rows({self.size})"
+        return f"first_rows({constant(self.size)})"
 
 
 @dataclass(frozen=True, repr=False)
 class GlobalTokens(CompoundMask):
-    """i < size or j < size."""
+    """The mask of `global_tokens`: key j is visible to query i if i < size or j < size."""
 
     size: int
 
@@ -42,7 +43,7 @@ class GlobalTokens(CompoundMask):
         return Or((FirstRows(self.size), Prefix(self.size)))
 
     def __repr__(self) -> str:
-        return f"global_tokens({self.size})"
+        return f"global_tokens({constant(self.size)})"
 
 
 def global_tokens(n: int) -> Mask:

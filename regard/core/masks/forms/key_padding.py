@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.base.errors import DtypeError, ShapeError
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.masks.algebra import BoxVisibility, Mask
-from regard.core.masks.data import DataMask, format_data
+from regard.core.masks.data import DataMask, check_strided, format_data
 
 if TYPE_CHECKING:
     from regard.core.masks.block_tables import Spans
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyPaddingMask(DataMask):
-    """data[b, j]."""
+    """The mask of `key_padding`: key j of sequence b is visible if data[b, j]."""
 
     data: Bool[Tensor, "b n"]
 
@@ -69,6 +69,7 @@ def key_padding(real: Sequence[Sequence[int]] | Bool[Tensor, "b n"] | Integer[Te
     tensor([[0, 1, 1]], dtype=torch.int32)
     """
     data = real if isinstance(real, Tensor) else torch.tensor(real)
+    check_strided("key_padding(real)", data)
     if data.is_floating_point() or data.is_complex():
         raise DtypeError(
             f"key_padding(real) is {data.dtype}, but takes booleans or 0 and 1, True where the key is real"

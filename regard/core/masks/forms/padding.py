@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PaddingMask(DataMask):
-    """j < data[b], or j >= width - data[b] for padding on the left."""
+    """The mask of `padding`: j < data[b], or j >= width - data[b] for padding on the left."""
 
     data: Int[Tensor, "b"]
     side: Literal["right", "left"]
@@ -48,6 +48,9 @@ class PaddingMask(DataMask):
                 f"{self!r} has {len(self.data)} lengths, but q has b={b} (batch); give one length per sequence"
             )
 
+    def required_keys(self) -> int:
+        return self.width or 0
+
     def batch(self) -> int | None:
         return len(self.data)
 
@@ -67,8 +70,8 @@ def padding(
 ) -> Mask:
     """Queries see the real keys only: j < lengths[b], or j >= width - lengths[b] with side="left".
 
-    lengths  number of real keys of each sequence; a tensor is used as it is, not copied
-    side     where the padding is
+    lengths  number of real keys of each sequence; a tensor is used as it is, not copied, and may be changed later
+    side     "right" or "left": where the padding is
     width    with side="left", the common length of the padded sequences; keys appended later are real
 
     >>> padding([1, 3]).dense(1, 3).int()[:, 0, 0]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.masks.algebra import Mask, Position
 from regard.core.masks.forms.causal import Causal
@@ -14,7 +15,7 @@ from regard.core.masks.positional import BandMask
 
 @dataclass(frozen=True, repr=False)
 class Prefix(BandMask):
-    """j < size."""
+    """The mask of `prefix`: key j is visible to query i if j < size."""
 
     size: int
 
@@ -25,7 +26,7 @@ class Prefix(BandMask):
         return j < self.size
 
     def __repr__(self) -> str:
-        return f"prefix({self.size})"
+        return f"prefix({constant(self.size)})"
 
 
 def prefix(n: int) -> Mask:

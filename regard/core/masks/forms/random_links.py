@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.base.seeds import hash_integers
+from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid
 from regard.core.masks.algebra import BoxVisibility, Mask, Position
@@ -18,16 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RandomLinks(Mask):
-    """`links` keys among the query's own and earlier ones: one from each of that many equal stretches of them.
+    """Each query sees `links` random keys among its own and earlier ones.
 
-    A draw depends on the seed and on the query's position only, so a cache step sees the links that training saw.
+    The keys from 0 to its own are divided into `links` equal stretches, and one key is drawn from each. A draw depends
+    on the seed and the query's position only, so a cache step sees the same links as training.
     """
 
     links: int
     seed: int
 
     def link(self, i: Tensor, which: int) -> tuple[Tensor, Tensor]:
-        """The key drawn from stretch `which`, and whether that stretch has any key."""
+        """The key drawn from stretch number `which` for each query, and whether that stretch has any key."""
         past = (i + 1).clamp(min=0)
         low, high = past * which // self.links, past * (which + 1) // self.links
         return low + hash_integers(i * self.links + which, self.seed) % (high - low).clamp(min=1), high > low
@@ -56,7 +58,7 @@ class RandomLinks(Mask):
         return BoxVisibility(none=~hit, all=torch.tensor(False))
 
     def __repr__(self) -> str:
-        return f"random_links({self.links}, seed={self.seed})"
+        return f"random_links({constant(self.links)}, seed={constant(self.seed)})"
 
 
 def random_links(count: int, seed: int = 0) -> Mask:

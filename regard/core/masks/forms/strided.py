@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid
 from regard.core.masks.algebra import BoxVisibility, CompoundMask, Mask, Position
@@ -15,7 +16,7 @@ from regard.core.masks.forms.window import Window
 
 @dataclass(frozen=True, repr=False)
 class Multiples(Mask):
-    """j % step == 0."""
+    """The mask in which every query sees the keys with j % step == 0."""
 
     step: int
 
@@ -35,12 +36,12 @@ class Multiples(Mask):
         return (self.step,)
 
     def __repr__(self) -> str:
-        return f"multiples({self.step})"
+        return f"multiples({constant(self.step)})"
 
 
 @dataclass(frozen=True, repr=False)
 class Strided(CompoundMask):
-    """j == i, or j <= i and j % step == 0."""
+    """The mask of `strided`: key j is visible to query i if j == i, or if j <= i and j % step == 0."""
 
     step: int
 
@@ -48,7 +49,7 @@ class Strided(CompoundMask):
         return Window(0, 0) | (Causal() & Multiples(self.step))
 
     def __repr__(self) -> str:
-        return f"strided({self.step})"
+        return f"strided({constant(self.step)})"
 
 
 def strided(step: int) -> Mask:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.masks.algebra import Bounds, Mask, Position
 from regard.core.masks.forms.causal import Causal
@@ -11,7 +12,7 @@ from regard.core.masks.positional import BandMask
 
 @dataclass(frozen=True, repr=False)
 class Window(BandMask):
-    """i - before <= j <= i + after; None is no limit."""
+    """The mask of `window`: visible if i - before <= j <= i + after. None means no limit."""
 
     before: int | None
     after: int | None
@@ -23,9 +24,8 @@ class Window(BandMask):
         return self.before, self.after
 
     def __repr__(self) -> str:
-        return (
-            f"window(before={self.before})" if self.after == 0 else f"window(before={self.before}, after={self.after})"
-        )
+        before, after = constant(self.before), constant(self.after)
+        return f"window(before={before})" if after == 0 else f"window(before={before}, after={after})"
 
 
 def window(before: int | None = 0, after: int | None = 0) -> Mask:
@@ -46,7 +46,7 @@ def window(before: int | None = 0, after: int | None = 0) -> Mask:
 
 
 def check_limit(what: str, value: int | None, counts: str) -> int | None:
-    """A whole number, or None for no limit."""
+    """Return `value` as an int of at least 0, or None for no limit. Raises ConfigError for anything else."""
     return None if value is None else check_integer(what, value, 0, counts)
 
 
