@@ -22,6 +22,7 @@ _MODULES = {
     "regard.models.presets": ("build", "list_models"),
     "regard.models.saving": ("load",),
     "regard.models.generation": ("generate",),
+    "regard.see.interventions.intervene": ("intervene",),
     "regard.see.watch": ("watch",),
     "regard.conform": ("Report", "check", "conformance"),
     "regard.integrations.notebook": ("show",),
@@ -51,6 +52,19 @@ if TYPE_CHECKING:
     from regard.core.kernels import recording as recording
     from regard.core.linear import linear_attend as linear_attend
     from regard.core.masks.algebra import Mask as Mask
+    from regard.core.masks.forms.blocks import blocks as blocks
+    from regard.core.masks.forms.causal import causal as causal
+    from regard.core.masks.forms.chunks import chunks as chunks
+    from regard.core.masks.forms.dilated import dilated as dilated
+    from regard.core.masks.forms.documents import documents as documents
+    from regard.core.masks.forms.full import full as full
+    from regard.core.masks.forms.global_tokens import global_tokens as global_tokens
+    from regard.core.masks.forms.key_padding import key_padding as key_padding
+    from regard.core.masks.forms.padding import padding as padding
+    from regard.core.masks.forms.prefix import prefix as prefix
+    from regard.core.masks.forms.random_links import random_links as random_links
+    from regard.core.masks.forms.strided import strided as strided
+    from regard.core.masks.forms.window import window as window
     from regard.core.positions import grid_positions as grid_positions, rotary as rotary, sinusoidal as sinusoidal
     from regard.core.scores import (
         additive as additive,
@@ -65,6 +79,7 @@ if TYPE_CHECKING:
     from regard.models.generation import generate as generate
     from regard.models.presets import build as build, list_models as list_models
     from regard.models.saving import load as load
+    from regard.see.interventions.intervene import intervene as intervene
     from regard.see.watch import watch as watch
 
 

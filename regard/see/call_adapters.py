@@ -24,10 +24,13 @@ MARGIN = 40.0  # exp(-40) is far below the rounding error of float32
 
 @runtime_checkable
 class OutputTransform(Protocol):
-    """The linear map from the output of the heads to the output of the intercepted call."""
+    """The map from the output of the heads to the output of the intercepted call."""
 
     def apply(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
-        """Map a change of the heads to a change of the output, which has the shape of `out`."""
+        """The output of the call, of the shape of `out`, from the output of its heads."""
+
+    def read_heads(self, out: Tensor) -> Float[Tensor, "b h i e"] | None:
+        """The output of the heads, from the output of the call; None if it does not determine them."""
 
     def pull_back(self, gradient: Tensor) -> Tensor:
         """Map a gradient of the output to one of the heads, (..., i, e)."""
@@ -46,6 +49,8 @@ class AxisPermutation:
     def pull_back(self, gradient: Tensor) -> Tensor:
         return gradient.permute(self.axes)
 
+    read_heads = pull_back
+
 
 @dataclass(frozen=True, eq=False)
 class HeadTransform:
@@ -56,6 +61,10 @@ class HeadTransform:
 
     def apply(self, heads: Tensor, out: Tensor) -> Tensor:
         return self.rest.apply(self.axes.from_heads(heads), out)
+
+    def read_heads(self, out: Tensor) -> Tensor | None:
+        heads = self.rest.read_heads(out)
+        return None if heads is None else self.axes.to_heads(heads)
 
     def pull_back(self, gradient: Tensor) -> Tensor:
         return self.axes.to_heads(self.rest.pull_back(gradient))
@@ -262,7 +271,7 @@ def read_mask(
     positions = Positions.last_rows(i, j)
     if mask is None:
         return Full(), (), positions
-    mask = collapse_repeated(to_four_axes(mask.detach()))
+    mask = collapse_repeated(to_four_axes(mask))
     if mask.dtype == torch.bool:
         return simplify_mask(mask, i, j), (), positions
     visible, rest, uniform = split_hidden(mask if mask.is_floating_point() else mask.float(), score_bound(q, k, beta))
@@ -310,7 +319,7 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
     They are lower than all other numbers by more than scores can make up for: -inf, the lowest number of the dtype,
     -1e9, -1e4, or -100 if scores are small. A bias that falls gradually, such as ALiBi, hides nothing.
     """
-    lowest = torch.finfo(added.dtype).min / 2
+    added, lowest = added.detach(), torch.finfo(added.dtype).min / 2
     if not added.numel() or float(added.amin()) > -MARGIN:
         return torch.zeros_like(added, dtype=torch.bool)
     room = _negligible(bound)

@@ -82,12 +82,9 @@ def from_interface(
     if flash and sliding_window is not None:
         mask = mask & window(before=sliding_window - 1, after=0 if by_rule else sliding_window - 1)
     if position_bias is not None:
-        more = (
-            additive(position_bias.detach()),
-            *more,
-        )  # first: a mask with the lowest number of the dtype hides it too
+        more = (additive(position_bias), *more)  # first: a mask with the lowest number of the dtype hides it too
     if s_aux is not None:
-        more = (*more, sink(s_aux.detach()))
+        more = (*more, sink(s_aux))
     return Record(q, k, v, mask, (*terms, *more), beta, positions, f"hugging face {name}", float(dropout))
 
 

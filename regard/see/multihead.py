@@ -5,6 +5,8 @@ unchanged, and q, k and v are projected from the inputs a second time.
 """
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,17 @@ SAME_NAMES = (
     "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "training", "q_proj_weight",
     "k_proj_weight", "v_proj_weight",
 )  # fmt: skip
+
+
+@contextmanager
+def disable_fused_layers() -> Iterator[None]:
+    """Run torch's layers operation by operation: a layer that runs as one operator has no output of heads to change."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def from_functional(*args: Any, **kwargs: Any) -> Record:
@@ -145,12 +158,17 @@ class OutputProjection:
     """The output is a linear projection of the concatenated heads."""
 
     weight: Float[Tensor, "d f"]
+    bias: Float[Tensor, "d"] | None
     heads: int
     batch_first: bool
 
     def apply(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
-        flat = functional.linear(heads.transpose(1, 2).flatten(2), self.weight.to(heads.dtype))
+        bias = None if self.bias is None else self.bias.to(heads.dtype)
+        flat = functional.linear(heads.transpose(1, 2).flatten(2), self.weight.to(heads.dtype), bias)
         return (flat if self.batch_first else flat.transpose(0, 1)).reshape(out.shape)
+
+    def read_heads(self, out: Tensor) -> None:
+        """The heads are projected together, so the output does not determine them."""
 
     def pull_back(self, gradient: Tensor) -> Float[Tensor, "b h i e"]:
         flat = gradient @ self.weight.to(gradient.dtype)

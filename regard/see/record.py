@@ -38,6 +38,12 @@ class Record(Statistics):
     name             the path of the module; its second call is `path:2`
     heads            indices of the recorded heads in the model, None for all
     rows_kept        indices of the recorded queries in the model, None for all
+
+    >>> with watch(model) as seen:
+    ...     out = model(tokens)
+    >>> record = seen["blocks.0.attention"]
+    >>> record.route, record.entropy.shape
+    ('attend, sdpa', torch.Size([1, 8, 19]))
     """
 
     route: str
@@ -118,6 +124,12 @@ class Seen(Mapping[str, Record]):
     """The recorded attention calls by the names of their modules, in the order of the calls.
 
     left_out  why calls were not recorded: each reason with the number of calls
+
+    >>> with watch(model) as seen:
+    ...     out = model(tokens)
+    >>> print(seen)
+    blocks.0.attention: b=1 h=8 i=19 j=19, causal(), by attend, sdpa
+    blocks.1.attention: b=1 h=8 i=19 j=19, causal(), by attend, sdpa
     """
 
     def __init__(self, records: Sequence[Record] = (), left_out: Mapping[str, int] | None = None) -> None:

@@ -71,6 +71,11 @@ def rollout(
     residual  the weight of the identity
     heads     how the heads of a layer are fused: "mean", or "max" or "min", after which rows are divided by their sum
     rows      indices of the outputs; only vector-matrix products are computed then
+
+    >>> with watch(model) as seen:
+    ...     out = model(tokens)
+    >>> rollout(seen, rows=[-1]).sum(-1)
+    tensor([[1.]])
     """
     layers = _check_stack(maps)
     share = _check_residual(residual)
@@ -110,6 +115,11 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
     rollout. Capacities are rounded to 1e-9, so with L layers of n positions a flow is exact to L n 1e-9.
 
     maps, residual and heads are those of `rollout`; rows are the indices of the outputs.
+
+    >>> with watch(model) as seen:
+    ...     out = model(tokens)
+    >>> flow(seen, rows=[-1]).shape
+    torch.Size([1, 1, 19])
     """
     layers = _check_stack(maps)
     share = _check_residual(residual)
@@ -132,6 +142,11 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
     the gradient is zero.
 
     rows  indices of the outputs, computed without any matrix
+
+    >>> with watch(model) as seen:
+    ...     model(tokens)[0, -1].max().backward()
+    >>> gradient_relevance(seen, rows=[-1]).shape
+    torch.Size([1, 1, 19])
     """
     layers = [record for record in _check_stack(maps) if isinstance(record, Record)]
     relevance = _identity(layers[0])
@@ -200,6 +215,11 @@ def value_weighted(
 
     projection  the weight of the output projection (f = concatenated heads): then |w_ij v_j W| as in the paper
     normalised  divide rows by their sum; then values of equal norm give the weights
+
+    >>> with watch(model) as seen:
+    ...     out = model(tokens)
+    >>> value_weighted(seen["blocks.0.attention"]).shape
+    torch.Size([1, 8, 19, 19])
     """
     v = _values_per_head(record)
     h, e = v.shape[1], v.shape[-1]

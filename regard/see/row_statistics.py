@@ -20,6 +20,8 @@ from regard.see import triton_statistics
 from regard.see.row_blocks import RowBlock, iterate_row_blocks
 from regard.see.triton_statistics import RowStatistics
 
+SPANS = 64  # rows of the map that is computed together with the statistics of each row
+
 
 @dataclass(frozen=True)
 class Top:
@@ -28,6 +30,9 @@ class Top:
     keys     their indices, -1 if fewer keys are visible
     weights  their weights, largest first
     rest     the sum of all other weights
+
+    >>> statistics(q, k).top(3).keys.shape
+    torch.Size([1, 4, 5, 3])
     """
 
     keys: Int[Tensor, "b h r count"]
@@ -40,6 +45,10 @@ class Statistics:
     """Statistics of the weights of one attention call, computed on first access and then cached.
 
     They are computed in float32, or in float64 for float64 inputs, and have no gradient.
+
+    >>> found = statistics(q, k, mask=causal())
+    >>> found.entropy.shape, found.received.shape
+    (torch.Size([1, 4, 5]), torch.Size([1, 4, 5]))
     """
 
     q: Float[Tensor, "b h i c"]
@@ -127,10 +136,14 @@ class Statistics:
             torch.arange(n, device=device) * cells // max(n, 1) for n, cells in ((i, rows), (j, columns))
         )
         sums = torch.zeros(b, h, rows, columns, device=device, dtype=exact)
-        inside = torch.nn.functional.one_hot(key_cell, columns).to(exact)
-        with torch.no_grad():
-            for block in iterate_row_blocks(self._request, lse=self.lse):
-                sums.index_add_(2, row_cell[block.rows], block.weights @ inside[block.columns])
+        row_sums = self._row_statistics.row_sums
+        if row_sums is not None and SPANS % rows == 0:
+            sums.index_add_(3, key_cell, row_sums.unflatten(2, (rows, -1)).sum(3))
+        else:
+            inside = torch.nn.functional.one_hot(key_cell, columns).to(exact)
+            with torch.no_grad():
+                for block in iterate_row_blocks(self._request, lse=self.lse):
+                    sums.index_add_(2, row_cell[block.rows], block.weights @ inside[block.columns])
         counts = row_cell.bincount(minlength=rows).clamp(min=1)
         return sums / counts[:, None]
 
@@ -227,13 +240,20 @@ class Statistics:
             return self._compute_by_blocks()
 
     def _compute_by_blocks(self) -> RowStatistics:
-        b, h, _, _, j, _, _ = self._request.sizes
+        b, h, _, i, j, c, _ = self._request.sizes
         device, exact = self.q.device, torch.promote_types(self.q.dtype, torch.float32)
-        received = torch.zeros(b, h, j, device=device, dtype=exact)
+        # sums over spans of rows give maps without a second pass; they take no more memory than q and k
+        spans = SPANS if i >= SPANS and SPANS * j <= 2 * i * c else 1
+        row_sums = torch.zeros(b, h, spans, j, device=device, dtype=exact)
         parts: list[tuple[Tensor, ...]] = []
         for block in iterate_row_blocks(self._request):
             weights = block.weights
-            received[:, :, block.columns] += weights.sum(-2)
+            first, start = int(block.rows[0]) if len(block.rows) else 0, 0
+            while start < len(block.rows):
+                span = (first + start) * spans // i
+                stop = min(-(-(span + 1) * i // spans) - first, len(block.rows))  # the first row of the next span
+                row_sums[:, :, span, block.columns] += weights[:, :, start:stop].sum(-2)
+                start = stop
             index = torch.arange(j, device=device)[block.columns]
             empty = ~(block.lse > -torch.inf)
             where = torch.zeros_like(block.where) if not len(index) else index[block.where]
@@ -242,9 +262,10 @@ class Statistics:
             parts.append((block.lse, block.entropy, block.largest, where.masked_fill(empty, -1), distance))
         if not parts:
             empty = torch.zeros(b, h, 0, device=device, dtype=exact)
-            return RowStatistics(empty, empty, empty, empty.long(), empty, received, None)
+            return RowStatistics(empty, empty, empty, empty.long(), empty, row_sums.sum(2), None)
         lse, entropy, largest, where, distance = (torch.cat(lines, 2) for lines in zip(*parts, strict=True))
-        return RowStatistics(lse, entropy, largest, where, distance, received, None)
+        received, kept = row_sums.sum(2), row_sums if spans > 1 else None
+        return RowStatistics(lse, entropy, largest, where, distance, received, None, kept)
 
 
 def _mean_distance(block: RowBlock, call: Request) -> Float[Tensor, "b h r"]:

@@ -39,6 +39,7 @@ from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.record import Record
 
 ROUTE = "softmax"
+AFTER_SOFTMAX = "after the softmax"  # in the note of a record whose weights are not those that are used
 LARGE_SCORE = 1000.0  # bound of measured scores: lower numbers with a gap above them hide a pair
 UNKNOWN_PRODUCT = "its scores are not a traced product, so queries and keys are unknown"
 # names of torch functions, without underscores
@@ -129,11 +130,15 @@ class EinsumProjection:
     others: tuple[str, ...]
     factors: tuple[Tensor, ...]
     result: str
+    product: tuple[str, Tensor, Tensor]  # the einsum of weights and values that gives the heads, and the two factors
 
     def apply(self, heads: Tensor, out: Tensor) -> Tensor:
         factors = (factor.to(heads.dtype) for factor in self.factors)
         equation = f"{','.join((self.heads, *self.others))}->{self.result}"
         return torch.einsum(equation, heads.reshape(self.sizes), *factors)
+
+    def read_heads(self, out: Tensor) -> Tensor:
+        return torch.einsum(*self.product)
 
     def pull_back(self, gradient: Tensor) -> Tensor:
         factors = (factor.to(gradient.dtype) for factor in self.factors)
@@ -213,6 +218,8 @@ class SoftmaxTracer:
 
     found       called with the record of an attention call, its output and the transform from (..., i, e) to that
     head_count  the number of heads of the current call, if known
+
+    Traced tensors have gradients unless `trace` is called without them.
     """
 
     def __init__(
@@ -248,7 +255,7 @@ class SoftmaxTracer:
                 self._keep(out, after)
         elif operation.is_softmax_over_keys and out.ndim >= 3:  # a matrix may be class probabilities
             scores = operation.option("input", 0, None)
-            self._keep(out, TracedWeights(None, scores.shape, (scores.detach(), version(scores))))
+            self._keep(out, TracedWeights(None, scores.shape, (scores, version(scores))))
         elif operation.name == "softmax" and out.ndim >= 3 and not operation.is_softmax_over_keys:
             self._keep(out, _no_softmax("a softmax over another axis"))
         elif operation.name in TIMES and (pairs := _read_pair_products(args, out)) is not None:
@@ -294,7 +301,7 @@ class SoftmaxTracer:
         elif isinstance(other, TracedWeights) and other.scores is not None:
             raise RuntimeError("values were the left factor of a product with softmax weights")
         elif min(left.ndim, right.ndim) >= 2 and (right.ndim >= 3 or not _is_parameter(right)):
-            scores = _scores(left.detach(), right.detach().mT, out, _is_parameter(right))
+            scores = _scores(left, right.mT, out, _is_parameter(right))
             self._keep(out, replace(scores, beta=beta, added=added))
 
     def _trace_step(self, traced: Traced, operation: Operation, source: Tensor) -> Traced | None:
@@ -317,7 +324,7 @@ class SoftmaxTracer:
             return weighted
         if operation.name in TIMES and _spreads_over_values(traced, operation, source):
             # one value for each query and key, as in deformable attention
-            return WeightedValues(Unsupported(_own_values(traced)), source.detach(), version(source), key_axis=-1)
+            return WeightedValues(Unsupported(_own_values(traced)), source, version(source), key_axis=-1)
         if isinstance(traced, Unsupported):
             return traced if operation.carries(source) else None
         others = [x for x in _tensors(operation.args) if x is not source]
@@ -388,6 +395,7 @@ class SoftmaxTracer:
         fits = fits and (bool(others) or len(result) == len(heads))
         v = None
         if fits and values is not None:
+            product = (f"{own},{letters[values]}->{heads}", operands[at], operands[values])
             v = _arrange_axes(operands[values], letters[values], leading + j + width)
         if v is None:
             raise RuntimeError(f"einsum({equation!r}) of weights and values is not supported")
@@ -397,8 +405,9 @@ class SoftmaxTracer:
                 heads,
                 tuple(sizes[x] for x in heads),
                 tuple(letters[n] for n in others),
-                tuple(operands[n].detach() for n in others),
+                tuple(operands[n] for n in others),
                 result,
+                product,
             )
         )  # fmt: skip
         self._finish(weights, operands[at].shape, v, out, transform, torch.Size(sizes[x] for x in leading))
@@ -517,7 +526,7 @@ def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Te
     if operation.name == "baddbmm":
         start, left, right = (operation.option(name, at, None) for at, name in enumerate(("input", "batch1", "batch2")))
         beta, alpha = (float(operation.kwargs.get(name, 1)) for name in ("beta", "alpha"))
-        return left, right, alpha, () if beta == 0 else (start.detach() * beta,)
+        return left, right, alpha, () if beta == 0 else (start * beta,)
     return None
 
 
@@ -527,7 +536,7 @@ def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) ->
         if not operation.is_softmax_over_keys:
             return _no_softmax("a softmax over another axis")
         exact = scores.exact and _versions(scores.q, scores.k) == scores.versions
-        return TracedWeights(scores, source.shape, None if exact else (source.detach(), version(source)))
+        return TracedWeights(scores, source.shape, None if exact else (source, version(source)))
     after = _change_scores(scores, operation, source)
     if after is None and scores.nonlinearity and operation.carries(source):
         return _no_softmax(scores.nonlinearity)
@@ -558,7 +567,7 @@ def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -
         factor = factor if name in TIMES else 1 / factor
         return replace(scores, beta=scores.beta * factor, added=tuple(x * factor for x in scores.added))
     if (name in PLUS or (name in MINUS and args[0] is source)) and other is not None:
-        values = torch.as_tensor(other, device=out.device).detach().to(out.dtype, copy=True)
+        values = torch.as_tensor(other, device=out.device).to(out.dtype, copy=True)
         return replace(scores, added=(*scores.added, -values if name in MINUS else values))
     if name == "masked_fill" and len(args) == 3:
         return _fill_scores(scores, args[1], _to_number(args[2]), source)
@@ -573,7 +582,7 @@ def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, sour
     lowest = torch.finfo(source.dtype).min
     if value is None or (value > lowest / 2 and not _hides(scores, value)):
         return replace(scores, exact=False)
-    hidden, value = hidden.detach(), value if value <= lowest / 2 else lowest
+    value = value if value <= lowest / 2 else lowest
     low = torch.zeros(hidden.shape, dtype=source.dtype, device=source.device).masked_fill(hidden, value)
     bound = score_bound(scores.q, scores.k, scores.beta)
     before = tuple(torch.where(hidden, 0.0, x) if bool(is_hiding(x, bound).any()) else x for x in scores.added)
@@ -583,7 +592,7 @@ def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, sour
 def _hides(scores: TracedScores, value: float) -> bool:
     """Whether a pair with this score has a weight below rounding error, whatever the other scores are."""
     bound = score_bound(scores.q, scores.k, scores.beta)
-    visible = (x.masked_fill(is_hiding(x, bound), 0) for x in scores.added)
+    visible = (x.detach().masked_fill(is_hiding(x, bound), 0) for x in scores.added)
     return -value > 2 * (bound + sum(float(x.abs().max()) for x in visible if x.numel())) + MARGIN
 
 
@@ -596,7 +605,7 @@ def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor)
         return replace(weights, dropout=float(p)) if training and p else weights
     if operation.rearranges(source):
         return _changed_weights(operation.name)
-    note = f"{operation.name} after the softmax"
+    note = f"{operation.name} {AFTER_SOFTMAX}"
     return replace(weights, note=", ".join(filter(None, (weights.note, note))))
 
 
@@ -605,7 +614,7 @@ def _overwritten(traced: Traced) -> Traced:
     if isinstance(traced, TracedScores):
         return replace(traced, exact=False)
     if isinstance(traced, TracedWeights):
-        return replace(traced, note="written into after the softmax")
+        return replace(traced, note=f"written into {AFTER_SOFTMAX}")
     if isinstance(traced, WeightedValues):
         return replace(traced, weights=Unsupported("weights times values were written into before their sum"))
     if isinstance(traced, PairProducts):
@@ -633,8 +642,8 @@ def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | No
     for q, k in (args, args[::-1]):
         if q.shape[-2] == 1 and (k.ndim == 2 or k.shape[-3] == 1) and q.ndim >= 3:
             learned = isinstance(k, nn.Parameter)
-            q = q.detach().expand(*leading, i, 1, c).squeeze(-2)
-            k = k.detach().expand(*leading, 1, j, c).squeeze(-3)
+            q = q.expand(*leading, i, 1, c).squeeze(-2)
+            k = k.expand(*leading, 1, j, c).squeeze(-3)
             return PairProducts(TracedScores(q, k, _versions(q, k), learned))
     return None
 
@@ -656,7 +665,7 @@ def _read_weighted_values(
             traced = Unsupported("softmax weights were multiplied by values that are not one vector for each key")
         else:
             values = values.squeeze(-3) if values.ndim > 2 else values
-    return WeightedValues(traced, values.detach(), version(values))
+    return WeightedValues(traced, values, version(values))
 
 
 def _expand_letters(equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
@@ -698,12 +707,12 @@ def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor],
     summed = [x for x in letters[with_keys[0]] if x in inside and x not in result]
     if len(summed) != 1:
         return None
-    left, q = letters[rest[0]], operands[rest[0]].detach()
+    left, q = letters[rest[0]], operands[rest[0]]
     if len(rest) > 1:
         left = "".join(x for x in leading + i + summed[0] if x in inside)
-        q = torch.einsum(f"{','.join(letters[at] for at in rest)}->{left}", *(operands[at].detach() for at in rest))
+        q = torch.einsum(f"{','.join(letters[at] for at in rest)}->{left}", *(operands[at] for at in rest))
     queries = _arrange_axes(q, left, leading + i + summed[0])
-    keys = _arrange_axes(operands[with_keys[0]].detach(), letters[with_keys[0]], leading + j + summed[0])
+    keys = _arrange_axes(operands[with_keys[0]], letters[with_keys[0]], leading + j + summed[0])
     if queries is None or keys is None:
         return None
     return _scores(queries, keys, out, isinstance(operands[with_keys[0]], nn.Parameter))
@@ -719,7 +728,7 @@ def _sums_with_another(at: int, letters: list[str], result: str, operands: list[
 def _to_number(x: Any) -> float | None:
     """A Python number or a tensor of one element as a float."""
     if isinstance(x, Tensor):
-        return float(x) if x.numel() == 1 and not x.is_complex() else None
+        return float(x.detach()) if x.numel() == 1 and not x.is_complex() else None
     return float(x) if isinstance(x, int | float) else None
 
 

@@ -36,7 +36,8 @@ class RowStatistics:
     where: Int[Tensor, "b h i"]
     distance: Float[Tensor, "b h i"]
     received: Float[Tensor, "b h j"]
-    cells: Float[Tensor, "b h rows columns"] | None  # sums over spans of rows and tiles of keys
+    cells: Float[Tensor, "b h rows columns"] | None  # sums over spans of rows and tiles of keys, on a GPU
+    row_sums: Float[Tensor, "b h spans j"] | None = None  # sums over spans of rows, on a CPU
 
 
 def is_supported(call: Request) -> bool:

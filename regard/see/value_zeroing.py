@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.see.arguments import check_indices, resolve_indices
 from regard.see.heads import weights_at
+from regard.see.interventions.attention_call import AttentionCall
+from regard.see.multihead import disable_fused_layers
 from regard.see.record import Record
 from regard.see.relevance import normalise_rows
 from regard.see.watch import Watcher
@@ -38,6 +40,10 @@ def value_zeroing(
     block       the path of the module whose output is compared; None is the numbered block that contains the layer
     normalised  divide rows by their sum, as in the paper
     progress    called with the number of keys done and the total
+
+    >>> changed = value_zeroing(model, lambda: model(tokens), "blocks.0.attention", keys=[0, 18])
+    >>> changed.shape
+    torch.Size([1, 19, 2])
     """
     indices = check_indices("keys", keys)
     block = _enclosing_block(model, layer) if block is None else block
@@ -64,26 +70,27 @@ def _run_without(
         first = output if isinstance(output, Tensor) else output[0]
         outputs.append(first.detach().to(torch.promote_types(first.dtype, torch.float32)))
 
-    def subtract_value(record: Record) -> Tensor | None:
-        return None if key is None or record.name != layer else -_value_contribution(record, key)
+    def subtract_value(call: AttentionCall) -> Tensor | None:
+        if call.name != layer:
+            return None
+        records.append(call.record)
+        return None if key is None else call.heads - _value_contribution(call.record, key)
 
+    records: list[Record] = []
     watcher = Watcher(model, layers=layer.partition(":")[0], change=subtract_value)
     handle = model.get_submodule(block).register_forward_hook(keep)
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # a fused layer has no output of heads to change
     try:
-        with torch.no_grad(), watcher.recording():
+        with torch.no_grad(), disable_fused_layers(), watcher.recording():
             run()
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         handle.remove()
-    if layer not in watcher.seen:
+    if not records:
         raise UnknownNameError(f"{layer!r} made no attention call in run(); list(seen) has the names of all layers")
     if not outputs:
         raise ConfigError(
             f"block {block!r} was not called in run(); give the path of the module whose output is compared"
         )
-    return outputs[-1], watcher.seen[layer]
+    return outputs[-1], records[0]
 
 
 def _value_contribution(record: Record, key: int) -> Float[Tensor, "b h i e"]:

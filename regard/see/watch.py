@@ -32,16 +32,17 @@ from regard.see.call_adapters import (
     keep_heads,
     keep_rows,
 )
+from regard.see.interventions.attention_call import AttentionCall, OutputChange
 from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.query_positions import infer_query_positions, is_over_channels
 from regard.see.record import Record, Seen, attention_role
 from regard.see.softmax_tracer import SoftmaxTracer, function_name
 
 Indices = Sequence[int] | Tensor
-OutputChange = Callable[[Record], Tensor | None]
 NO_MODULE = "attention"  # the name of a call that no module makes
 HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads")  # attributes of modules
 FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention", "fused_sdp")
+_edits = threading.local()
 RAN_EAGERLY = "torch.compile is disabled while watching: this call ran eagerly"
 
 
@@ -83,7 +84,7 @@ def watch(
 class Watcher(TorchFunctionMode):
     """The function mode that intercepts attention calls, finds their module and records them.
 
-    change  called with each record; may return numbers (b h i e) to add to the attention output
+    change  called with each call in place of recording it; may return another output of its heads, (b h i e)
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Watcher(TorchFunctionMode):
         self._call_heads: HeadCount | None = None
         self._counts: dict[str, int] = {}
         self._tracer = SoftmaxTracer(self._softmax, self._head_count)
+        self._changed: Tensor | None = None  # the output that replaces that of the traced function
 
     @contextmanager
     def recording(self) -> Iterator[Seen]:
@@ -143,30 +145,34 @@ class Watcher(TorchFunctionMode):
         if self._is_disabled():
             return out
         name = function_name(func)
+        changed: Tensor | None = None
         if name == "scaled_dot_product_attention":
-            self._sdpa(out, args, kwargs)
+            changed = self._sdpa(out, args, kwargs)
         elif name.startswith(FUSED_OPERATORS):
             self._leave_out(f"the operator {name} was called directly; call scaled_dot_product_attention")
         elif func is torch.nn.functional.multi_head_attention_forward:
-            projection = multihead.OutputProjection(args[11].detach(), args[4], batch_first=False)
-            self._record_call(lambda: multihead.from_functional(*args, **kwargs), out[0], projection)
+            projection = multihead.OutputProjection(args[11], args[12], args[4], batch_first=False)
+            changed = self._record_call(lambda: multihead.from_functional(*args, **kwargs), out[0], projection)
         elif name == "flex_attention" and not kwargs:
-            self._record_call(lambda: from_flex(*args), out[0])
+            changed = self._record_call(lambda: from_flex(*args), out[0])
         else:
-            with self._catch_errors():
+            self._changed = None
+            with self._catch_errors(), torch.set_grad_enabled(self.change is not None and torch.is_grad_enabled()):
                 self._tracer.trace(func, args, kwargs, out)
-        return out
+            changed = self._changed
+        return out if changed is None else _replace_output(out, changed, kwargs.get("out"))
 
     def _is_disabled(self) -> bool:
         """Whether a call is part of one that is recorded as a whole, or is not to be recorded."""
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:
-        """Whether a call is traced by a compiler, made by another thread, or recomputed for a backward pass."""
+        """Whether a call is traced by a compiler, made by another thread or by an edit, or recomputed in a backward."""
         return (
             torch.compiler.is_compiling()
             or threading.get_ident() != self._thread
             or torch._C._current_graph_task_id() != -1
+            or getattr(_edits, "running", False)
         )
 
     @contextmanager
@@ -198,14 +204,14 @@ class Watcher(TorchFunctionMode):
         with self._disabled(), torch.compiler.set_stance("default"):
             yield
 
-    def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         leading = out.shape[:-2]
         if kwargs.get("enable_gqa"):
             axes = LeadingAxes(tuple(leading), len(leading) - 1, len(leading), tuple(leading))
         else:
             axes = read_leading_axes(leading, None if len(leading) == 2 else self._head_count())
         transform = HeadTransform(axes, AxisPermutation(list(range(out.ndim))))
-        self._record_call(lambda: from_sdpa(*args, **(kwargs | {"axes": axes})), out, transform)
+        return self._record_call(lambda: from_sdpa(*args, **(kwargs | {"axes": axes})), out, transform)
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """List that another thread calls the model, once for each thread: function modes belong to one thread."""
@@ -220,12 +226,16 @@ class Watcher(TorchFunctionMode):
         """Whether a module is part of the model, or of a copy made by nn.DataParallel."""
         return id(module) in self.paths or getattr(module, "_is_replica", False)
 
-    def _attend(self, kernel: str, call: Request, out: Tensor) -> None:
-        if not self._is_disabled():
-            self._record_call(lambda: from_attend(kernel, call), out, positions_given=True)
+    def _attend(self, kernel: str, call: Request, out: Tensor) -> Tensor | None:
+        if self._is_disabled():
+            return None
+        if call.positions.offsets is not None:
+            self._leave_out("positions differ between sequences (Positions.offsets)")
+            return None
+        return self._record_call(lambda: from_attend(kernel, call), out, positions_given=True)
 
     def _softmax(self, record: Record, out: Tensor, transform: OutputTransform) -> None:
-        self._record_call(lambda: record, out, transform)
+        self._changed = self._record_call(lambda: record, out, transform)
 
     def _registered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function of Hugging Face's registry to record its calls."""
@@ -243,7 +253,8 @@ class Watcher(TorchFunctionMode):
                 with self._compiled() if huggingface.is_compiled_flex(function) else nullcontext():
                     result = function(module, *args, **kwargs)
                 if self._intercepted == before:
-                    self._record_arguments(name, function, module, args, kwargs, result[0], left_out)
+                    changed = self._record_arguments(name, function, module, args, kwargs, result[0], left_out)
+                    result = result if changed is None else _replace_output(result, changed)
             finally:
                 self._causal, self._call_heads, self._route = outer
             return result
@@ -259,7 +270,7 @@ class Watcher(TorchFunctionMode):
         kwargs: dict[str, Any],
         out: Tensor,
         left_out: dict[str, int],
-    ) -> None:
+    ) -> Tensor | None:
         """Record a registered function by its arguments, after no call was intercepted inside it.
 
         left_out  the reasons before the call, restored when the arguments could be recorded
@@ -273,9 +284,11 @@ class Watcher(TorchFunctionMode):
             return huggingface.verify_output(record, out, mask, huggingface.is_library_function(function))
 
         inside = dict(self.seen.left_out)
-        self._record_call(build, out, AxisPermutation([0, 2, 1, 3]), owner=module)  # the output is (b i h e)
+        # the output is (b i h e)
+        changed = self._record_call(build, out, AxisPermutation([0, 2, 1, 3]), owner=module)
         if self.seen.left_out == inside:
             self.seen.left_out = left_out
+        return changed
 
     def _multihead(self, original: Callable[..., Any], layer: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
         if self._is_foreign():
@@ -283,10 +296,12 @@ class Watcher(TorchFunctionMode):
         with self._disabled():
             result = original(layer, *args, **kwargs)
         query = args[0] if args else kwargs["query"]
-        weight = layer.out_proj.weight.detach()
-        projection = multihead.OutputProjection(weight, layer.num_heads, layer.batch_first and query.ndim == 3)
-        self._record_call(lambda: multihead.from_module(layer, *args, **kwargs), result[0], projection, owner=layer)
-        return result
+        weight, bias = layer.out_proj.weight, layer.out_proj.bias
+        projection = multihead.OutputProjection(weight, bias, layer.num_heads, layer.batch_first and query.ndim == 3)
+        changed = self._record_call(
+            lambda: multihead.from_module(layer, *args, **kwargs), result[0], projection, owner=layer
+        )
+        return result if changed is None else _replace_output(result, changed)
 
     def _encoder_layer(
         self, original: Callable[..., Any], layer: nn.TransformerEncoderLayer, *args: Any, **kwargs: Any
@@ -323,8 +338,8 @@ class Watcher(TorchFunctionMode):
         *,
         owner: object = None,
         positions_given: bool = False,
-    ) -> None:
-        """Record one call, if its module is selected.
+    ) -> Tensor | None:
+        """Record one call, if its module is selected, or let `change` replace its output, which is returned then.
 
         build            makes the record from the arguments of the call
         transform        from the output of the heads to `out`; None where `out` is that output
@@ -334,8 +349,15 @@ class Watcher(TorchFunctionMode):
         self._intercepted += 1
         name = self._module_name(owner)
         if name is None or not _is_selected(name, self.layers):
-            return
+            return None
+        if out is not None and transform is None:
+            transform = AxisPermutation(list(range(out.ndim)))
         count = self._counts[name] = self._counts.get(name, 0) + 1
+        full_name = name if count == 1 else f"{name}:{count}"
+        if self.change is not None:
+            if out is None or transform is None:
+                return None
+            return self._change_output(self.change, name, full_name, build, out, transform)
         record = None
         with self._catch_errors(), torch.inference_mode(False), torch.no_grad():
             whole = build()
@@ -347,18 +369,32 @@ class Watcher(TorchFunctionMode):
                     whole = replace(whole, over_channels=True, positions_known=False)
                 elif not positions_given:
                     whole = infer_query_positions(whole, self._causal, attention_role(name) == "cross")
-                record = self._select(replace(whole, name=name if count == 1 else f"{name}:{count}"))
+                record = self._select(replace(whole, name=full_name))
                 self.seen.add(record)
-        if record is None or out is None:
-            return
-        transform = AxisPermutation(list(range(out.ndim))) if transform is None else transform
-        if out.requires_grad:
+        if record is not None and out is not None and transform is not None and out.requires_grad:
             # the hook lives as long as the graph, so a backward pass after the block is recorded too
             shape = whole.q.shape
             out.register_hook(lambda gradient: self._keep_gradient(record, transform.pull_back(gradient), shape))
-        if self.change is not None and (shift := self.change(record)) is not None:
-            with torch.no_grad():
-                out += transform.apply(shift.to(out.dtype), out)
+        return None
+
+    def _change_output(
+        self,
+        change: OutputChange,
+        path: str,
+        name: str,
+        build: Callable[[], Record],
+        out: Tensor,
+        transform: OutputTransform,
+    ) -> Tensor | None:
+        """The output of a call with changed heads; None if it does not change."""
+        call = AttentionCall(path, name, build, out, transform)
+        with self._disabled():
+            _edits.running = True  # no other watcher records what an edit computes
+            try:
+                heads = change(call)
+                return None if heads is None else call.output(heads)
+            finally:
+                _edits.running = False
 
     def _select(self, record: Record) -> Record:
         """A copy of the record with the selected heads and rows."""
@@ -412,7 +448,8 @@ class Watcher(TorchFunctionMode):
         return next(found, None)
 
 
-def _frames() -> Iterator[FrameType]:
+def call_frames() -> Iterator[FrameType]:
+    """The frames of the call stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -421,7 +458,7 @@ def _frames() -> Iterator[FrameType]:
 
 def _callers() -> Iterator[object]:
     """The `self` of each method on the call stack, innermost first."""
-    return (frame.f_locals["self"] for frame in _frames() if "self" in frame.f_locals)
+    return (frame.f_locals["self"] for frame in call_frames() if "self" in frame.f_locals)
 
 
 def _calling_modules() -> Iterator[nn.Module]:
@@ -435,12 +472,24 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 def _is_compiled_call() -> bool:
     """Whether the current call was made through torch.compile. flex_attention itself does so when called eagerly."""
+    # torch has no public sign of a compiled function that a stance runs eagerly, so its frame is looked for;
+    # tests/see/test_watch_compiled.py fails if the frame is renamed
     return any(
         frame.f_code.co_name == "compile_wrapper"
         and frame.f_globals.get("__name__", "").startswith("torch._dynamo")
         and (frame.f_back is None or frame.f_back.f_globals.get("__name__") != "torch.nn.attention.flex_attention")
-        for frame in _frames()
+        for frame in call_frames()
     )
+
+
+def _replace_output(out: Any, changed: Tensor, buffer: Tensor | None = None) -> Any:
+    """The result of a call with another output, which is the first entry of a tuple.
+
+    buffer  the argument `out` of the function, which the caller may read instead of the result
+    """
+    if buffer is not None:
+        return buffer.copy_(changed)
+    return changed if isinstance(out, Tensor) else (changed, *out[1:])
 
 
 def _find_module(model: object) -> nn.Module | None:

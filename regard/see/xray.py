@@ -29,7 +29,11 @@ from regard.see.measure.scale import ScoreReading
 
 @dataclass(frozen=True, kw_only=True)
 class XRay(LinearityReading, MaskReading, ScoreReading, BiasReading, HeadReading):
-    """The measured conventions of one attention. `print` it to read it."""
+    """The measured conventions of one attention. `print` it to read it.
+
+    >>> xray(torch.nn.functional.scaled_dot_product_attention).grouping
+    'one to one'
+    """
 
     name: str
     sizes: str  # sizes, dtype and layout of the calls

@@ -33,8 +33,8 @@ def real(b: int = 2, n: int = 9, side: str = "left") -> Tensor:
     return mask if side == "left" else mask.flip(1)
 
 
-def _enlarge_weights(model: nn.Module) -> None:
-    """Enlarge the initial weights, so that no attention map is uniform."""
+def randomise(model: nn.Module) -> None:
+    """Set large random weights and biases, so that no attention map is uniform."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -49,7 +49,7 @@ def _huggingface_case(kind: str, config: str, run: Callable[..., Any], names: tu
     implementation = settings.pop("implementation")
     built = getattr(transformers, config)(**settings, attn_implementation=implementation)
     model = getattr(transformers, kind)(built).eval()
-    _enlarge_weights(model)
+    randomise(model)
     twin = getattr(transformers, kind)(getattr(transformers, config)(**settings, attn_implementation="eager")).eval()
     twin.load_state_dict(model.state_dict())
 
@@ -139,7 +139,7 @@ def timm_vit() -> Case:
     model = import_timm().create_model(
         "vit_tiny_patch16_224", img_size=48, depth=2, embed_dim=24, num_heads=3, num_classes=5, drop_path_rate=0.0
     )
-    _enlarge_weights(model.eval())
+    randomise(model.eval())
     pixels = torch.linspace(-1, 1, 2 * 3 * 48 * 48).reshape(2, 3, 48, 48).sin()
 
     def weights() -> list[Tensor]:
@@ -161,7 +161,7 @@ def timm_vit() -> Case:
 def torch_encoder(norm_first: bool = False) -> Case:
     layer = nn.TransformerEncoderLayer(24, 4, 20, batch_first=True, norm_first=norm_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval()
-    _enlarge_weights(model)
+    randomise(model)
     x = torch.linspace(-3, 3, 2 * 9 * 24).reshape(2, 9, 24).cos()
     dropped = real(side="right") == 0
 
@@ -214,7 +214,7 @@ class ByHandModel(nn.Module):
 
 def by_hand() -> Case:
     model = ByHandModel().eval()
-    _enlarge_weights(model)
+    randomise(model)
     x = torch.linspace(-3, 3, 2 * 9 * 24).reshape(2, 9, 24).cos()
 
     def weights() -> list[Tensor]:

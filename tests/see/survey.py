@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.see.record import Seen
 from regard.see.watch import watch
-from tests.peers import import_timm
+from tests.peers import import_timm, let_torchvision_load
 
 SMALL: dict[str, int] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "projection_dim"), 48),
@@ -186,6 +186,7 @@ def timm_outcome(name: str) -> Outcome:
 
 def main(kinds: list[str]) -> int:
     """Print the outcome of every model."""
+    let_torchvision_load()  # as the tests do
     from tests.see.survey_models import HUGGINGFACE, TIMM
 
     surveys: dict[str, tuple[Callable[[str], Outcome], tuple[str, ...]]] = {

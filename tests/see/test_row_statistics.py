@@ -383,3 +383,22 @@ def test_a_gpu_pools_its_own_tiles() -> None:
     cells = torch.zeros(1, 2, 1024, 7, dtype=torch.float64).index_add_(3, column, w)
     truth = torch.zeros(1, 2, 3, 7, dtype=torch.float64).index_add_(2, row, cells) / row.bincount()[:, None]
     assert (uneven - truth).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("cells", [64, (16, 13), (1, 211), (5, 64)])
+@pytest.mark.parametrize("c", [37, 5])  # with few channels the sums over spans of rows would take more memory than q
+@pytest.mark.parametrize("mask", [causal(), window(before=20, after=3)])
+def test_maps_of_many_rows_are_sums_of_the_weights(cells: int | tuple[int, int], c: int, mask: Mask) -> None:
+    i, j = 193, 211
+    found = statistics(torch.randn(2, 3, i, c), torch.randn(2, 1, j, c), mask=mask)
+    rows, columns = cells if isinstance(cells, tuple) else (cells, cells)
+    row_cell, key_cell = torch.arange(i) * rows // i, torch.arange(j) * columns // j
+    expected = torch.zeros(2, 3, rows, columns)
+    weights = found.weights()
+    for row in range(rows):
+        for column in range(columns) if columns < 50 else (0, 7, columns - 1):
+            part = weights[:, :, row_cell == row][..., key_cell == column]
+            expected[:, :, row, column] = part.sum(-1).mean(-1)
+    chosen = slice(None) if columns < 50 else [0, 7, columns - 1]
+    torch.testing.assert_close(found.pooled(cells)[..., chosen], expected[..., chosen], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found.received, weights.sum(2), atol=1e-5, rtol=1e-5)

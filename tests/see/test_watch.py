@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError, UnknownNameError
+from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.masks import causal, padding, window
 from regard.core.masks.data import DenseMask
@@ -640,3 +641,11 @@ def test_errors_of_layers_heads_and_names() -> None:
     assert seen.get("frist") is None
     assert "first" in seen
     assert len(seen) == 2
+
+
+def test_a_call_with_offsets_of_each_sequence_is_left_out_with_the_reason() -> None:
+    q, k, v = torch.randn(3, 2, 3, 5, 8)
+    module = torch.nn.Identity()
+    with watch(module) as seen:
+        attend(q, k, v, mask=causal(), positions=Positions(0, offsets=torch.tensor([1, 2])))
+    assert "positions differ between sequences (Positions.offsets)" in seen.left_out

@@ -341,8 +341,8 @@ UNSUPPORTED: dict[str, tuple[Any, str]] = {
         lambda q, k, v: torch.cat([softmax_weights(q, k), q[..., :2]], -1) @ torch.cat([v, v[..., :2, :]], -2),
         "by cat of softmax weights, not by",
     ),
-    "through a linear layer": (
-        lambda q, k, v: functional.linear(softmax_weights(q, k), v[0, 0].mT),
+    "through a linear layer with a bias": (
+        lambda q, k, v: functional.linear(softmax_weights(q, k), v[0, 0].mT, v[0, 0, 0]),
         "softmax weights were an argument of linear, which is not supported",
     ),
     "learned queries": (

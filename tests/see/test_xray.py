@@ -298,7 +298,7 @@ def test_part_of_the_coordinates_may_turn() -> None:
     single = xray(lambda q, k, v: attend(one(q), one(k), v), width=10)
     assert (single.rotary, single.rotary_width, single.rotary_base) == ("half", 2, None)
     assert "one pair is rotated, so half and interleaved pairing are the same" in single.notes
-    stretched = rotary(stretch=Interpolate(3.0))
+    stretched = rotary(scaling=Interpolate(3.0))
     found = xray(lambda q, k, v: attend(stretched(q), stretched(k), v))
     assert (found.rotary, found.rotary_base) == ("half", None)
     assert found.frequencies == pytest.approx(stretched.frequencies(8).tolist(), rel=1e-5)

@@ -14,7 +14,11 @@ AS_FUNCTION = "wrap it in a function of q (b h i c), k (b g j c) and v (b g j e)
 
 @dataclass(frozen=True)
 class Probe:
-    """An attention as a function: (b h i c), (b g j c), (b g j e) -> (b h i e)."""
+    """An attention as a function: (b h i c), (b g j c), (b g j e) -> (b h i e).
+
+    >>> as_probe(torch.nn.functional.scaled_dot_product_attention).call(q, k, v).shape
+    torch.Size([1, 4, 5, 8])
+    """
 
     name: str
     call: Callable[..., Tensor]  # call(q, k, v, **keywords); the keywords are passed to the function

@@ -1,0 +1,1 @@
+"""Interventions: change what attention heads compute while a model runs."""

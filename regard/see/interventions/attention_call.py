@@ -1,0 +1,67 @@
+"""One intercepted attention call, whose output can be replaced."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.base.errors import InterventionError
+from regard.core.attend import attend
+from regard.see.call_adapters import OutputTransform
+from regard.see.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """An attention call of a running model.
+
+    path       of the module that makes the call
+    name       as in `watch`: the second call of a module is `path:2`
+    build      makes the record of its inputs, with gradients
+    out        its output as the model receives it
+    transform  from the output of the heads to `out`
+    """
+
+    path: str
+    name: str
+    build: Callable[[], Record]
+    out: Tensor
+    transform: OutputTransform
+
+    @cached_property
+    def record(self) -> Record:
+        """The inputs of the call, with gradients."""
+        try:
+            return self.build()
+        except Exception as error:
+            raise InterventionError(f"the inputs of {self.name} cannot be read: {error}") from error
+
+    @cached_property
+    def heads(self) -> Float[Tensor, "b h i e"]:
+        """The output of the heads, before any output projection."""
+        heads = self.transform.read_heads(self.out)
+        return attend_record(self.record) if heads is None else heads
+
+    def output(self, heads: Float[Tensor, "b h i e"]) -> Tensor:
+        """What the model receives if the heads have this output."""
+        return self.transform.apply(heads.to(self.out.dtype), self.out)
+
+
+OutputChange = Callable[[AttentionCall], Float[Tensor, "b h i e"] | None]
+
+
+def attend_record(record: Record) -> Float[Tensor, "b h i e"]:
+    """The output of the heads of a record, with its dropout and with gradients."""
+    assert record.v is not None
+    return attend(
+        record.q,
+        record.k,
+        record.v.to(record.q.dtype),
+        mask=record.mask,
+        scores=record.terms,
+        beta=record.beta,
+        dropout=record.dropout,
+        positions=record.positions,
+    )

@@ -1,0 +1,166 @@
+"""The edits of an attention call: of its weights by beta, mask or matrix, and of the output of its heads."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.base.errors import InterventionError, ShapeError
+from regard.core.masks.data import DenseMask
+from regard.see.arguments import resolve_indices
+from regard.see.call_adapters import MeasuredScores, keep_heads
+from regard.see.interventions.attention_call import AttentionCall, attend_record
+from regard.see.interventions.layer_names import LayerChoice
+from regard.see.record import Record
+from regard.see.softmax_tracer import AFTER_SOFTMAX
+
+
+@dataclass(eq=False)
+class HeadState:
+    """A call while its edits are applied.
+
+    heads   the output of its heads so far
+    edited  its inputs, if an edit changed them
+    """
+
+    call: AttentionCall
+    heads: Float[Tensor, "b h i e"]
+    edited: Record | None = None
+
+    @property
+    def record(self) -> Record:
+        """The inputs of the call so far."""
+        return self.call.record if self.edited is None else self.edited
+
+    def chosen(self, heads: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Indices of the chosen heads, None being all."""
+        count = self.heads.shape[1]
+        return tuple(range(count)) if heads is None else resolve_indices("heads", heads, count, self.call.name)
+
+    def mark(self, heads: tuple[int, ...] | None) -> Tensor:
+        """True for the chosen heads, (h 1 1)."""
+        marked = torch.zeros(self.heads.shape[1], 1, 1, dtype=torch.bool, device=self.heads.device)
+        marked[list(self.chosen(heads))] = True
+        return marked
+
+
+@dataclass(frozen=True, eq=False)
+class Edit(ABC):
+    """A change of chosen heads of chosen calls.
+
+    text   the call that made the edit, for messages
+    calls  names of the calls that it changed
+    """
+
+    text: str
+    layer: LayerChoice
+    heads: tuple[int, ...] | None
+    calls: list[str] = field(default_factory=list, kw_only=True)
+    stage: ClassVar[int]  # edits of scores come before those of weights, and these before those of outputs
+
+    @abstractmethod
+    def apply(self, state: HeadState) -> None:
+        """Change the record or the output of the heads."""
+
+
+class ScoreEdit(Edit):
+    """An edit of queries, keys or mask, after which the weights are computed again."""
+
+    stage = 0
+
+    def apply(self, state: HeadState) -> None:
+        if AFTER_SOFTMAX in state.record.note:
+            raise InterventionError(
+                f"{self.text}: the model changes its weights after the softmax ({state.record.note}), so they cannot "
+                "be computed again; ablate, patch and set_weights can be used"
+            )
+        state.edited = self.change(state)
+        heads = torch.tensor(state.chosen(self.heads), dtype=torch.long, device=state.heads.device)
+        attended = attend_record(keep_heads(state.record, heads)).to(state.heads.dtype)
+        state.heads = state.heads.index_copy(1, heads, attended)
+
+    @abstractmethod
+    def change(self, state: HeadState) -> Record:
+        """The record with changed queries, keys or mask."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleBeta(ScoreEdit):
+    """Multiply the inverse temperature, the factor of q . k. Masks and score terms stay as they are."""
+
+    factor: float
+
+    def change(self, state: HeadState) -> Record:
+        if any(isinstance(term, MeasuredScores) for term in state.record.terms):
+            raise InterventionError(
+                f"{self.text}: the scores of {state.call.name} are not a traced product of queries and keys with "
+                "masks and biases, so beta is unknown; set_weights, ablate and patch can be used"
+            )
+        # beta is one number for all heads, and q is multiplied by it
+        q = state.record.q
+        return replace(state.record, q=q * q.new_ones(()).masked_fill(state.mark(self.heads), self.factor))
+
+
+@dataclass(frozen=True, eq=False)
+class HideKeys(ScoreEdit):
+    """Hide keys from all queries. A query that sees no key has an output of zeros."""
+
+    keys: tuple[int, ...]
+
+    def change(self, state: HeadState) -> Record:
+        j = state.record.k.shape[2]
+        hidden = torch.zeros(j, dtype=torch.bool, device=state.heads.device)
+        hidden[list(resolve_indices("keys", self.keys, j, state.call.name))] = True
+        visible = DenseMask(~(hidden & state.mark(self.heads))[None])
+        return replace(state.record, mask=state.record.mask & visible)
+
+
+@dataclass(frozen=True, eq=False)
+class SetWeights(Edit):
+    """Replace the weights by a matrix."""
+
+    weights: Float[Tensor, "..."]
+    stage = 1
+
+    def apply(self, state: HeadState) -> None:
+        (b, h, i, _), v = state.heads.shape, state.record.v
+        assert v is not None
+        heads = state.chosen(self.heads)
+        shape = (b, len(heads), i, v.shape[2])
+        try:
+            weights = self.weights.to(v).expand(shape)
+        except RuntimeError:
+            raise ShapeError(
+                f"{self.text}: weights are {tuple(self.weights.shape)}, which do not fit {state.call.name}: "
+                f"(b, chosen heads, i, j) = {shape}"
+            ) from None
+        values = v[:, [head // (h // v.shape[1]) for head in heads]]
+        index = torch.tensor(heads, dtype=torch.long, device=v.device)
+        state.heads = state.heads.index_copy(1, index, (weights @ values).to(state.heads.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class ReplaceOutput(Edit):
+    """Replace the output of heads: by zero, a mean, other sequences (ablation), or that of another run (patching).
+
+    values     from a call and the output of its heads to what replaces that, (b h i e)
+    positions  indices of the queries to change; None is all
+    """
+
+    values: Callable[[AttentionCall, Tensor], Tensor]
+    positions: tuple[int, ...] | None = None
+    stage = 2
+
+    def apply(self, state: HeadState) -> None:
+        i = state.heads.shape[2]
+        marked = state.mark(self.heads)
+        if self.positions is not None:
+            rows = torch.zeros(i, 1, dtype=torch.bool, device=marked.device)
+            rows[list(resolve_indices("positions", self.positions, i, state.call.name))] = True
+            marked = marked & rows
+        other = self.values(state.call, state.heads)
+        state.heads = torch.where(marked, other.to(state.heads), state.heads)

@@ -1,0 +1,113 @@
+"""Head importance by gradients, and the induction and previous-token scores of heads."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError, InterventionError
+from regard.base.validation import check_integer
+from regard.see.heads import previous_token, weights_at
+from regard.see.record import Record
+from regard.see.watch import watch
+
+
+def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Float[Tensor, "h"]]:
+    """Head importance: the mean over sequences of |z . dL/dz|, for the output z of each head of each layer.
+
+    Michel et al. 2019, arXiv:1905.10650, equation 2, without the division by the norm of each layer. It estimates how
+    much the loss changes if the head is ablated. A loss that is a mean over b sequences gives numbers smaller by b.
+
+    loss  runs the model on its inputs with gradients and returns the loss of all sequences, a scalar
+
+    >>> importance = head_importance(model, lambda: model(tokens).logsumexp(-1).sum())
+    >>> importance["blocks.0.attention"].shape
+    torch.Size([8])
+    """
+    with torch.enable_grad(), watch(model) as seen:
+        total = loss()
+        if not isinstance(total, Tensor) or total.ndim or not total.requires_grad:
+            raise InterventionError("loss() must return a scalar with a gradient; do not use torch.no_grad() inside")
+        total.backward()
+    found = {}
+    for name, record in seen.items():
+        if record.gradient is None:
+            raise InterventionError(f"{name} has no gradient: the loss does not depend on it, or the layer is fused")
+        found[name] = (record.out * record.gradient.to(record.out.dtype)).sum((2, 3)).abs().mean(0)
+    return found
+
+
+def repeated_tokens(vocab: int, *, length: int = 25, repeats: int = 4, b: int = 8, seed: int = 0) -> Int[Tensor, "b n"]:
+    """Random tokens, repeated: the input of the induction score. The defaults are those of Olsson et al. 2022.
+
+    >>> repeated_tokens(256, length=5, repeats=2, b=1).shape
+    torch.Size([1, 10])
+    """
+    for name, value, least in (("vocab", vocab, 1), ("length", length, 2), ("repeats", repeats, 2), ("b", b, 1)):
+        check_integer(name, value, least)
+    draws = torch.Generator().manual_seed(check_integer("seed", seed, 0))
+    return torch.randint(vocab, (b, length), generator=draws).repeat(1, repeats)
+
+
+def induction_scores(
+    model: nn.Module, tokens: Int[Tensor, "b n"], length: int, run: Callable[[Tensor], Any] | None = None
+) -> dict[str, Float[Tensor, "h"]]:
+    """The induction score (prefix matching) of every head: the weight on the tokens after earlier copies of the token.
+
+    Olsson et al. 2022, arXiv:2209.11895: a sequence of random tokens is repeated, and the weight of each token from the
+    second copy on, on all tokens that follow its earlier copies, is averaged. A perfect induction head has 1.
+
+    tokens  as `repeated_tokens` makes them
+    length  of one copy
+    run     calls the model with the tokens; None is `model(tokens)`
+
+    >>> tokens = repeated_tokens(256, length=5, repeats=2, b=1)
+    >>> scores = induction_scores(model, tokens, length=5)
+    >>> scores["blocks.0.attention"].shape
+    torch.Size([8])
+    """
+    n = tokens.shape[1]
+    if not 1 < length < n:
+        raise ConfigError(f"length is that of one copy, between 2 and {n - 1}, not {length}")
+    pairs = [(i, j) for i in range(length, n) for j in range(i - length + 1, 0, -length)]
+    rows, columns = (torch.tensor(each)[None] for each in zip(*pairs, strict=True))
+
+    def score(record: Record) -> Tensor:
+        device = record.q.device
+        return weights_at(record, rows.to(device), columns.to(device)).sum(-1).mean(0) / (n - length)
+
+    return _score_heads(model, tokens, run, score)
+
+
+def previous_token_scores(
+    model: nn.Module, tokens: Int[Tensor, "b n"], run: Callable[[Tensor], Any] | None = None
+) -> dict[str, Float[Tensor, "h"]]:
+    """The previous-token score of every head: the mean weight of a token on the one before it.
+
+    Olsson et al. 2022, arXiv:2209.11895. A perfect previous-token head has 1.
+
+    >>> scores = previous_token_scores(model, tokens)
+    >>> scores["blocks.0.attention"].shape
+    torch.Size([8])
+    """
+
+    def score(record: Record) -> Tensor:
+        found = previous_token(record) if record.positions_known else None
+        return torch.full((record.q.shape[1],), torch.nan) if found is None else found
+
+    return _score_heads(model, tokens, run, score)
+
+
+def _score_heads(
+    model: nn.Module, tokens: Tensor, run: Callable[[Tensor], Any] | None, score: Callable[[Record], Tensor]
+) -> dict[str, Tensor]:
+    with torch.no_grad(), watch(model, values=False) as seen:
+        (model if run is None else run)(tokens)
+    b, n = tokens.shape
+    wrong = [record for record in seen.values() if record.q.shape[0] != b or record.k.shape[2] != n]
+    if not len(seen) or wrong:
+        what = f"{wrong[0].name} has {wrong[0].k.shape[2]} keys" if wrong else "no attention was recorded"
+        raise InterventionError(f"scores of tokens need self-attention over these {n} tokens, but {what}")
+    return {name: score(record) for name, record in seen.items()}

@@ -1,0 +1,241 @@
+"""Intervene on attention heads while a model runs: ablation, activation patching, temperature, hidden keys, weights."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.base.errors import ConfigError, InterventionError, RegardError
+from regard.base.validation import check_integer, check_number
+from regard.see.arguments import check_indices
+from regard.see.interventions.attention_call import AttentionCall
+from regard.see.interventions.edits import Edit, HeadState, HideKeys, ReplaceOutput, ScaleBeta, SetWeights
+from regard.see.interventions.layer_names import choose_layer, suggest_names
+from regard.see.interventions.sources import Source, check_source, mean_of_source, patch_from, resample_source, zeros
+from regard.see.multihead import disable_fused_layers
+from regard.see.watch import NO_MODULE, Indices, Watcher, call_frames
+
+ABLATIONS = ("zero", "mean", "resample")
+
+
+def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractContextManager["Interventions"]:
+    """Change what attention heads compute inside the `with` block: ablation, activation patching and more.
+
+    Every attention that `watch` records can be edited, where it is recorded. Without edits, no bit of any output
+    changes. Gradients flow through edits. All is undone at the end of the block, and after an error. An edit that has
+    changed no call by the end of a forward pass raises an error with the reason.
+
+    A layer is a name in `seen`, a suffix that one module has, or the index of the call in a forward pass. A name is for
+    every call of the module, `name:2` for its second call in a pass. Edits of one layer take place in this order,
+    however they were made: `scale_beta` and `hide`, `set_weights`, `ablate` and `patch`.
+
+    model  the model; None, or a function that is not a method of a model, edits all calls, by index
+
+    >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
+    >>> with regard.intervene(model) as edit:
+    ...     edit.ablate("self_attn", heads=[1])
+    ...     out = model(torch.zeros(1, 5, 16))
+    >>> edit
+    ablate('self_attn', heads=[1], how='zero'): changed 1 call
+    """
+    return _run_block(Interventions(model))
+
+
+@contextmanager
+def _run_block(edit: "Interventions") -> Iterator["Interventions"]:
+    with edit._installed():
+        yield edit
+    edit._check_effect()  # not after an error, which is what the caller should read
+
+
+class Interventions:
+    """The edits of a model, made by `intervene`."""
+
+    def __init__(self, model: nn.Module | Callable[..., Any] | None = None) -> None:
+        self.edits: list[Edit] = []
+        self._watcher = EditingWatcher(model, self)
+        self._paths = list(self._watcher.paths.values()) or [NO_MODULE]
+        self._open: ExitStack | None = None
+        self._called: Counter[str] = Counter()  # attention calls of the current forward pass, by path
+
+    def ablate(
+        self,
+        layer: str | int,
+        *,
+        heads: Indices | None = None,
+        how: str = "zero",
+        source: Source | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Replace the output of heads, before the output projection, by something that does not depend on the input.
+
+        heads   indices of heads; None is all
+        how     "zero"; "mean" over the sequences and positions of `source`, or of the call itself; "resample", the
+                output for a sequence of `source` that is drawn for each sequence
+        source  a run that `watch` recorded
+        seed    of the draws of "resample"
+        """
+        if how not in ABLATIONS:
+            raise ConfigError(f"how is one of {', '.join(ABLATIONS)}, not {how!r}")
+        if how == "zero" and source is not None:
+            raise ConfigError("ablate(how='zero') takes no source; use how='mean' or how='resample'")
+        if how == "resample" and (source is None or seed is None):
+            raise ConfigError("ablate(how='resample') draws sequences: pass source=, what watch recorded, and seed=")
+        if how != "resample" and seed is not None:
+            raise ConfigError(f"ablate(how={how!r}) draws nothing; a seed is for how='resample'")
+        if source is not None:
+            check_source("ablate(source)", source)
+        values: Callable[[AttentionCall, Tensor], Tensor] = zeros
+        if how == "mean":
+            values = partial(mean_of_source, source)
+        elif source is not None and seed is not None:
+            values = partial(resample_source, source, check_integer("ablate(seed)", seed, 0))
+        self._add(ReplaceOutput, "ablate", layer, heads, values, how=how)
+
+    def scale_beta(self, layer: str | int, factor: float, *, heads: Indices | None = None) -> None:
+        """Multiply beta, the inverse temperature: the factor of q . k. Masks and biases stay as they are.
+
+        factor  0 gives equal weights to all visible keys (without biases), large ones hard attention
+        """
+        number = check_number("scale_beta(factor)", factor)
+        if abs(number) == float("inf"):
+            raise ConfigError(f"scale_beta(factor) must be finite, not {number}; 1000 is as good as infinity")
+        self._add(ScaleBeta, "scale_beta", layer, heads, number, factor=factor)
+
+    def hide(self, layer: str | int, *, keys: Indices, heads: Indices | None = None) -> None:
+        """Hide keys from all queries: their weights are zero, and those of the other keys sum to one.
+
+        keys  indices of the keys of the call, negative from the end
+        """
+        chosen = check_indices("keys", keys)
+        if chosen is None:
+            raise ConfigError("hide takes the indices of keys, such as keys=[0, 3]")
+        self._add(HideKeys, "hide", layer, heads, chosen, keys=list(chosen))
+
+    def set_weights(self, layer: str | int, weights: Float[Tensor, "..."], *, heads: Indices | None = None) -> None:
+        """Replace the attention weights of heads.
+
+        weights  (b, heads, i, j), or what broadcasts to that
+        """
+        if not isinstance(weights, Tensor) or not weights.is_floating_point() or weights.ndim < 2:
+            raise ConfigError("set_weights takes a floating-point tensor (..., i, j) of weights")
+        self._add(SetWeights, "set_weights", layer, heads, weights, weights=f"<{tuple(weights.shape)}>")
+
+    def patch(
+        self, layer: str | int, *, source: Source, positions: Indices | None = None, heads: Indices | None = None
+    ) -> None:
+        """Replace the output of heads, before the output projection, by that of another run: activation patching.
+
+        source     the other run, recorded by `watch`, with as many positions, and as many sequences or one
+        positions  indices of queries; None is all
+        """
+        check_source("patch(source)", source)
+        rows = check_indices("positions", positions)
+        self._add(ReplaceOutput, "patch", layer, heads, partial(patch_from, source), rows, positions=positions)
+
+    def __repr__(self) -> str:
+        lines = [f"{each.text}: changed {len(each.calls)} call{'s' * (len(each.calls) != 1)}" for each in self.edits]
+        return "\n".join(lines) or "no edits"
+
+    def _add(
+        self, kind: Callable[..., Edit], verb: str, layer: str | int, heads: Indices | None, *values: Any, **shown: Any
+    ) -> None:
+        if self._open is None:
+            raise ConfigError(f"{verb} has no effect here: call it inside `with regard.intervene(model) as edit:`")
+        chosen = check_indices("heads", heads)
+        arguments = {"heads": None if chosen is None else list(chosen), **shown}
+        named = (f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+        text = f"{verb}({', '.join((repr(layer), *named))})"
+        edit = kind(text, choose_layer(layer, self._paths), chosen, *values)
+        if not self.edits:
+            self._open.enter_context(disable_fused_layers())
+        self.edits.append(edit)
+
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._watcher.recording())
+            self._open = stack
+            try:
+                yield
+            finally:
+                self._open = None
+
+    def _change(self, call: AttentionCall) -> Tensor | None:
+        """The output of the heads of one call after its edits; None if there are none."""
+        index = self._called.total()
+        self._called[call.path] += 1
+        place = call.path, self._called[call.path], index
+        edits = sorted((each for each in self.edits if each.layer.includes(*place)), key=lambda each: each.stage)
+        if not edits:
+            return None
+        if _is_checkpointed():
+            raise InterventionError(
+                f"{edits[0].text}: {call.name} runs under activation checkpointing, which computes it again in the "
+                "backward pass, without the edit; turn checkpointing off"
+            )
+        state = HeadState(call, call.heads)
+        for each in edits:
+            try:
+                each.apply(state)
+            except RegardError:
+                raise
+            except Exception as error:
+                raise InterventionError(
+                    f"{each.text} failed at {call.name}: {type(error).__name__}: {error}"
+                ) from error
+            each.calls.append(call.name)
+        return state.heads
+
+    @contextmanager
+    def _forward_pass(self) -> Iterator[None]:
+        self._called.clear()
+        yield
+        self._check_effect()
+
+    def _check_effect(self) -> None:
+        """Raise an error for an edit that has changed no call."""
+        idle = next((each for each in self.edits if not each.calls), None)
+        if idle is None:
+            return
+        names = list(self._called)
+        path = idle.layer.path or ""
+        if not names:
+            reason = "no attention was recorded"
+        elif idle.layer.index is not None:
+            reason = f"the forward pass made {self._called.total()} attention calls: {', '.join(names[:8])}"
+        elif path in self._called:
+            reason = f"{path} made {self._called[path]} attention call in a forward pass"
+        else:
+            reason = f"{path} made no attention call that is recorded{suggest_names(path, names)}"
+        left_out = "".join(f"; left out: {each}" for each in self._watcher.seen.left_out)
+        raise InterventionError(f"{idle.text} changed nothing: {reason}{left_out}")
+
+
+class EditingWatcher(Watcher):
+    """Intercepts the attention calls of a model and its forward passes for `Interventions`."""
+
+    def __init__(self, model: nn.Module | Callable[..., Any] | None, edit: Interventions) -> None:
+        super().__init__(model, change=edit._change)
+        self._edit = edit
+        self._running = False
+
+    def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if module is not self.model or self._running or threading.get_ident() != self._thread:
+            return super()._module_call(original, module, *args, **kwargs)
+        self._running = True
+        try:
+            with self._edit._forward_pass():
+                return super()._module_call(original, module, *args, **kwargs)
+        finally:
+            self._running = False
+
+
+def _is_checkpointed() -> bool:
+    """Whether the current call runs under torch.utils.checkpoint."""
+    return any(frame.f_globals.get("__name__") == "torch.utils.checkpoint" for frame in call_frames())

@@ -1,0 +1,51 @@
+"""Which attention calls of a model an edit is for: the name of a layer, a unique suffix of it, or an index."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from regard.base.errors import ConfigError, UnknownNameError
+from regard.base.validation import check_integer
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """The calls that an edit is for. All numbers are those of one forward pass.
+
+    path    of the module; None for any
+    number  of the call of this module, from 1; None for every call
+    index   of the call among all attention calls, from 0; None for any
+    """
+
+    path: str | None = None
+    number: int | None = None
+    index: int | None = None
+
+    def includes(self, path: str, number: int, index: int) -> bool:
+        """Whether a call is chosen."""
+        return self.path in (None, path) and self.number in (None, number) and self.index in (None, index)
+
+
+def choose_layer(layer: str | int, paths: Sequence[str]) -> LayerChoice:
+    """Read the argument `layer` of an edit.
+
+    layer  a name in `seen`, where `name:2` is the second call in a forward pass; a suffix that only one module has; or
+           the index of the call in a forward pass
+    paths  of all modules of the model
+    """
+    if not isinstance(layer, str):
+        return LayerChoice(index=check_integer("layer, if it is an index,", layer, 0))
+    stem, colon, number = layer.rpartition(":")
+    name = stem if colon and number.isdigit() else layer
+    found = [path for path in paths if path == name] or [path for path in paths if path.endswith(f".{name}")]
+    if len(found) > 1:
+        raise ConfigError(f"layer={layer!r} fits {len(found)} modules: {', '.join(found[:5])}; write more of the name")
+    if not found:
+        raise UnknownNameError(f"the model has no module {layer!r}{suggest_names(name, paths)}")
+    return LayerChoice(found[0], int(number) if name == stem and colon else None)
+
+
+def suggest_names(name: str, names: Sequence[str]) -> str:
+    """The end of an error message: the names that are nearest to a wrong one."""
+    shown = [each for each in names if name in each][:3] or get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, shown))}?" if shown else f"; it has {', '.join(names[:8])}"

@@ -1,0 +1,138 @@
+"""Direct logit attribution: what each head and feed-forward layer adds to a logit through the residual stream."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.base.display import TextDisplay
+from regard.base.errors import ConfigError, InterventionError
+from regard.base.validation import check_integer
+from regard.see.interventions.edits import ReplaceOutput
+from regard.see.interventions.frozen_functions import FrozenFunctions
+from regard.see.interventions.intervene import intervene
+from regard.see.interventions.layer_names import LayerChoice
+from regard.see.interventions.residual_stream import SUPPORTED, find_residual_stream, read_logits
+
+TOLERANCE = 1e-4  # of the sum, relative to the sum of all magnitudes; norms may compute in float32
+
+
+@dataclass(frozen=True)
+class LogitAttribution(TextDisplay):
+    """The parts of one logit of each sequence. They sum to it.
+
+    parts   "embedding", "LAYER head N", the path of each feed-forward layer, and "bias"
+    values  what each part adds
+    logits  the logit
+    """
+
+    parts: tuple[str, ...]
+    values: Float[Tensor, "b parts"]
+    logits: Float[Tensor, "b"]
+
+    def of(self, part: str) -> Float[Tensor, "b"]:
+        """What one part adds."""
+        if part not in self.parts:
+            raise ConfigError(f"there is no part {part!r}; parts are {', '.join(self.parts[:6])} and so on")
+        return self.values[:, self.parts.index(part)]
+
+    def __str__(self) -> str:
+        means = self.values.mean(0)
+        width = max(map(len, self.parts))
+        order = means.abs().argsort(descending=True).tolist()
+        lines = [f"{self.parts[at].ljust(width)}  {float(means[at]):+.3f}" for at in order]
+        return "\n".join([*lines, f"{'sum, the logit'.ljust(width)}  {float(self.logits.mean()):+.3f}"])
+
+
+def direct_logit_attribution(
+    model: nn.Module,
+    run: Callable[[], Any],
+    token: int,
+    *,
+    against: int | None = None,
+    position: int = -1,
+) -> LogitAttribution:
+    """Direct logit attribution: what the embedding, every head, every feed-forward layer and all biases add to a logit.
+
+    Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*. Only the direct path through the residual
+    stream counts. It is linear once the factors of the norms after each part are constant, and so is the factor
+    f(x) / x of an activation function in the head, as in BERT. So the parts sum to the logit, which is checked.
+
+    run       calls the model on its inputs with gradients and returns its output, for instance lambda: model(x)
+    token     the index of the logit: a token, or a class
+    against   a second index, whose logit is subtracted
+    position  of the logit, for logits (b n w)
+
+    >>> parts = direct_logit_attribution(model, lambda: model(tokens), token=5)
+    >>> len(str(parts).splitlines())
+    21
+    """
+    stream = find_residual_stream(model)
+    leaves: dict[str, Tensor] = {}
+
+    def start(x: Tensor) -> Tensor:
+        return leaves.setdefault("embedding", x.detach().requires_grad_())
+
+    def cut(path: str, x: Tensor) -> Tensor:
+        leaves[path] = x.detach().requires_grad_()
+        return leaves[path]
+
+    biases = [parameter for name, parameter in model.named_parameters() if name.endswith("bias")]
+    with torch.enable_grad(), _with_gradients(biases), stream.changed(inputs=start, feedforward=cut):
+        with intervene(model) as edit, FrozenFunctions():
+            edit.edits.append(
+                ReplaceOutput("attribution", LayerChoice(), None, lambda call, heads: cut(call.name, heads))
+            )
+            logits = read_logits(run())
+        chosen = logits if logits.ndim == 2 else logits[:, check_integer("position", position, -logits.shape[1])]
+        logit = chosen[:, check_integer("token", token, 0)]
+        if against is not None:
+            logit = logit - chosen[:, check_integer("against", against, 0)]
+        if not logit.requires_grad or "embedding" not in leaves:
+            raise InterventionError("run() must call the model without torch.no_grad() and return its logits")
+        found = _contributions(logit, leaves, biases)
+    parts: list[str] = []
+    for name, leaf in leaves.items():
+        parts += [f"{name} head {head}" for head in range(leaf.shape[1])] if leaf.ndim == 4 else [name]
+    missing = (found.sum(1) - logit.detach()).abs()
+    if bool((missing > TOLERANCE * found.abs().sum(1)).any()):
+        raise InterventionError(
+            f"the parts of {type(model).__name__} do not sum to the logit ({float(missing.max()):.2g} is missing): "
+            "something else than its heads and feed-forward layers writes into the residual stream, or its head is not "
+            f"made of linear layers, norms and activation functions; supported are {SUPPORTED}"
+        )
+    return LogitAttribution((*parts, "bias"), found, logit.detach())
+
+
+def _contributions(
+    logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
+) -> Float[Tensor, "b parts"]:
+    """Leaf times gradient, summed: one number for each leaf or head; the last is that of all biases."""
+    rows = []
+    for at, each in enumerate(logit):
+        gradients = torch.autograd.grad(each, [*leaves.values(), *biases], retain_graph=True, allow_unused=True)
+        row = []
+        for leaf, gradient in zip(leaves.values(), gradients, strict=False):
+            product = torch.zeros_like(leaf[at]) if gradient is None else (leaf * gradient)[at].detach()
+            row.append(product.sum((1, 2)) if leaf.ndim == 4 else product.sum().reshape(1))
+        reached = zip(biases, gradients[len(leaves) :], strict=True)
+        row.append(sum((bias * g).sum() for bias, g in reached if g is not None) + logit.new_zeros(1))
+        rows.append(torch.cat(row).detach())
+    return torch.stack(rows)
+
+
+@contextmanager
+def _with_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Let parameters have gradients inside the block."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)

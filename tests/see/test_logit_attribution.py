@@ -1,0 +1,111 @@
+"""Direct logit attribution and the logit lens of the supported models: parts sum to the logit, computed two ways."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regard
+from regard.models.bert import BERT, BERTConfig
+from regard.models.vit import ViT, ViTConfig
+from regard.see.interventions.logit_attribution import direct_logit_attribution
+from regard.see.interventions.logit_lens import logit_lens
+from tests.see.model_cases import CASES, ids, randomise
+
+TOKENS = ids(2, 7)
+PIXELS = torch.linspace(-1, 1, 2 * 3 * 12 * 12, dtype=torch.float64).reshape(2, 3, 12, 12).sin()
+SMALL: dict[str, Any] = {"width": 24, "heads": 3, "depth": 2}
+
+
+def ours(name: str, **settings: Any) -> nn.Module:
+    return regard.build(name, seed=1, context=16, **SMALL, **settings)
+
+
+def huggingface_vit() -> nn.Module:
+    from transformers import ViTConfig as Config, ViTForImageClassification
+
+    return ViTForImageClassification(
+        Config(image_size=12, patch_size=4, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+               intermediate_size=20, num_labels=5)
+    )  # fmt: skip
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "gpt2 of hugging face": (lambda: CASES["gpt2 sdpa"]().model, TOKENS),
+    "llama of hugging face": (lambda: CASES["llama eager"]().model, TOKENS),
+    "bert of hugging face": (lambda: CASES["bert sdpa"]().model, TOKENS),
+    "vit of hugging face": (huggingface_vit, PIXELS),
+    "gpt": (lambda: ours("birthplace"), TOKENS),
+    "llama": (lambda: ours("birthplace-rotary", norm="rms", activation="gated-silu"), TOKENS),
+    "bert": (lambda: BERT(BERTConfig(vocab=37, **SMALL)), TOKENS),
+    "vit": (lambda: ViT(ViTConfig(image=12, patch=4, classes=5, head="mlp-tanh", pool="class-mean", **SMALL)), PIXELS),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest) -> tuple[str, nn.Module, Tensor]:
+    make, x = MODELS[request.param]
+    model = make().double().eval()
+    randomise(model)
+    return request.param, model, x
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    out = model(x)
+    found: Tensor = out if isinstance(out, Tensor) else out.logits
+    return found
+
+
+def test_the_parts_sum_to_the_logit(case: tuple[str, nn.Module, Tensor]) -> None:
+    name, model, x = case
+    logits = logits_of(model, x).detach()
+    last = logits if logits.ndim == 2 else logits[:, 3]
+    found = direct_logit_attribution(model, lambda: model(x), 4, against=2, position=3)
+    room = 1e-5 if name == "llama of hugging face" else 1e-10  # its norm computes in float32
+    torch.testing.assert_close(found.values.sum(1), last[:, 4] - last[:, 2], atol=room, rtol=room)
+    heads = 6 if name == "llama of hugging face" else 3
+    assert found.values.shape == (2, len(found.parts))
+    assert len(found.parts) == 1 + 2 * (heads + 1) + 1
+    assert found.parts[0] == "embedding"
+    assert found.parts[-1] == "bias"
+    assert len(set(found.parts)) == len(found.parts)
+    assert bool((found.values[:, :-1].abs().amax(0) > 1e-6).all())
+    assert all(not parameter.grad_fn for parameter in model.parameters())
+
+
+def test_a_part_of_the_last_block_is_what_its_removal_changes() -> None:
+    """Ablating a head of the last layer changes a logit by its part, up to the norms, which are held constant."""
+    make, x = MODELS["gpt2 of hugging face"]
+    model = make().double().eval()
+    model.get_submodule("transformer.h.1.mlp").register_forward_hook(lambda module, args, out: out * 0)
+    model.get_submodule("transformer").register_module("ln_f", nn.Identity())
+    found = direct_logit_attribution(model, lambda: model(x), 4)
+    for head in range(3):
+        with torch.no_grad(), regard.intervene(model) as edit:
+            edit.ablate("h.1.attn", heads=[head])
+            without = logits_of(model, x)[:, -1, 4]
+        torch.testing.assert_close(found.logits - without, found.of(f"transformer.h.1.attn head {head}"))
+
+
+def test_the_logit_lens_ends_with_the_logits_and_starts_with_the_embedding(case: tuple[str, nn.Module, Tensor]) -> None:
+    name, model, x = case
+    found = logit_lens(model, lambda: model(x), progress=False)
+    with torch.no_grad():
+        logits = logits_of(model, x)
+    assert found.shape == (3, *logits.shape)
+    torch.testing.assert_close(found[2], logits)
+    assert not torch.allclose(found[0], found[1])
+    if name == "gpt2 of hugging face":
+        with torch.no_grad():
+            hidden = model(x, output_hidden_states=True).hidden_states  # the last is after the final norm
+            expected = [model.lm_head(model.transformer.ln_f(each)) for each in hidden[:2]]  # type: ignore[union-attr, operator]
+        torch.testing.assert_close(found[:2], torch.stack(expected))
+
+
+def test_parameters_without_gradients_stay_without() -> None:
+    model = ours("birthplace").eval().requires_grad_(False)
+    found = direct_logit_attribution(model, lambda: model(TOKENS), 4)
+    torch.testing.assert_close(found.values.sum(1), model(TOKENS)[:, -1, 4], atol=1e-5, rtol=1e-4)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
