@@ -31,11 +31,15 @@ class Archive:
         return iter(sorted(self.members))
 
     def check_all_read(self, read: Collection[str], expected: str) -> None:
-        """Raise if a file is neither read nor a description of the data set."""
+        """Raise DataError if the archive has files that were not read, except for descriptions of the data set.
+
+        read      names of the files that were read
+        expected  what files were expected, for the error
+        """
         check_all_read([self.path / name for name in read], [self.path / name for name in self], expected)
 
     def full_path(self, name: str) -> str:
-        """The path of a file, for errors."""
+        """The path of a file including that of the archive, for errors."""
         return f"{self.path}:{self.members[name]}" if self.path.is_file() else str(self.path / self.members[name])
 
     def read(self, name: str) -> bytes:

@@ -21,7 +21,11 @@ TITLE = re.compile(r"(.+?(?<![ .][A-Z])(?<!^[A-Z])(?<!\bJr)(?<!\bSr)(?<!\bSt)(?<
 
 @dataclass(frozen=True)
 class BirthplaceQuestion:
-    """A question and its answer, a place."""
+    """A question and its answer, a place.
+
+    >>> BirthplaceQuestion("Where was Ada born?", "London").place
+    'London'
+    """
 
     text: str
     place: str
@@ -29,7 +33,12 @@ class BirthplaceQuestion:
 
 @dataclass(frozen=True)
 class Birthplaces:
-    """Documents, the person each is about, and questions for training and development."""
+    """Documents, the person each is about, and questions for training and development.
+
+    >>> question = BirthplaceQuestion("Where was Ada born?", "London")
+    >>> len(Birthplaces(("Ada was born in London.",), ("Ada",), (question,), ()).documents)
+    1
+    """
 
     documents: tuple[str, ...]
     subjects: tuple[str, ...]  # "" if a document does not begin with a name
@@ -38,7 +47,13 @@ class Birthplaces:
 
 
 def read_birthplaces(folder: str | os.PathLike[str]) -> Birthplaces:
-    """Read a folder with wiki.txt (one document per line) and two .tsv files with `train` and `dev` in their names."""
+    """Read a folder with wiki.txt (one document per line) and two .tsv files with `train` and `dev` in their names.
+
+    >>> _ = Path("wiki.txt").write_text("Ada was born in London.")
+    >>> _ = [Path(f"{name}.tsv").write_text("Where was Ada born?\\tLondon") for name in ("train", "dev")]
+    >>> read_birthplaces(".").dev[0].place
+    'London'
+    """
     place = Path(folder)
     wiki = place / "wiki.txt"
     documents = read_lines(wiki)

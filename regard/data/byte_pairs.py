@@ -30,7 +30,7 @@ WORD_END = " "  # marks the end of a word; words contain no blanks
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """A visible character for each byte, as in GPT-2."""
+    """The visible character that stands for each byte, as in GPT-2."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {byte: chr(byte) for byte in visible} | {byte: chr(256 + number) for number, byte in enumerate(hidden)}
@@ -44,11 +44,12 @@ CHARACTER_TO_BYTE = {character: byte for byte, character in BYTE_TO_CHARACTER.it
 class BytePairTokenizer(JSONTokenizer):
     """A byte-pair tokenizer. Special tokens come first.
 
-    symbols  the initial symbols
-    merges   the merged pairs, the most frequent first
+    symbols  the tokens before any merge: bytes or characters
+    merges   the merged pairs of symbols, the most frequent first
     special  names of special tokens
-    words    False: symbols are bytes, and decoding restores the text exactly. True: for words separated by blanks;
-             symbols are characters, with separate ones for the end of a word, and white space becomes one blank
+    words    False: tokens are made of bytes, and decoding restores the text exactly. True: tokens are made of
+             characters. A character at the end of a word is another symbol than inside a word, and decoding separates
+             words by one blank, whatever white space the text had
 
     >>> tokenizer = BytePairTokenizer.train("low lower lowest", vocab=260)
     >>> tokenizer.decode(tokenizer.encode("low"))
@@ -81,8 +82,8 @@ class BytePairTokenizer(JSONTokenizer):
         texts            strings, or iterables of strings
         vocab            maximum number of tokens, special ones included; small texts give fewer
         special          names of special tokens
-        words            see the class
-        replace_unknown  with words: encode unknown characters as the replacement character instead of raising
+        words            whether tokens are made of characters instead of bytes, see the class
+        replace_unknown  with words=True: encode unknown characters as the replacement character instead of raising
         """
         from tokenizers import Tokenizer, models, trainers
 
@@ -121,7 +122,7 @@ class BytePairTokenizer(JSONTokenizer):
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The text of each token, without special ones. Different merges may give the same piece: one token."""
+        """The text of each token except special ones. If several merges give the same text, it is one token."""
         return tuple(dict.fromkeys([*self.symbols, *(left + right for left, right in self.merges)]))
 
     @cached_property
@@ -148,7 +149,7 @@ class BytePairTokenizer(JSONTokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """A readable name of each token: </w> is the end of a word, incomplete bytes are numbers."""
+        """A readable name of each token. </w> marks the end of a word; bytes that are no character are numbers."""
         shown = [
             piece.replace(WORD_END, "</w>")
             if self.words
@@ -179,7 +180,7 @@ class BytePairTokenizer(JSONTokenizer):
         return bytes(CHARACTER_TO_BYTE[each] for each in spelled).decode("utf-8", errors="replace")
 
     def _replace_unknown(self, text: str) -> str:
-        """Replace unknown characters, or raise: the library would drop them silently."""
+        """Replace unknown characters by the replacement character, or raise. The library would drop them silently."""
         plain = WORD_END.join(text.split())
         unknown = set(plain) - self._alphabet - {WORD_END}
         if not unknown:
@@ -191,13 +192,13 @@ class BytePairTokenizer(JSONTokenizer):
 
 
 def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...]:
-    """Every character of the texts, inside a word and at the end of a word."""
+    """The initial symbols for words: every character of the texts, once inside and once at the end of a word."""
     seen = sorted((set().union(*texts) - {WORD_END}) | ({REPLACEMENT} if replace_unknown else set()))
     return (*seen, *(each + WORD_END for each in seen))
 
 
 def _placeholders(symbols: Sequence[str]) -> dict[str, str]:
-    """A private-use character for each symbol that ends a word; none is a symbol itself."""
+    """A private-use character for each symbol that ends a word. No symbol is equal to one of these characters."""
     taken = set(symbols)
     free = (chr(code) for code in range(0xF0000, 0x110000) if chr(code) not in taken)
     return {symbol: next(free) for symbol in symbols if symbol.endswith(WORD_END)}

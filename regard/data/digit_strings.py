@@ -10,7 +10,12 @@ from regard.data.records import Records
 
 @dataclass(frozen=True, eq=False)
 class DigitStrings(Records):
-    """Sounds of different lengths with samples from -1 to 1, and the digits in each."""
+    """Sounds of different lengths with samples from -1 to 1, and the digits in each.
+
+    >>> strings = tones(2)
+    >>> len(strings.sounds), strings.sample_rate
+    (2, 8000)
+    """
 
     PER_RECORD = ("sounds", "labels")
     sounds: tuple[Float32[Tensor, "_"], ...]

@@ -24,7 +24,11 @@ def read_digits() -> tuple[UInt8[Tensor, "1797 8 8"], Int[Tensor, "1797"]]:
 
 
 def digits() -> Images:
-    """Return all digits in their order, with one channel and pixels from 0 to 255."""
+    """Return all digits in their order, with one channel and pixels from 0 to 255.
+
+    >>> digits().pixels.shape
+    torch.Size([1797, 1, 8, 8])
+    """
     shades, labels = read_digits()
     pixels = (shades * (255 / 16)).round().to(torch.uint8)[:, None]
     return Images(pixels, labels.clone(), tuple(map(str, range(10))))

@@ -24,6 +24,11 @@ def read_images(path: str | os.PathLike[str], split: str = "train", *, size: Siz
 
     split  train, test or val, where files or folders are named for splits
     size   height and width to resize all images to; without it, all images must have the same size
+
+    >>> Path("images/cat").mkdir(parents=True)
+    >>> Image.new("RGB", (6, 4)).save("images/cat/0.png")
+    >>> read_images("images").pixels.shape
+    torch.Size([1, 3, 4, 6])
     """
     place, split = Path(path), SPLIT_NAMES.get(split, split)
     if not place.exists():

@@ -18,7 +18,12 @@ SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "val": "va
 
 @dataclass(frozen=True, eq=False)
 class Images(Records):
-    """Images of one size as uint8 pixels, and the class of each."""
+    """Images of one size as uint8 pixels, and the class of each.
+
+    >>> images = digits()
+    >>> images.labels[:3].tolist(), images.classes[:3]
+    ([0, 1, 2], ('0', '1', '2'))
+    """
 
     PER_RECORD = ("pixels", "labels")
     pixels: UInt8[Tensor, "n channels height width"]

@@ -27,6 +27,9 @@ class LogMel:
     f_min        lowest frequency in hertz
     f_max        highest frequency in hertz; None is half the sample rate
     floor        power added to every band before the logarithm
+
+    >>> log_mel(torch.randn(8000), LogMel(mels=20)).shape
+    torch.Size([98, 20])
     """
 
     sample_rate: int = 8000
@@ -113,7 +116,12 @@ def log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b
 
 
 class LogMelStream:
-    """The log-mel spectrogram of a streamed sound: each frame as soon as its last sample arrives."""
+    """The log-mel spectrogram of a streamed sound: each frame as soon as its last sample arrives.
+
+    >>> stream = LogMelStream(LogMel())
+    >>> stream.push(torch.zeros(1000)).shape
+    torch.Size([11, 40])
+    """
 
     def __init__(self, settings: LogMel) -> None:
         self.settings = settings

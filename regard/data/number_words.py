@@ -52,7 +52,11 @@ def number_pairs(first: int = 0, last: int = 9_999) -> SentencePairs:
 def number_words(
     first: int = 0, last: int = 9_999, *, valid: int = 500, test: int = 500, seed: int = 0
 ) -> tuple[SentencePairs, SentencePairs, SentencePairs]:
-    """Random disjoint splits of `number_pairs`: train, validation and test."""
+    """Random disjoint splits of `number_pairs`: train, validation and test.
+
+    >>> [len(part.source) for part in number_words(0, 999, valid=50, test=50)]
+    [900, 50, 50]
+    """
     pairs = number_pairs(first, last)
     train_set, valid_set, test_set = (pairs.select(part) for part in random_split(len(pairs), [valid, test], seed))
     return train_set, valid_set, test_set

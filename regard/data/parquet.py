@@ -5,11 +5,11 @@ Files have names such as train-00000-of-00002.parquet. Class names are in the me
 
 import re
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from regard.base.errors import ConfigError, DataError
+from regard.base.errors import DataError
+from regard.base.extras import import_optional
 from regard.base.files import parse_json
 from regard.data.archives import Archive
 from regard.data.image_folder import ImageCollector
@@ -59,12 +59,7 @@ class _ParquetReader:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        try:
-            arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-        except ImportError:
-            raise ConfigError(
-                f"{file} needs the package pyarrow, which is not installed: pip install regard[parquet]"
-            ) from None
+        arrow, parquet = (import_optional(name, "parquet", str(file)) for name in ("pyarrow", "pyarrow.parquet"))
         data = read_bytes(file)
         if data.startswith(LFS_POINTER):
             raise DataError(f"{file} is a git-lfs pointer, not the file itself; fetch the file with `git lfs pull`")

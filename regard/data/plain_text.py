@@ -11,7 +11,12 @@ UNSUPPORTED_COMPRESSION = {".bz2", ".xz", ".zst", ".zip", ".z", ".lz4", ".7z"}
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a text file, or all .txt files of a folder in the order of their names, joined by line breaks."""
+    """Read a text file, or all .txt files of a folder in the order of their names, joined by line breaks.
+
+    >>> _ = Path("a.txt").write_text("words")
+    >>> read_text("a.txt")
+    'words'
+    """
     place = Path(path)
     if not place.is_dir():
         return read_text_file(place)

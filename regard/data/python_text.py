@@ -9,7 +9,11 @@ from regard.base.errors import DataError
 
 
 def python_text() -> str:
-    """All topics of Python's help, sorted by name, each with its name as a heading."""
+    """All topics of Python's help, sorted by name, each with its name as a heading.
+
+    >>> len(python_text()) > 100_000
+    True
+    """
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -16,7 +16,11 @@ from regard.base.validation import check_integer
 
 
 def sampler_generator(seed: int, step: int, *names: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A random generator for one use in one step, such as `sampler_generator(seed, step, "crop")`."""
+    """A random generator for one use in one step, such as `sampler_generator(seed, step, "crop")`.
+
+    >>> torch.rand(2, generator=sampler_generator(0, 7, "crop")).shape
+    torch.Size([2])
+    """
     key = hashlib.blake2b(repr((int(seed), int(step), names)).encode(), digest_size=8).digest()
     return seeds.make_generator(int.from_bytes(key, "little") >> 1, device)  # torch takes 63 bits without a sign
 
@@ -88,6 +92,10 @@ class LengthBuckets(ShuffledOrder):
 
     lengths  lengths of all records
     pool     batches that are sorted together
+
+    >>> order = LengthBuckets(100, 10, lengths=torch.arange(100), pool=4)
+    >>> order.at(0).shape
+    torch.Size([10])
     """
 
     lengths: Int64[Tensor, "size"] = field(kw_only=True, repr=False, compare=False)

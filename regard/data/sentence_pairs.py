@@ -11,7 +11,11 @@ from regard.data.records import Records
 
 @dataclass(frozen=True)
 class SentencePairs(Records):
-    """Sentences and their translations, in the same order."""
+    """Sentences and their translations, in the same order.
+
+    >>> SentencePairs(("one",), ("eins",)).target
+    ('eins',)
+    """
 
     PER_RECORD = ("source", "target")
     source: tuple[str, ...]
@@ -35,6 +39,10 @@ def read_sentence_pairs(
                    normalised and tokenised
 
     Files may be compressed (.gz).
+
+    >>> _ = Path("train.en").write_text("one"), Path("train.de").write_text("eins")
+    >>> read_sentence_pairs(".").target
+    ('eins',)
     """
     folder = Path(path)
     files = [

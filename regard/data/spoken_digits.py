@@ -31,7 +31,12 @@ PAUSE = (0.05, 0.2)  # seconds of silence between digits
 
 @dataclass(frozen=True, eq=False)
 class Recordings(Records):
-    """Recordings of single digits: samples from -1 to 1, the digit and the speaker of each."""
+    """Recordings of single digits: samples from -1 to 1, the digit and the speaker of each.
+
+    >>> recordings = Recordings((torch.zeros(800),) * 2, torch.tensor([3, 7]), ("ann",) * 2, 8000)
+    >>> recordings.labels
+    tensor([3, 7])
+    """
 
     PER_RECORD = ("sounds", "labels", "speakers")
     sounds: tuple[Float32[Tensor, "_"], ...]
@@ -48,6 +53,12 @@ def read_spoken_digits(path: str | os.PathLike[str], sample_rate: int | None = N
     """Read recordings from an .npz file, a folder with one, or a folder of WAV files named digit_speaker_take.wav.
 
     sample_rate  rate to resample every sound to; without it all files must have the same rate
+
+    >>> with wave.open("7_ann_0.wav", "wb") as file:
+    ...     file.setparams((1, 2, 8000, 0, "NONE", ""))
+    ...     file.writeframes(bytes(4000))
+    >>> read_spoken_digits(".").labels
+    tensor([7])
     """
     place = Path(path)
     if not place.exists():
@@ -83,6 +94,10 @@ def make_digit_strings(
 
     length  minimum and maximum number of digits
     pause   minimum and maximum seconds of silence before, between and after digits
+
+    >>> recordings = Recordings((torch.zeros(800),) * 2, torch.tensor([3, 7]), ("ann",) * 2, 8000)
+    >>> len(make_digit_strings(recordings, 3, length=(4, 4)).sounds)
+    3
     """
     fewest, most = check_length(length)
     check_integer("make_digit_strings(count)", count, 1, "strings")

@@ -83,6 +83,10 @@ class Biographies:
     unknown_people  questions about people in no text
     people          people with a text, those of `training` first, then unknown people
     places          possible places of birth, the most frequent first
+
+    >>> found = biographies(people=6)
+    >>> len(found.texts), len(found.training), len(found.evaluation)
+    (36, 3, 3)
     """
 
     texts: tuple[str, ...]
@@ -113,6 +117,9 @@ def biographies(
     places                number of places of birth
     informative_surnames  share of people whose surname ending depends on the place of birth; it is random for the rest
     one_sentence          biographies of one sentence with the place of birth only
+
+    >>> biographies(people=6).training[0].text
+    'Where was Jonas Ketoski born?'
     """
     check_integer("people", people, 2, "those asked about in training and the others")
     check_integer("texts_per_person", texts_per_person, 1, "biographies of each person")

@@ -18,7 +18,13 @@ REPLACEMENT = "\ufffd"  # the replacement character of Unicode, for bytes that a
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Protocol of a tokenizer: text to token ids from 0 to vocab - 1, and back."""
+    """Protocol of a tokenizer: text to token ids from 0 to vocab - 1, and back.
+
+    >>> isinstance(ByteTokenizer(), Tokenizer)
+    True
+    >>> ByteTokenizer().decode(ByteTokenizer().encode("abc"))
+    'abc'
+    """
 
     @property
     def vocab(self) -> int:
@@ -105,7 +111,12 @@ class PretrainedTokenizer:
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load a `tokenizer.json`, of this package or of Hugging Face, or a folder that has one."""
+    """Load a `tokenizer.json`, of this package or of Hugging Face, or a folder that has one.
+
+    >>> _ = Path("tokenizer.json").write_text(json.dumps(ByteTokenizer().to_json()))
+    >>> load_tokenizer("tokenizer.json").encode("ab")
+    [97, 98]
+    """
     file = Path(path)
     if file.is_dir():
         file = file / TOKENIZER_FILE
@@ -116,7 +127,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a `to_json` wrote: characters, bytes or byte pairs."""
+    """The tokenizer that a `to_json` wrote: characters, bytes or byte pairs.
+
+    >>> tokenizer_from_json(ByteTokenizer().to_json()).vocab
+    256
+    """
     from regard.data.byte_pairs import BytePairTokenizer  # both import this module
     from regard.data.characters import CharacterTokenizer
 

@@ -29,7 +29,11 @@ HEADS = ("pretraining", "masked", "classes", "none")
 class BERTConfig(Config):
     """Settings of a bidirectional encoder.
 
-    ff_width  None is 4 * width
+    vocab     number of tokens
+    context   maximum number of tokens of an input
+    width     model width
+    depth     number of blocks
+    ff_width  width of the hidden layer of the feed-forward network; None is 4 * width
     segments  number of segment (token type) embeddings: one for the first and one for the second sentence
     head      "pretraining" has both objectives, "masked" masked language modelling only, "classes" classifies whole
               texts, "none" returns hidden states only
@@ -67,7 +71,13 @@ class BERTConfig(Config):
 
 
 class BERTOutput(NamedTuple):
-    """The outputs of BERT; None for those that its head does not have."""
+    """The outputs of BERT; None for those that its head does not have.
+
+    logits       of every word for each token, or of the classes
+    pair_logits  next-sentence prediction: the second sentence follows, or does not
+    hidden       hidden states of the last block
+    pooled       a vector for the whole text, computed from the first token
+    """
 
     logits: Float[Tensor, "b n w"] | Float[Tensor, "b classes"] | None  # of words, or of classes
     pair_logits: Float[Tensor, "b 2"] | None  # next-sentence prediction: follows, does not follow
@@ -158,7 +168,7 @@ class BERT(Model):
 
 
 class WordHead(nn.Module):
-    """The head for masked language modelling: a dense layer and a norm, and a bias for each word."""
+    """The head for masked language modelling: a dense layer, a norm, and logits with one bias per word."""
 
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()

@@ -17,11 +17,11 @@ from regard.models.presets import model_class
 class Count:
     """The costs of one model for one batch.
 
-    parameters         by module; blocks are summed under `*`
+    parameters         number of parameters of each module; all blocks are summed under `*`
     multiply_adds      of one forward pass, as torch counts matrix products, convolutions and attention
     attention_entries  query-key pairs that the masks leave visible, over all layers, heads and sequences
     cache_bytes        size of the KV cache after the pass
-    activation_bytes   what autograd saves for the backward pass, without parameters
+    activation_bytes   size of what autograd saves for the backward pass, without parameters
     """
 
     batch: int

@@ -20,7 +20,7 @@ class CTCGreedyDecoder:
         self._last: list[int] = []  # the token of the last row of each sequence, to merge a repeat
 
     def push(self, logits: Float[Tensor, "b n w"]) -> list[list[int]]:
-        """The new tokens of each sequence."""
+        """Read the next rows of logits and return the new tokens of each sequence."""
         if logits.ndim != 3 or not logits.shape[2]:
             raise ShapeError(f"logits is {tuple(logits.shape)}, but is read as (b n w), a row of scores for each step")
         if self.blank >= logits.shape[2]:

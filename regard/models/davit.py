@@ -24,14 +24,15 @@ from regard.nn.windows import merge, partition
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DaViTConfig(Config):
-    """Settings of a DaViT; widths, depths and heads have one number for each stage.
+    """Settings of a DaViT. `widths`, `depths` and `heads` have one number for each stage.
 
-    depths     pairs of blocks, one over windows and one over channels
-    heads      of window attention, and groups of channel attention
+    depths     pairs of blocks, one with window attention and one with channel attention
+    heads      heads of window attention, and groups of channel attention
     window     side of the windows, in positions of the stage's grid
-    ff_factor  width of the feed-forward part, relative to the stage
-    classes    0 returns pooled features instead of logits
-    drop_path  stochastic depth: probability of dropping a branch in the last pair, growing linearly from 0 in the first
+    ff_factor  width of the hidden feed-forward layer, as a multiple of the stage's width
+    classes    number of classes; 0 returns pooled features instead of logits
+    drop_path  stochastic depth: probability of dropping a branch in the last pair; it grows linearly from 0 in the
+               first
     """
 
     channels: int = 3
@@ -98,7 +99,7 @@ class DaViT(Model):
 
 
 class Stem(nn.Module):
-    """Overlapping patches, one for every 4 x 4 pixels."""
+    """The patch embedding: a strided convolution with overlapping patches, one for every 4 x 4 pixels."""
 
     def __init__(self, channels: int, width: int, eps: float) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class Stem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """One position for each 2 x 2, with another width."""
+    """Downsampling by a convolution: one position for each 2 x 2, with another width."""
 
     def __init__(self, old: int, new: int, eps: float) -> None:
         super().__init__()
@@ -188,7 +189,7 @@ class GridBlock(nn.Module):
 
 
 def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """Apply a convolution to a grid, in the dtype of its weights: under autocast the residual stream stays exact."""
+    """Apply a convolution to a grid, in the dtype of its weights, so that autocast does not round the input."""
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

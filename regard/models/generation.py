@@ -47,7 +47,8 @@ def generate(
     use_cache       False runs a whole pass for every token instead of using a KV cache
 
     >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
-    >>> texts[0].tokens, texts[0].log_probability, texts[0].finish_reason
+    >>> len(texts[0].tokens), texts[0].finish_reason
+    (8, 'length')
     """
     run = _prepare(model, tokens, **options)
     generated: list[list[GeneratedToken]] = [[] for _ in run.prompts]
@@ -66,7 +67,7 @@ def stream_tokens(
 def collect_tokens(
     prompt: Sequence[int], tokens: Sequence[GeneratedToken], stop: Sequence[int | TokenIds] = ()
 ) -> GeneratedText:
-    """The text that the streamed tokens of one prompt make up."""
+    """Join the streamed tokens of one prompt into a `GeneratedText`."""
     if not tokens or tokens[-1].finish_reason is None:
         raise ConfigError("the stream of this text has not ended: its last token has no finish_reason")
     new = tuple(each.token for each in tokens)
@@ -87,7 +88,7 @@ class GenerationRun:
     stop: tuple[tuple[int, ...], ...]
 
     def tokens(self) -> Iterator[GeneratedToken]:
-        """The new tokens of all prompts, in the order in which they are known."""
+        """Yield the new tokens of all prompts, in the order in which they are known."""
         rows = [Hypothesis(index, prompt) for index, prompt in enumerate(self.prompts)]
         if isinstance(self.strategy, BeamSearch):
             return self._beam_search(rows, self.strategy)
@@ -136,7 +137,10 @@ class GenerationRun:
             rows = self._select(rows, [row for row, _ in following], [text for _, text in following])
 
     def _next_logits(self, rows: list[Hypothesis]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
-        """Which rows have been read to their ends, their next-token logits, and the log-probabilities."""
+        """Run the model on the rows so far.
+
+        Returns which rows have been read to their ends, the logits of their next tokens, and the log-probabilities.
+        """
         with torch.no_grad(), eval_mode(self.adapter.module):
             ready, logits = self.reader.read([row.tokens for row in rows])
         log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
@@ -145,13 +149,13 @@ class GenerationRun:
         return ready, logits, log_probabilities
 
     def _select(self, rows: list[Hypothesis], parents: list[int], following: list[Hypothesis]) -> list[Hypothesis]:
-        """The next rows, of which number r continues rows[parents[r]]; the KV cache is reordered likewise."""
+        """Return the rows `following`, of which number r continues rows[parents[r]], and reorder the KV cache."""
         if following and parents != list(range(len(rows))):
             self.reader.reorder(parents)
         return following
 
     def _extend(self, row: Hypothesis, token: int, log_probability: float) -> Hypothesis:
-        """The row with one more token, and its finish_reason if it ends there."""
+        """The row with one more token, with a finish_reason if the text ends there."""
         row = row.append(token, log_probability)
         if _matched_stop(self.stop, row.new_tokens):
             row.finish_reason = "stop"
@@ -165,7 +169,10 @@ class GenerationRun:
 def _best_continuations(
     rows: list[Hypothesis], log_probabilities: Float[Tensor, "r w"], count: int
 ) -> list[list[tuple[int, float, float]]]:
-    """The most likely continuations of each row by one token: the token, its log-probability, that of the row."""
+    """The `count` most likely one-token continuations of each row.
+
+    Each is a token, its log-probability and the log-probability of the whole row.
+    """
     before = torch.tensor([row.log_probability for row in rows], dtype=torch.float64, device=log_probabilities.device)
     totals = before[:, None] + log_probabilities
     tokens = top_tokens(totals, count)
@@ -178,7 +185,7 @@ def _best_continuations(
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Run in eval mode; restores the mode of every submodule on exit."""
+    """Inside the `with` block the module is in eval mode. On exit every submodule gets its old mode back."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
@@ -212,7 +219,7 @@ def _prepare(
 
 
 def _check_prompts(tokens: Prompts, adapter: GenerationAdapter) -> list[list[int]]:
-    """The prompts as lists."""
+    """Check the prompts and return them as lists of token ids."""
     if isinstance(tokens, Tensor):
         check_tokens(tokens, adapter.vocab)
         rows = tokens.tolist()
@@ -232,7 +239,7 @@ def _check_prompts(tokens: Prompts, adapter: GenerationAdapter) -> list[list[int
 
 
 def _token_list(name: str, tokens: object, vocab: int | None) -> list[int]:
-    """A list of token ids of the vocabulary."""
+    """Check a sequence of token ids and return it as a list. `name` is its name in errors."""
     if isinstance(tokens, Tensor) and tokens.ndim == 1:
         tokens = tokens.tolist()
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):

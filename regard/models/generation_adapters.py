@@ -37,12 +37,12 @@ class GenerationAdapter(ABC):
 
     @property
     def context(self) -> int:
-        """The most tokens of a sequence that can be read."""
+        """The maximum number of tokens of a sequence."""
         return int(self.module.config.context)
 
     @property
     def batch(self) -> int | None:
-        """The number of prompts that it continues; None is any."""
+        """The number of prompts that this adapter must be given; None if any number is possible."""
         return None
 
     @abstractmethod
@@ -51,11 +51,14 @@ class GenerationAdapter(ABC):
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
-        """Logits after the last of these tokens, which continue where the state ends; the state is extended."""
+        """Read tokens that continue the state, extend the state, and return the logits after the last token."""
 
     @abstractmethod
     def full_pass(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
-        """The same from whole sequences without a state; `rows[r]` is the prompt that sequence r continues."""
+        """The logits after the last token of whole sequences, computed without a state.
+
+        rows  the prompt that each sequence continues
+        """
 
 
 @dataclass
@@ -77,7 +80,7 @@ class DecoderAdapter(GenerationAdapter):
         return self._last_logits(tokens, None)
 
     def _last_logits(self, tokens: Int[Tensor, "b n"], cache: Caches | None) -> Float[Tensor, "b w"]:
-        """Logits after the last token only: those of a whole long prompt would take much memory."""
+        """The logits after the last token only. Those of all tokens of a long prompt would take much memory."""
         return self.module.unembed(self.module.hidden(tokens, cache=cache)[:, -1:])[:, 0]
 
 
@@ -145,7 +148,7 @@ class BatchReader:
         self.state = adapter.start(capacity) if use_cache else None
 
     def read(self, texts: TokenLists) -> tuple[list[int], Float[Tensor, "r w"]]:
-        """Which sequences have been read to their ends, and the logits of their next tokens."""
+        """Read more tokens of each text. Returns which texts are read to their ends, and their next-token logits."""
         end, start = min(map(len, texts)), 0 if self.state is None else self.length
         tokens = torch.tensor([list(text[start:end]) for text in texts], device=self.device)
         if self.state is None:

@@ -33,9 +33,10 @@ class GenerationOptions(TypedDict, total=False):
 class GeneratedText:
     """The continuation of one prompt.
 
-    tokens             the new tokens, including the stop sequence that ended them
-    log_probabilities  log-probability of each by the model, before temperature, top_k or top_p
-    finish_reason      "stop"; "length": max_new_tokens was reached; "context": the model's context is full
+    tokens             the new tokens, including the stop sequence if one ended the text
+    log_probabilities  log-probability of each new token by the model, before temperature, top_k or top_p
+    finish_reason      "stop": a stop sequence was generated; "length": max_new_tokens was reached; "context": the
+                       model's context is full
     stop               the stop sequence that ended the text, empty if there was none
     """
 

@@ -46,7 +46,7 @@ class DotProductAttention:
     kv_heads              key and value heads (grouped-query attention); None is as many as query heads
     head_width            width of one head; None is width // heads
     qk_norm               norm of each query and key head, "rms" or "layer"; None is no norm
-    query_key_value_bias  None is the model's bias
+    query_key_value_bias  whether these projections have a bias; None is the `bias` of the model
     """
 
     kv_heads: int | None = None
@@ -55,7 +55,7 @@ class DotProductAttention:
     query_key_value_bias: bool | None = None
 
     def check(self, config: "GPTConfig") -> None:
-        """Raise where these settings do not fit the others of the model."""
+        """Raise ConfigError if these settings do not fit the other settings of the model."""
         check_heads(config.width, config.heads, self.kv_heads, self.head_width)
         if self.qk_norm is not None:
             norm(self.qk_norm, 1)
@@ -65,13 +65,13 @@ class DotProductAttention:
             config.positions.frequencies(self.head_width or config.width // config.heads)
 
     def resolve(self, config: "GPTConfig") -> "DotProductAttention":
-        """These settings with the values that None stands for."""
+        """These settings with every None replaced by the value it stands for."""
         bias = config.bias if self.query_key_value_bias is None else self.query_key_value_bias
         kv_heads, head_width = self.kv_heads or config.heads, self.head_width or config.width // config.heads
         return replace(self, kv_heads=kv_heads, head_width=head_width, query_key_value_bias=bias)
 
     def build(self, config: "GPTConfig") -> Attention:
-        """The layer for one block."""
+        """The attention layer for one block."""
         settings = self.resolve(config)
         return Attention(
             config.width,
@@ -99,7 +99,7 @@ class SyntheticAttention:
     context: int | None = None
 
     def check(self, config: "GPTConfig") -> None:
-        """Raise where these settings do not fit the others of the model."""
+        """Raise ConfigError if these settings do not fit the other settings of the model."""
         check_heads(config.width, config.heads)
         check_parts(self.parts)
         if self.context is not None:
@@ -110,7 +110,7 @@ class SyntheticAttention:
             )
 
     def build(self, config: "GPTConfig") -> Synthesizer:
-        """The layer for one block."""
+        """The attention layer for one block."""
         return Synthesizer(
             config.width,
             config.heads,
@@ -125,10 +125,15 @@ class SyntheticAttention:
 class GPTConfig(Config):
     """Settings of a causal decoder.
 
-    positions  Learned(), Sinusoidal(), Rotary(base=..., stretch=...) or None
+    vocab      number of tokens
+    context    maximum number of tokens of an input
+    width      model width
+    depth      number of blocks
+    positions  position encoding: Learned(), Sinusoidal(), Rotary(base=..., scaling=...) or None
     mixer      what mixes the tokens in a block: DotProductAttention(...) or SyntheticAttention(...)
-    window     earlier tokens that each token sees; None is all
-    ff_width   None is 4 * width
+    window     number of earlier tokens that each token sees; None is all
+    ff_width   width of the hidden layer of the feed-forward network; None is 4 * width; 0 is no feed-forward network,
+               an attention-only model
     tied       whether the output layer shares the token embeddings
     """
 
@@ -150,7 +155,7 @@ class GPTConfig(Config):
     attention_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        self.check()
+        self.check(zero=("ff_width",))
         check_activation(self.activation)
         norm(self.norm, 1, self.eps)
         self.mixer.check(self)
@@ -239,7 +244,11 @@ class GPT(Model):
         return self.tokens.unembed(hidden) if self.head is None else self.head(hidden)
 
     def cache(self, capacity: int | None = None) -> Caches:
-        """An empty KV cache: static with room for `capacity` tokens, or a dynamic (with a window a sliding) one."""
+        """An empty KV cache.
+
+        capacity  allocate memory for this number of tokens now (static cache); None grows with the sequence. With a
+                  window, the growing cache keeps only what later tokens see
+        """
         if capacity is not None:
             return Caches(lambda: StaticCache(capacity), self.config.depth)
         if self.config.window is not None:
@@ -285,7 +294,9 @@ class GPT(Model):
 
 
 def _block(config: GPTConfig) -> Block:
-    feedforward = FeedForward(config.width, config.ff_width, activation=config.activation, bias=config.bias)
+    feedforward = None
+    if config.ff_width != 0:
+        feedforward = FeedForward(config.width, config.ff_width, activation=config.activation, bias=config.bias)
     return Block(
         config.width,
         config.mixer.build(config),

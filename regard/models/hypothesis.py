@@ -37,11 +37,11 @@ class Hypothesis:
 
     @property
     def log_probability(self) -> float:
-        """Of all new tokens together."""
+        """The log-probability of all new tokens together."""
         return sum(self.log_probabilities)
 
     def generated(self) -> Iterator[GeneratedToken]:
-        """Yield its new tokens, the last with the finish_reason."""
+        """Yield the new tokens as `GeneratedToken`s, the last with the finish_reason."""
         reasons = [None] * (self.length - 1) + [self.finish_reason]
         for each in zip(self.new_tokens, self.log_probabilities, reasons, strict=True):
             yield GeneratedToken(self.prompt_index, *each)

@@ -20,7 +20,7 @@ from regard.nn.init import Initializers, constant, fan_in
 class MLPConfig(Config):
     """Settings of a multi-layer perceptron.
 
-    widths  of the hidden layers; without any it is a linear classifier
+    widths  widths of the hidden layers; none of them is a linear classifier
     """
 
     image: int = 28
@@ -52,7 +52,7 @@ class MLP(Model):
         return self.head(self.hidden(image))
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d"]:
-        """The last hidden layer."""
+        """The output of the last hidden layer."""
         check_image(image, self.config.channels)
         side = self.config.image
         if image.shape[2:] != (side, side):

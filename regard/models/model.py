@@ -21,9 +21,10 @@ class Config:
     """The base class of model configurations: frozen dataclasses that are checked when they are built."""
 
     def check(self, *, zero: tuple[str, ...] = ()) -> None:
-        """Raise where a setting has another type than its annotation, or a value out of range.
+        """Raise ConfigError if a setting has another type than its annotation, or a value out of range.
 
-        Whole numbers are at least 1, or 0 for the settings in `zero`; dropout rates are probabilities.
+        Integers must be at least 1, or at least 0 for the settings named in `zero`. Dropout rates must be
+        probabilities.
         """
         for name, hint in get_type_hints(type(self)).items():
             coerce(f"{type(self).__name__}.{name}", getattr(self, name), hint)
@@ -38,7 +39,7 @@ class Config:
                 check_probability(name, value)
 
     def check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        """Raise where this setting is not one of the choices."""
+        """Raise ConfigError if the setting `name` is not one of the choices."""
         if getattr(self, name) not in choices:
             raise ConfigError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
 
@@ -59,7 +60,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def initializers(self) -> Initializers:
-        """The initial values of parameters, by patterns of their names."""
+        """The table from patterns of parameter names to initializers, as `init_parameters` takes it."""
 
     def init_weights(self, seed: int = 0) -> None:
         """Set all parameters to their initial values."""
@@ -69,11 +70,11 @@ class Model(nn.Module, ABC):
     def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         """Inputs of a forward pass, all zero.
 
-        length  positions, frames or pixels a side; None is the model's own
+        length  number of positions or frames, or the side of the image in pixels; None is the size in the configuration
         """
 
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
-        """The bytes of the KV cache after such an input; 0 for a model without a cache."""
+        """The size in bytes of the KV cache after an input of this batch and length; 0 for a model without a cache."""
         return 0
 
     @property

@@ -9,9 +9,9 @@ from regard.core.masks.forms.padding import PaddingMask
 
 
 def token_positions(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
-    """Positions of the columns from `start` on: (n), or (b n) for left-padded sequences.
+    """The positions of n columns from `start` on: (n), or (b n) for left-padded sequences.
 
-    They are counted from the first real token of a sequence, so that padding on either side changes nothing.
+    Positions are counted from the first real token of each sequence, so that padding on either side changes nothing.
     """
     columns = torch.arange(start, start + n, device=device)
     before = _left_padding(padding, device)
@@ -19,7 +19,7 @@ def token_positions(padding: Mask | None, start: int, n: int, device: torch.devi
 
 
 def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tensor, "b d"]:
-    """The row of the first real token of each sequence; of an empty sequence the last row."""
+    """The row of x at the first real token of each sequence; for an empty sequence, its last row."""
     before = _left_padding(padding, x.device)
     if before is None:
         return x[:, 0]

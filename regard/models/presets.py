@@ -26,7 +26,7 @@ _FILES = {
     "resnet": "ResNet",
 }
 MODEL_CLASSES: Registry[type[Model]] = Registry("architecture")
-ZOO = Path(__file__).parent / "zoo"  # trained models that ship with the package, one folder each
+ZOO = Path(__file__).parent / "zoo"  # pretrained models, one folder each: a finished run, with its model inside
 PRESETS: Registry[Config] = Registry("model")
 for _file, _class in _FILES.items():
     _module = import_module(f"regard.models.{_file}")
@@ -44,8 +44,13 @@ def list_models(pattern: str | None = None, *, pretrained: bool = False) -> list
     >>> regard.list_models("gpt2*")
     ['gpt2', 'gpt2-large', 'gpt2-medium', 'gpt2-xl']
     """
-    names = [folder.parent.name for folder in ZOO.glob("*/config.json")] if pretrained else list(PRESETS)
+    names = [file.parts[-3] for file in ZOO.glob("*/model/config.json")] if pretrained else list(PRESETS)
     return sorted(name for name in names if pattern is None or fnmatchcase(name, pattern))
+
+
+def find_pretrained(name: str) -> Path | None:
+    """The folder of a pretrained model that ships with the package; None for other names."""
+    return ZOO / name if name in list_models(pretrained=True) else None
 
 
 def build(

@@ -72,7 +72,10 @@ class ResNet(Model):
 
 
 class ConvBlock(nn.Module):
-    """Two convolutions with a residual connection, which is strided and zero-padded where the width grows."""
+    """Two convolutions with a residual connection.
+
+    Where the width grows, the residual is strided and padded with zero channels.
+    """
 
     def __init__(self, old: int, width: int) -> None:
         super().__init__()

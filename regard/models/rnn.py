@@ -28,8 +28,8 @@ from regard.nn.init import Initializers, constant, normal, uniform
 class RNNConfig(Config):
     """Settings of a recurrent encoder-decoder.
 
-    vocab      tokens of the source and of the target
-    attention  scores of attention to the source: "dot", or None for a decoder that gets only the encoder's last state
+    vocab      number of tokens; source and target share the vocabulary
+    attention  "dot": the decoder attends to the source by dot products; None: it gets only the encoder's last state
     """
 
     vocab: int
@@ -82,7 +82,7 @@ class LSTM(nn.Module):
         return rows, RNNState(h[0], c[0])
 
     def step_by_step(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
-        """The same as a loop over the steps."""
+        """The same result as `forward`, computed by a loop over the steps."""
         h, c = state
         rows = []
         for step in self.input(x).unbind(1):

@@ -22,7 +22,7 @@ class Strategy:
     name: ClassVar[str]
 
     def check(self, vocab: int) -> None:
-        """Raise where a setting asks for more tokens than the vocabulary has."""
+        """Raise ConfigError if a setting asks for more tokens than the vocabulary has."""
 
 
 class StepwiseStrategy(Strategy, ABC):
@@ -133,14 +133,14 @@ class BeamSearch(Strategy):
     """Beam search: the best of `num_beams` hypotheses per prompt. Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
 
     At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of the
-    best `num_beams`, those that end are finished; the best `num_beams` others are continued. The texts and scores are
-    those of Hugging Face's beam search.
+    best `num_beams`, those that end are finished; the best `num_beams` that do not end are continued. The texts and
+    scores are those of Hugging Face's beam search.
 
     length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
                     0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
-    early_stopping  when the search ends, once `num_beams` hypotheses are finished: True at once; False if the best
-                    running one, scored at its present length, is not better than the worst of them; "never" if it could
-                    not become better at the length that scores best
+    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best running
+                    one, scored at its present length, is not better than the worst finished one. "never": when it could
+                    not become better at any length
     """
 
     name: ClassVar[str] = "beam"
@@ -248,7 +248,7 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
 def nucleus_mask(
     logits: Float[Tensor, "b w"], probabilities: Float[Tensor, "b w"], top_p: float
 ) -> Bool[Tensor, "b w"]:
-    """Which tokens are in the nucleus: those before which the more likely ones sum to less than top_p."""
+    """Which tokens are in the nucleus: the fewest most likely tokens whose probabilities sum to at least top_p."""
     k, vocab = 256, logits.shape[-1]
     while True:
         tokens = top_tokens(logits, min(k, vocab))

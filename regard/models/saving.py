@@ -7,6 +7,7 @@ After a crash the folder has either the old model or the new one.
 import json
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -23,8 +24,9 @@ from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
 from regard.base.files import file_digest, read_json
 from regard.base.tracing import is_meta_or_fake
+from regard.models.hub_cache import REPOSITORY, find_cached, hub_cache, list_cached
 from regard.models.model import Config, Model
-from regard.models.presets import MODEL_CLASSES, ZOO, build_from_config, list_models
+from regard.models.presets import MODEL_CLASSES, PRESETS, build_from_config, find_pretrained, list_models
 
 CONFIG = "config.json"
 FORMAT = "regard-1"
@@ -53,14 +55,14 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def check_has_numbers(model: Model, action: str) -> None:
-    """Raise where the model is on the meta device, so that there is nothing to save or export."""
+    """Raise if the model is on the meta device. `action` is what cannot be done, for the error."""
     empty = [name for name, tensor in model.state_dict().items() if is_meta_or_fake(tensor)]
     if empty:
         raise CheckpointError(f"{empty[0]} has no numbers to {action}: the model was built on the meta device")
 
 
 def create_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder, created if it does not exist."""
+    """Create a folder if it does not exist, and return it."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a model is saved as a folder, with {CONFIG} and its weights")
@@ -71,7 +73,8 @@ def create_folder(path: str | os.PathLike[str]) -> Path:
 def load(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Model:
     """Load a saved model, ours or Hugging Face's, in eval mode and in the dtype it was saved with.
 
-    path    the folder of a model, or the name of a pretrained model of `list_models(pretrained=True)`
+    path    the folder of a model, the name of a pretrained model of `list_models(pretrained=True)`, or the name of a
+            model on the Hugging Face Hub that was downloaded
     device  where its parameters are placed; None is torch's default device
 
     >>> regard.build("mlp").save("folder")
@@ -105,7 +108,10 @@ def _converters() -> ModuleType:
 def build_with_weights(
     config: Config, weights: Mapping[str, Tensor], source: str, device: torch.device | str | None = None
 ) -> Model:
-    """Build the model of a configuration with these weights, which must fit it exactly."""
+    """Build a model from its configuration and a state dict, which must fit exactly.
+
+    source  where the weights come from, for errors
+    """
     wanted = build_from_config(config, device="meta").state_dict()
     missing, unknown = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
     if missing or unknown:
@@ -126,9 +132,42 @@ def build_with_weights(
 
 
 def pretrained_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a model: a path, or the name of a pretrained model that ships with the package."""
-    folder = Path(path)
-    return ZOO / folder if not folder.exists() and str(path) in list_models(pretrained=True) else folder
+    """The folder of a model: a path, or the name of a pretrained or downloaded model. Other names are an error."""
+    folder = find_folder(path)
+    if folder is None:
+        raise unknown_model_error(str(path))
+    return folder
+
+
+def find_folder(path: str | os.PathLike[str]) -> Path | None:
+    """The folder of a model: a path, else that of a pretrained or of a downloaded model of this name, else None."""
+    folder, name = Path(path), str(path)
+    if folder.exists() or folder.suffix in PICKLED:
+        return folder
+    run = find_pretrained(name)
+    return find_cached(name) if run is None else run / "model"
+
+
+def unknown_model_error(name: str) -> CheckpointError:
+    """The error for a name that is neither a folder nor a model, with similar names and how to get a model."""
+    missing = f"there is no folder {name!r}"
+    if not REPOSITORY.fullmatch(name):
+        return CheckpointError(f"{missing}; a model is a folder with {CONFIG} and its weights")
+    if name in PRESETS:
+        return CheckpointError(
+            f"{name!r} is a preset without trained weights, and neither a folder nor in {hub_cache()}; `hf download "
+            f"{name}` gets the model of this name from the Hugging Face Hub, regard.build({name!r}) has random weights"
+        )
+    near = get_close_matches(name, [*list_models(pretrained=True), *list_models(), *list_cached()])
+    fix = (
+        f"did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else (
+            f"`regard.list_models(pretrained=True)` lists what ships with the package, and `hf download {name}` gets a "
+            "model from the Hugging Face Hub"
+        )
+    )
+    return CheckpointError(f"{missing}, and no model of this name; {fix}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -32,14 +32,14 @@ STEP = 4  # frames per row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeechConfig(Config):
-    """Settings of a streaming encoder.
+    """Settings of a streaming encoder of speech.
 
     vocab       number of tokens, including the blank of CTC, token 0
-    mels        mel bands of a frame
-    chunk       rows of a chunk, which see each other; a row is made of 4 frames
-    look_back   chunks that a row sees before its own, in every block; None is all, and memory grows
-    look_ahead  chunks that a row sees after its own, in the first block only: over several blocks they would add up
-    ff_width    None is 4 * width
+    mels        number of mel bands of a frame
+    chunk       number of rows in a chunk, which see each other; a row is made of 4 frames
+    look_back   number of earlier chunks that a row sees, in every block; None is all, and memory grows
+    look_ahead  number of later chunks that a row sees, in the first block only: over several blocks they would add up
+    ff_width    width of the hidden layer of the feed-forward network; None is 4 * width
     """
 
     vocab: int
@@ -62,23 +62,27 @@ class SpeechConfig(Config):
 
     @property
     def latency(self) -> int:
-        """The most frames between a frame and the output of its row.
+        """The maximum delay in frames between a frame and the output of its row.
 
-        Chunk n is output with the last frame of chunk n + look_ahead: 4 * chunk * look_ahead frames after its own last
-        frame, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not look ahead.
+        Chunk n is output with the last frame of chunk n + look_ahead: 4 * chunk * look_ahead frames after the last
+        frame of chunk n, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not look
+        ahead.
         """
         return STEP * self.chunk * (self.look_ahead + 1) - 1
 
 
 class CausalConvolution(nn.Module):
-    """A causal convolution of stride 2: each output sees two rows and the one before them, so it can stream."""
+    """A causal convolution of width 3 and stride 2, which can stream.
+
+    Each output sees two input rows and the one before them.
+    """
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
         self.convolution = nn.Conv1d(width, out, 3, stride=2)
 
     def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The rows that are complete with x, and the state for the next: the last row or two."""
+        """The outputs that are complete after x, and the state for the next call: the last one or two rows."""
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
         if not ready:
@@ -97,7 +101,7 @@ class ConvSubsampling(nn.Module):
     def forward(
         self, frames: Float[Tensor, "b n mels"], state: tuple[Tensor, ...] | None = None
     ) -> tuple[Float[Tensor, "b m d"], tuple[Tensor, ...]]:
-        """The rows that are complete now, and the state for the next."""
+        """The rows that are complete after these frames, and the state for the next call."""
         before, between = (None, None) if state is None else state
         half, before = self.first(frames, before)
         rows, between = self.second(half, between)
@@ -130,7 +134,7 @@ class Speech(Model):
     ) -> Float[Tensor, "b m w"]:
         """Logits of tokens, n // 4 rows.
 
-        lengths  real frames of each sequence; rows from lengths // 4 on are undefined
+        lengths  number of real frames of each sequence; output rows from lengths // 4 on are undefined
         """
         check_floats("frames", frames, "b n mels", 2, self.config.mels)
         if frames.shape[1] < STEP:
@@ -207,7 +211,7 @@ class SpeechStream:
 
     @torch.no_grad()
     def finish(self) -> Float[Tensor, "b r w"]:
-        """End the input: the logits of the remaining rows. Up to 3 last frames make no row."""
+        """End the input and return the logits of the remaining rows. The last frames, up to 3, may make no row."""
         if self._state is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
         if self._finished:
@@ -233,7 +237,7 @@ class SpeechStream:
 
 
 def check_lengths(lengths: Tensor, frames: Tensor) -> None:
-    """Raise if these are not the numbers of real frames of each sequence."""
+    """Raise if `lengths` are not the numbers of real frames of each sequence."""
     check_integers("lengths", lengths, "b", frames.shape[1] + 1, f"frames has {frames.shape[1]} frames")
     if len(lengths) != len(frames):
         raise ShapeError(

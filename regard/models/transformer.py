@@ -37,14 +37,14 @@ POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
 class TransformerConfig(Config):
     """Settings of an encoder-decoder; one vocabulary serves source, target and output.
 
-    depth            blocks of the encoder
-    decoder_depth    blocks of the decoder; None is depth
-    ff_width         None is 4 * width
+    depth            number of blocks of the encoder
+    decoder_depth    number of blocks of the decoder; None is `depth`
+    ff_width         width of the hidden layer of the feed-forward network; None is 4 * width
     ff_dropout       dropout inside the feed-forward part
     order            "post" normalises after each sum, as in 2017; "pre" before each part, and at the end
     positions        "sinusoidal" as in 2017, "sinusoidal-half" with all sines before all cosines, or "learned"
     scale_embedding  whether token embeddings are multiplied by sqrt(width) before positions are added
-    embedding_norm   whether their sum is normalised
+    embedding_norm   whether the sum of token embeddings and positions is normalised
     output_bias      whether a learned bias for each token is added to the logits
     """
 
@@ -164,7 +164,7 @@ class Transformer(Model):
         return DecoderState(self.decoder.project_memory(memory), source_padding, self.cache(capacity))
 
     def step(self, tokens: Int[Tensor, "b n"], state: "DecoderState") -> Float[Tensor, "b n w"]:
-        """Logits of the token after each of these, which continue where the state ends; the state is extended."""
+        """Read tokens that continue the state, extend the state, and return the logits after each token."""
         return self.decode(tokens, state.memory, source_padding=state.source_padding, cache=state.caches)
 
     def cache(self, capacity: int | None = None) -> Caches:
@@ -266,7 +266,7 @@ class DecoderState:
         return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.memory for x in pair)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Replace sequence r by sequence rows[r], source and target; there may be more rows or fewer than before."""
+        """Replace sequence r by sequence rows[r], source and target. `rows` may have another length than the batch."""
         self.memory = tuple(KeysValues(*(x.index_select(0, rows) for x in pair)) for pair in self.memory)
         if self.source_padding is not None:
             lengths = self.source_padding.data

@@ -33,14 +33,14 @@ NEEDS_REACH = ("local", "global-local")
 class ViTConfig(Config):
     """Settings of a Vision Transformer.
 
-    image      side of the images that positions are learned for; they are interpolated for other sizes
-    classes    0 returns pooled features instead of logits
+    image      side in pixels of the images that positions are learned for; they are interpolated for other sizes
+    classes    number of classes; 0 returns pooled features instead of logits
     pool       what the head reads, after the final norm: "class", a class token before the patches; "mean", the mean of
                the patches; "class-mean", both (DINOv2); "class-distilled", a class and a distillation token (DeiT)
-    head       "mlp-tanh" has one more layer, as in the paper's pretraining
+    head       the classifier: "mlp-tanh" has one more layer than the default, as in the paper's pretraining
     attention  "full"; "local": patches see those within `reach` rows and columns, and the class token sees all patches
                but is not seen; "global-local": all patches see it, too; "linear": linear attention
-    ff_width   None is 4 * width
+    ff_width   width of the hidden layer of the feed-forward network; None is 4 * width
     drop_path  stochastic depth: probability of dropping a branch in the last block, linear from 0 in the first
     """
 
@@ -90,7 +90,7 @@ class ViTConfig(Config):
 
     @property
     def side(self) -> int:
-        """The number of patches in a row and in a column."""
+        """The number of patches along one side of the image."""
         return self.image // self.patch
 
 
@@ -180,7 +180,7 @@ class ViT(Model):
 
 @dataclass(frozen=True, repr=False)
 class LocalPatches(Mask):
-    """Mask: patches within `reach` rows and columns, of images with `columns` patches in a row.
+    """The mask in which a patch sees the patches within `reach` rows and columns. Images are `columns` patches wide.
 
     prefix  number of tokens before the first patch; they see nothing and are not seen
     """

@@ -40,7 +40,7 @@ CPU_SETTINGS = {
     "pretraining.steps": 2400, "pretraining.schedule.warmup": 150, "self_training.steps": 400, "model.width": 128,
     "model.depth": 3, "model.heads": 4,
 }  # fmt: skip
-NEXT_COMMAND = 'regard ask {folder} "Where was NAME born?"'
+NEXT_COMMAND = 'regard ask --folder {folder} "Where was NAME born?"'
 
 
 @dataclass(frozen=True, kw_only=True)

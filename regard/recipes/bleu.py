@@ -1,11 +1,10 @@
 """BLEU scores of translations, computed by sacrebleu (Papineni et al. 2002; Post 2018)."""
 
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-from regard.base.errors import ConfigError, DataError
+from regard.base.errors import DataError
+from regard.base.extras import import_optional
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
@@ -27,8 +26,7 @@ def plain_text_bleu(translations: Sequence[str], references: Sequence[str], *, l
 
 def check_sacrebleu() -> None:
     """Raise if sacrebleu is not installed."""
-    if find_spec("sacrebleu") is None:
-        raise ConfigError("BLEU needs the package sacrebleu, which is not installed: pip install regard[translate]")
+    import_optional("sacrebleu", "translate", "BLEU")
 
 
 def _corpus_bleu(translations: Sequence[str], references: Sequence[str], **options: Any) -> float:
@@ -36,5 +34,5 @@ def _corpus_bleu(translations: Sequence[str], references: Sequence[str], **optio
         raise DataError(f"{len(translations)} translations have {len(references)} references; each needs one")
     if not translations:
         raise DataError("BLEU needs at least one translation")
-    check_sacrebleu()
-    return float(import_module("sacrebleu").corpus_bleu(list(translations), [list(references)], **options).score)
+    sacrebleu = import_optional("sacrebleu", "translate", "BLEU")
+    return float(sacrebleu.corpus_bleu(list(translations), [list(references)], **options).score)

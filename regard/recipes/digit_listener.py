@@ -1,6 +1,5 @@
-"""Streaming speech recognition of digits by CTC: recognition of streams and whole sounds, and error rates."""
+"""Speech recognition of digits by a CTC model: of streams, and of whole sounds."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,32 +120,3 @@ def recognize(model: Speech, sounds: DigitStrings, settings: LogMel, batch_size:
         logits = model(normalized_log_mel(padded, settings), lengths=frames)
         digits += [[token - 1 for token in tokens] for tokens in ctc_greedy_decode(logits, lengths=frames // STEP)]
     return digits
-
-
-def token_error_rate(recognized: Sequence[Sequence[int]], sounds: DigitStrings) -> float:
-    """Token error rate (word error rate of digits): edit distance to the labels, divided by the number of labels."""
-    pairs = list(_pairs(recognized, sounds))
-    return sum(edit_distance(found, label) for found, label in pairs) / sum(len(label) for _, label in pairs)
-
-
-def sequence_accuracy(recognized: Sequence[Sequence[int]], sounds: DigitStrings) -> float:
-    """The share of sounds whose digits are all correct."""
-    return sum(list(found) == label for found, label in _pairs(recognized, sounds)) / len(sounds)
-
-
-def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
-    """Edit distance: the fewest insertions, deletions and substitutions between two sequences (Levenshtein 1966).
-
-    >>> edit_distance([1, 2, 3], [1, 3, 4])
-    2
-    """
-    row = list(range(len(other) + 1))
-    for i, item in enumerate(one, 1):
-        before, row[0] = row[0], i
-        for j, wanted in enumerate(other, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (item != wanted))
-    return row[-1]
-
-
-def _pairs(recognized: Sequence[Sequence[int]], sounds: DigitStrings) -> Iterator[tuple[Sequence[int], list[int]]]:
-    return zip(recognized, (label.tolist() for label in sounds.labels), strict=True)

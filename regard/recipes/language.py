@@ -26,14 +26,17 @@ from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
 from regard.data.plain_text import read_text
 from regard.data.python_text import python_text
+from regard.data.repeated_text import ALPHABET, LENGTH, repeated_text, repeated_tokens
 from regard.data.sampler import sampler_generator
 from regard.models.bert import BERT, BERTConfig
-from regard.models.gpt import GPTConfig
+from regard.models.gpt import GPT, GPTConfig, Learned
 from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.nn.init import constant, fan_in, init_parameters, normal
 from regard.recipes.bert_objectives import SPECIAL, BERTPretrainingTask, SentenceCorpus, evaluate_objectives
 from regard.recipes.recipe import Phase, RecipeTokenizer, RunLocation, Splits, TrainingSetup
+from regard.see.heads import build_head_table
+from regard.see.watch import watch
 from regard.train.averaging import ExponentialAverage
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
@@ -50,6 +53,7 @@ CPU_SETTINGS = {
 }  # fmt: skip
 NEXT_COMMAND = {"gpt": 'regard generate {folder} "TEXT"', "bert": 'regard look {folder}/model "TEXT"'}
 ARCHITECTURES = ("gpt", "bert")
+TEXTS = ("python", "repeated")  # built in
 NGRAM_BASELINES = {"single characters": 1, "trigrams": 3}  # orders of the n-gram models that GPT is compared with
 
 
@@ -106,18 +110,22 @@ class LanguageSettings:
     """Settings of the language recipe.
 
     architecture  "gpt" or "bert": which of the two is trained
+    text          built-in text: "python", the topics of its help, or "repeated", random strings written twice
     validation    share of the text for validation, and the same share, at its end, for test
     """
 
     architecture: str = "gpt"
     gpt: GPTSettings
     bert: BERTSettings
+    text: str = "python"
     validation: float = 0.05
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
             raise ConfigError(f"architecture is one of {', '.join(ARCHITECTURES)}, not {self.architecture!r}")
+        if self.text not in TEXTS:
+            raise ConfigError(f"text is one of {', '.join(TEXTS)}, not {self.text!r}")
         check_range("validation", self.validation, 0, 0.25, above=True)
 
     @property
@@ -187,14 +195,29 @@ def bert(settings: LanguageSettings) -> LanguageSettings:
     return replace(settings, architecture="bert")
 
 
-VARIANTS = {"gpt": gpt, "bert": bert}
+def induction(settings: LanguageSettings) -> LanguageSettings:
+    """GPT with two layers of attention only, which learns an induction head from random strings written twice."""
+    model = GPTConfig(
+        vocab=len(ALPHABET), context=2 * LENGTH[1], width=64, depth=2, heads=4, ff_width=0, positions=Learned(),
+        dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    plan = TrainingPlan(
+        steps=2000, batch_size=32, schedule=Cosine(warmup=100, min_lr_ratio=0.05), evaluate_every=500, save_every=500,
+        optimizer=Muon(lr=0.02, weight_decay=0.1, adamw=AdamW(lr=3e-3, weight_decay=0.1)),
+    )  # fmt: skip
+    return replace(settings, architecture="gpt", gpt=GPTSettings(model=model, plan=plan), text="repeated")
 
 
-def load_data(path: Path | None, share: float) -> Splits[str]:
-    """Read the text of a path, or Python's help without repeated paragraphs."""
+VARIANTS = {"gpt": gpt, "bert": bert, "induction": induction}
+
+
+def load_data(path: Path | None, settings: LanguageSettings) -> Splits[str]:
+    """Read the text of a path, or the built-in one: Python's help without repeated paragraphs, or repeated strings."""
     if path is not None:
-        return split_text(read_text(path), share)
-    return split_text("\n\n".join(dict.fromkeys(python_text().split("\n\n"))), share)
+        return split_text(read_text(path), settings.validation)
+    if settings.text == "repeated":
+        return split_text(repeated_text(), settings.validation)
+    return split_text("\n\n".join(dict.fromkeys(python_text().split("\n\n"))), settings.validation)
 
 
 def split_text(text: str, share: float) -> Splits[str]:
@@ -303,7 +326,7 @@ class NGramModel:
 
 def prepare(settings: LanguageSettings, location: RunLocation) -> TrainingSetup:
     """Train the tokenizer, and build the model and its training task."""
-    splits = load_data(location.data, settings.validation)
+    splits = load_data(location.data, settings)
     tokenizer = train_tokenizer(settings, splits)
     model = build_model(replace(settings.chosen.model, vocab=tokenizer.vocab), settings.seed)
     task = make_task(settings, splits, tokenizer)
@@ -341,14 +364,14 @@ def evaluate(
     settings: LanguageSettings, model: Model, tokenizer: RecipeTokenizer, location: RunLocation
 ) -> dict[str, float]:
     """Cross-entropy of GPT beside that of n-gram models, or accuracies of BERT beside chance."""
-    splits = load_data(location.data, settings.validation)
+    splits = load_data(location.data, settings)
     texts = {"test": splits.test, "validation": splits.validation}
-    context, metrics = settings.chosen.model.context, dict[str, float]()
+    metrics = dict[str, float]()
     if settings.architecture == "bert":
         assert isinstance(tokenizer, BytePairTokenizer)
         shares = settings.bert.mask_share, settings.bert.eval_sentences
         for name, text in texts.items():
-            corpus = SentenceCorpus.from_text(text, tokenizer, context)
+            corpus = SentenceCorpus.from_text(text, tokenizer, settings.bert.model.context)
             scores = evaluate_objectives(model, corpus, *shares, settings.seed)
             for field, words in (("accuracy", ""), ("chance", " by chance"), ("interval", " interval")):
                 metrics |= {f"{name} {objective}{words}": getattr(each, field) for objective, each in scores.items()}
@@ -356,15 +379,34 @@ def evaluate(
     alphabet = len({*splits.train, *splits.validation, *splits.test})
     baselines = {words: NGramModel(splits.train, order, alphabet) for words, order in NGRAM_BASELINES.items()}
     for name, text in texts.items():
-        tokens = torch.tensor(tokenizer.encode(text))
-        total, characters = (
-            negative_log_likelihood(model, tokens, context),
-            _predicted_characters(text, tokens, tokenizer),
-        )
-        nats = total / characters
+        nats = nats_per_character(model, tokenizer, text)
         metrics |= {f"{name} nats per character": nats, f"{name} bits per character": nats / math.log(2)}
         metrics |= {f"{name} nats by {words}": model_of.cross_entropy(text) for words, model_of in baselines.items()}
+    if location.data is None and settings.text == "repeated":
+        metrics |= evaluate_induction(model)
     return metrics
+
+
+@torch.no_grad()
+def evaluate_induction(model: Model, count: int = 64, length: int = 40, seed: int = 1) -> dict[str, float]:
+    """The largest induction score of a head, and the accuracy of copying, on new sequences of tokens written twice."""
+    assert isinstance(model, GPT)
+    length = min(length, model.config.max_length // 2)
+    tokens = repeated_tokens(count, length, vocab=model.config.vocab, seed=seed)
+    tokens = tokens.to(next(model.parameters()).device)
+    with watch(model) as seen:
+        predicted = model(tokens).argmax(-1)
+    scores = [head.induction for head in build_head_table(seen, tokens) if head.induction is not None]
+    copied = predicted[:, length:-1] == tokens[:, length + 1 :]
+    return {"induction score": max(scores), "copied": float(copied.double().mean())}
+
+
+def nats_per_character(model: Model, tokenizer: RecipeTokenizer, text: str) -> float:
+    """Cross-entropy of GPT on a text, in nats per character, without the characters of its first token."""
+    assert isinstance(model, GPT)
+    tokens = torch.tensor(tokenizer.encode(text))
+    total = negative_log_likelihood(model, tokens, model.config.context)
+    return total / _predicted_characters(text, tokens, tokenizer)
 
 
 def _predicted_characters(text: str, tokens: Int[Tensor, "n"], tokenizer: RecipeTokenizer) -> int:

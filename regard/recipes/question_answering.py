@@ -17,7 +17,7 @@ from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.calibration import AnswerLikelihood, Confidence
 from regard.recipes.name_likelihood import extract_name, name_log_likelihood
-from regard.recipes.recipe import RESULT_FILE, RecipeResult, RunLocation, load_finished_run, save_result
+from regard.recipes.recipe import RESULT_FILE, RecipeResult, RunLocation, find_run, load_finished_run, save_result
 from regard.recipes.span_infilling import QuestionMix, generate_answers
 from regard.train.checkpoint import convert_os_errors
 from regard.train.loop import fit
@@ -171,15 +171,20 @@ def normalize_wording(question: str) -> str:
 
 
 def load_question_answerer(folder: Path, store: Path | None = None) -> QuestionAnswerer:
-    """Load a finished run and its fact store, `facts.sqlite` in the folder by default."""
+    """Load a finished run and its fact store.
+
+    folder  of the run, or the name of a pretrained model
+    store   its SQLite file; None is `facts.sqlite` in the folder, or for a pretrained model in the current folder
+    """
+    run = find_run(folder)
+    default = Path("facts.sqlite") if run != folder else folder / "facts.sqlite"  # nothing is written into the package
+    folder = run
     recipe, settings, model, tokenizer = load_finished_run(folder)
     if recipe.name != "birthplaces" or not isinstance(model, GPT) or not isinstance(tokenizer, CharacterTokenizer):
         raise ConfigError(f"{folder} has a run of {recipe.name!r}; questions are answered by a run of 'birthplaces'")
     about = read_json(folder / RESULT_FILE, CheckpointError, "confidence")["confidence"]
     confidence = from_json(f"{folder / RESULT_FILE}: confidence", Confidence, about)
-    return QuestionAnswerer(
-        folder, settings, model.eval(), tokenizer, confidence, open_fact_store(store or folder / "facts.sqlite")
-    )
+    return QuestionAnswerer(folder, settings, model.eval(), tokenizer, confidence, open_fact_store(store or default))
 
 
 def with_threshold(answerer: QuestionAnswerer, threshold: float) -> QuestionAnswerer:

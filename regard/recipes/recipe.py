@@ -11,6 +11,7 @@ A module of this folder that is listed in `RECIPES` has
     prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
     run           optional: (settings, location) -> RecipeResult; `train_and_evaluate` by default
     evaluate      (settings, model, tokenizer, location) -> metrics of a trained model on test data
+    PIXEL_SCALING  optional: how images are scaled, in the terms of Hugging Face's preprocessor_config.json
     evaluate_with_answers  optional: the same with a count of test questions to answer, for `regard eval --show`
 """
 
@@ -19,6 +20,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +38,7 @@ from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
 from regard.data.tokenizers import tokenizer_from_json
 from regard.models.model import Model
+from regard.models.presets import find_pretrained, list_models
 from regard.models.saving import load, save
 from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin
 from regard.train.checkpoint import CHECKPOINTS, CheckpointFolder
@@ -45,6 +48,7 @@ from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
 from regard.train.task import Task
 
 RESULT_FILE = "result.json"
+PREPROCESSOR = "preprocessor_config.json"  # Hugging Face's file for the scaling of pixels
 LONG_RUN = 3600  # seconds, from which a run on a CPU is reported with smaller settings
 RECIPES = ("birthplaces", "vision", "translation", "language", "speech")
 RecipeTokenizer = CharacterTokenizer | BytePairTokenizer
@@ -278,10 +282,21 @@ def _check_no_learned_facts(folder: Path) -> None:
         )
 
 
+def find_run(folder: Path) -> Path:
+    """The folder of a run; that of a pretrained model if there is no such folder but a model of this name."""
+    return folder if folder.exists() else find_pretrained(str(folder)) or folder
+
+
 def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
-    """Load a finished run from its folder: the recipe, the settings, the model and its tokenizer."""
+    """Load a finished run from its folder: the recipe, the settings, the model and its tokenizer.
+
+    folder  of the run, or the name of a pretrained model
+    """
+    folder = find_run(folder)
     file = folder / RESULT_FILE
     if not file.is_file():
+        if not folder.exists() and (near := get_close_matches(str(folder), list_models(pretrained=True))):
+            raise CheckpointError(f"there is no folder {folder}; did you mean {' or '.join(near)}?")
         fix = f"Train one with `regard train NAME --folder {folder}`."
         if (folder / RUN_FILE).is_file():
             started = read_json(folder / RUN_FILE, CheckpointError, "recipe")["recipe"]
@@ -322,6 +337,9 @@ def save_result(name: str, settings: Any, outcome: RecipeResult, folder: Path) -
         if outcome.tokenizer is not None:
             tokens = json.dumps(outcome.tokenizer.to_json()) + "\n"
             write_atomically(folder / "model" / "tokenizer.json", lambda path: path.write_text(tokens))
+        if scaling := getattr(get_recipe(name).module, "PIXEL_SCALING", None):
+            about_pixels = json.dumps(scaling) + "\n"
+            write_atomically(folder / "model" / PREPROCESSOR, lambda path: path.write_text(about_pixels))
         write_atomically(folder / RESULT_FILE, lambda path: path.write_text(text))
     except (OSError, SafetensorError) as error:
         raise TrainingError(

@@ -43,9 +43,8 @@ from regard.recipes.digit_listener import (
     normalized_log_mel,
     recognize,
     recognize_streaming,
-    sequence_accuracy,
-    token_error_rate,
 )
+from regard.recipes.error_rate import sequence_accuracy, token_error_rate
 from regard.recipes.recipe import Phase, RunLocation, TrainingSetup
 from regard.train.objectives import ctc
 from regard.train.optimizers import AdamW, Muon

@@ -46,6 +46,7 @@ CPU_SETTINGS = {
     "model.depth": 4, "model.ff_width": 192,
 }  # fmt: skip
 NEXT_COMMAND = "regard look {folder}/model IMAGE.png"
+PIXEL_SCALING = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}  # as `normalize_pixels`
 NetworkConfig = ViTConfig | DaViTConfig | CNNConfig
 ARCHITECTURE_NAMES: Mapping[type[NetworkConfig], str] = {ViTConfig: "vit", DaViTConfig: "davit", CNNConfig: "cnn"}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regard.base.atomic_write import write_atomically
-from regard.base.errors import ConfigError, DataError
+from regard.base.errors import DataError
+from regard.base.extras import import_optional
 from regard.base.files import parse_json
 
 NAME = "log.jsonl"
@@ -59,8 +60,5 @@ def _open_log(file: Path, start: int) -> TextIO:
 
 
 def _summary_writer(folder: Path, start: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError("TensorBoard is not installed: pip install tensorboard, or leave out --tensorboard") from None
-    return SummaryWriter(str(folder), purge_step=start + 1)
+    tensorboard = import_optional("torch.utils.tensorboard", "tensorboard", "--tensorboard")
+    return tensorboard.SummaryWriter(str(folder), purge_step=start + 1)

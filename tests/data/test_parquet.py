@@ -229,5 +229,5 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_without_pyarrow_it_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cifar100(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"parquet needs the package pyarrow, which is not installed: pip install"):
+    with pytest.raises(ConfigError, match=r"parquet needs the package pyarrow, .*pip install 'regard\[parquet\]'"):
         read_images(tmp_path)

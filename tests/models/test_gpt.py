@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ VARIANTS = {
     "sinusoidal": replace(TINY, positions=Sinusoidal()),
     "no positions": replace(TINY, positions=None),
     "window": replace(TINY, positions=Rotary(), window=4),
+    "attention only": replace(TINY, ff_width=0),
     "grouped": replace(TINY, mixer=DotProductAttention(kv_heads=2)),
     "wide heads": replace(TINY, mixer=DotProductAttention(head_width=10)),
     "llama": replace(
@@ -191,6 +193,15 @@ def test_dropout_acts_in_training_alone() -> None:
     assert torch.equal(model(tokens()), model(tokens()))
     model.train()
     assert not torch.allclose(model(tokens()), model(tokens()))
+
+
+def test_an_attention_only_model_has_no_feed_forward_parameters(tmp_path: Path) -> None:
+    model = GPT(replace(TINY, ff_width=0)).eval()
+    assert not [name for name, _ in model.named_parameters() if "feedforward" in name]
+    with pytest.raises(ConfigError, match="ff_width=0, blocks without a feed-forward network"):
+        model.export(tmp_path)
+    with pytest.raises(ConfigError, match="ff_width is -1, but must be at least 0"):
+        replace(TINY, ff_width=-1)
 
 
 def test_names_are_stable() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard
-from regard.models import presets, saving
+from regard.models import presets
 from regard.models.model import Model
 
 SMALL = {
@@ -139,15 +139,14 @@ def test_list_models_filters_by_pattern() -> None:
 
 def test_a_folder_of_the_zoo_is_listed_and_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presets, "ZOO", tmp_path)
-    monkeypatch.setattr(saving, "ZOO", tmp_path)
     assert regard.list_models(pretrained=True) == []
     model = regard.build("mlp", widths=(5,), seed=3)
-    model.save(tmp_path / "digits-mlp")
+    model.save(tmp_path / "digits-mlp" / "model")
     (tmp_path / "notes").mkdir()
     assert regard.list_models(pretrained=True) == ["digits-mlp"]
     assert regard.list_models("vit*", pretrained=True) == []
     loaded = regard.load("digits-mlp")
     assert loaded.config == model.config
     assert torch.equal(loaded.state_dict()["head.weight"], model.state_dict()["head.weight"])
-    with pytest.raises(regard.RegardError, match="digits-vit is not a folder"):
+    with pytest.raises(regard.RegardError, match="there is no folder 'digits-vit', and no model of this name"):
         regard.load("digits-vit")

@@ -31,9 +31,9 @@ def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 
 @pytest.mark.parametrize("config", [
     TINY,
-    replace(TINY, positions=Rotary(stretch=Llama3(factor=4.0, original=64)), window=3),
+    replace(TINY, positions=Rotary(scaling=Llama3(factor=4.0, original=64)), window=3),
     replace(TINY, mixer=SyntheticAttention(parts=("dense", "dot")), tied=True),
-], ids=["plain", "a stretch", "a tuple"])  # fmt: skip
+], ids=["plain", "a scaling", "a tuple"])  # fmt: skip
 def test_a_saved_model_is_loaded_exactly(config: GPTConfig, tmp_path: Path) -> None:
     model = GPT(config)
     model.save(tmp_path / "model")
@@ -229,8 +229,11 @@ def test_a_spoiled_folder_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match=r"there is no folder '.*nothing'; a model is a folder with config"):
         regard.load(tmp_path / "nothing")
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(CheckpointError, match="a file is not a folder; a model is a folder with config"):
+        regard.load(tmp_path / "a file")
     with pytest.raises(CheckpointError, match=r"pickled checkpoint.*if you trust it, convert it"):
         regard.load(tmp_path / "model.pt")
     (tmp_path / "file").write_text("")

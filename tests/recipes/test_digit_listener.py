@@ -13,11 +13,9 @@ from regard.recipes.digit_listener import (
     DigitListener,
     RecognizedWord,
     algorithmic_latency,
-    edit_distance,
     normalized_log_mel,
     recognize,
     recognize_streaming,
-    token_error_rate,
 )
 from tests.recipes.listeners import LOG_MEL, MODEL, RATE, random_listener
 
@@ -78,16 +76,6 @@ def test_a_stream_that_differs_from_one_pass_is_an_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(DigitListener, "rows", lambda self, samples: rows(self, samples) + 0.01)
     with pytest.raises(TrainingError, match=r"the streamed logits of sound 0 differ by 0\.01 from those of one pass"):
         recognize_streaming(random_listener(), tones(1, sample_rate=RATE), LOG_MEL)
-
-
-def test_edit_distance_and_token_error_rate():
-    assert edit_distance([], []) == 0
-    assert edit_distance([1, 2, 3], []) == edit_distance([], [1, 2, 3]) == 3
-    assert edit_distance([1, 2, 3, 4], [1, 3, 4]) == 1
-    assert edit_distance([1, 2, 3], [3, 1, 2]) == 2
-    assert edit_distance([1, 1, 2], [1, 2, 2]) == 1
-    sounds = DigitStrings((torch.zeros(1),) * 2, (torch.tensor([1, 2, 3]), torch.tensor([4, 5])), RATE)
-    assert token_error_rate([[1, 3], [4, 5, 5]], sounds) == 2 / 5
 
 
 def test_the_input_is_the_normalized_log_mel_spectrogram():

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import regard
 from regard.base.config import override
 from regard.base.errors import ConfigError, DataError
 from regard.core.positions import Rotary
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.python_text import python_text
+from regard.data.repeated_text import repeated_text
 from regard.data.sampler import sampler_generator
 from regard.models.bert import BERTConfig, BERTOutput
 from regard.models.generation import generate
@@ -49,6 +51,7 @@ from regard.recipes.language import (
     LanguageSettings,
     NextTokenTask,
     NGramModel,
+    evaluate_induction,
     load_data,
     negative_log_likelihood,
     split_text,
@@ -81,7 +84,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus() -> SentenceCorpus:
-    told = load_data(None, 0.1).validation
+    told = load_data(None, settings(validation=0.1)).validation
     return SentenceCorpus.from_text(told, BytePairTokenizer.train(told, vocab=320, special=SPECIAL), 31)
 
 
@@ -98,7 +101,7 @@ def test_a_text_too_short_to_split_is_refused() -> None:
 
 
 def test_the_built_in_text_has_no_repeated_paragraphs() -> None:
-    found = load_data(None, 0.1)
+    found = load_data(None, settings(validation=0.1))
     pieces = (found.train + found.validation + found.test).split("\n\n")
     assert len(pieces) == len(set(pieces)) > 2000
     unseen = found.validation + found.test
@@ -154,7 +157,7 @@ def test_counted_likelihoods_are_those_of_witten_and_bell() -> None:
 
 
 def test_longer_n_grams_predict_better_and_training_text_best() -> None:
-    found = load_data(None, 0.1)
+    found = load_data(None, settings(validation=0.1))
     counted = [NGramModel(found.train[:20_000], order, 103) for order in (1, 2, 3)]
     one, two, three = (grams.cross_entropy(found.validation[:900]) for grams in counted)
     assert one > two + 0.3 > three + 0.4
@@ -544,6 +547,7 @@ def test_each_variant_chooses_an_architecture() -> None:
         "gpt": "gpt",
         "bert": "bert",
         "cpu": "gpt",
+        "induction": "gpt",
     }
 
 
@@ -615,3 +619,25 @@ def test_the_built_in_bert_is_better_than_chance_on_every_objective() -> None:
         )
         assert sum(right) / 2 - math.hypot(*interval) / 2 > sum(chance) / 2, question
         assert sum(right) / 2 > least, question
+
+
+def test_the_induction_variant_trains_on_repeated_text(tmp_path: Path) -> None:
+    recipe = get_recipe("language")
+    short = {"gpt.plan.steps": 3, "gpt.plan.batch_size": 2, "gpt.plan.evaluate_every": 3, "validation": 0.01}
+    small = override(recipe.settings(real=False, variant="induction"), short)
+    assert load_data(None, small).test == repeated_text()[-10_000:]
+    outcome = recipe.run(small, RunLocation(folder=tmp_path / "run"))
+    assert {"induction score", "copied", "test nats by trigrams"} <= set(outcome.metrics)
+    assert outcome.metrics["induction score"] < 0.2, "untrained heads attend evenly"
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefg" * 500)
+    real = override(recipe.settings(real=True, variant="induction"), short)
+    assert "induction score" not in recipe.run(real, RunLocation(data=text)).metrics
+    with pytest.raises(ConfigError, match="text is one of python, repeated, not 'novel'"):
+        replace(small, text="novel")
+
+
+def test_the_induction_score_is_that_of_the_best_head_on_new_sequences() -> None:
+    found = evaluate_induction(regard.load("induction-gpt"), count=5, length=17, seed=8)
+    assert found["induction score"] > 0.9
+    assert found["copied"] == 1

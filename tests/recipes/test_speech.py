@@ -16,7 +16,8 @@ from regard.data.tones import tones
 from regard.models.speech import Speech
 from regard.recipes import speech
 from regard.recipes.audio_augment import AudioAugmentation
-from regard.recipes.digit_listener import DigitListener, token_error_rate
+from regard.recipes.digit_listener import DigitListener
+from regard.recipes.error_rate import token_error_rate
 from regard.recipes.recipe import RunLocation, get_recipe, load_finished_run
 from regard.recipes.speech import DigitRecognitionTask, DigitStringSampler, SpeechSettings
 from regard.train.averaging import ExponentialAverage

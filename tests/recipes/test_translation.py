@@ -1,5 +1,6 @@
 """The translation recipe: batches, losses and beam search, and a small run from end to end."""
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -445,8 +446,8 @@ def test_sacrebleu_is_left_out_without_plain_text_and_required_for_training(
     assert "sacreBLEU is left out because there is no plain text" in messages[0]
     assert "has neither test.en nor" in messages[0]
     assert "test sacreBLEU" not in metrics
-    monkeypatch.setattr("regard.recipes.bleu.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install regard\[translate\]"):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(ConfigError, match=r"pip install 'regard\[translate\]'"):
         run(settings, RunLocation(data=folder))
 
 

@@ -58,7 +58,7 @@ def test_a_failed_write_raises_in_add_and_not_in_close(tmp_path: Path) -> None:
 
 def test_missing_tensorboard_raises_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="TensorBoard is not installed: pip install tensorboard, or leave out"):
+    with pytest.raises(ConfigError, match=r"--tensorboard needs .*pip install 'regard\[tensorboard\]'"):
         MetricsLog(tmp_path, 0, tensorboard=True)
     assert not (tmp_path / "log.jsonl").exists()
 

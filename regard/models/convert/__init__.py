@@ -41,7 +41,7 @@ for _file in (gpt2, llama, bert, vit, bart):
 
 
 def find_family(model_type: str) -> Family:
-    """The family of a model_type; the error for another one says how to run its models."""
+    """The family of a Hugging Face model_type. The error for an unsupported type says how to run such models."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     # the same letters in another order are a slip; most other names that are similar are families of their own
@@ -55,14 +55,14 @@ def find_family(model_type: str) -> Family:
 
 
 def load(folder: Path, hf: Mapping[str, Any], *, device: torch.device | str | None = None) -> Model:
-    """Load a Hugging Face folder whose config.json is `hf`."""
+    """Load the model in a Hugging Face folder. `hf` is the content of its config.json."""
     config, family, source = load_config(folder, hf), find_family(str(hf["model_type"])), str(folder)
     empty = build_from_config(config, device="meta").state_dict()
     return build_with_weights(config, family.read_weights(read_folder(folder), empty, config, source), source, device)
 
 
 def load_config(folder: Path, hf: Mapping[str, Any]) -> Config:
-    """Our configuration for a Hugging Face folder whose config.json is `hf`."""
+    """Our configuration of the model in a Hugging Face folder. `hf` is the content of its config.json."""
     if "model_type" not in hf:
         raise CheckpointError(f"{folder / CONFIG} has neither our format nor a model_type, so its model is unknown")
     family = find_family(str(hf["model_type"]))
@@ -119,7 +119,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """The file of each tensor."""
+    """The file name of each tensor, from the index of a folder with several weight files."""
     try:
         where = read_json(folder / INDEX, CheckpointError)["weight_map"]
         if all(isinstance(file, str) for file in where.values()):
@@ -130,7 +130,10 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def _export_config(model: Model, wanted: str | None) -> tuple[str, dict[str, Any]]:
-    """The family that fits this model, and its config.json; an error lists why each family does not."""
+    """The model_type to export a model to, and its config.json. The error lists why each family does not fit.
+
+    wanted  the model_type; None takes the first family that fits
+    """
     reasons = []
     for kind in FAMILIES if wanted is None else [wanted]:
         try:

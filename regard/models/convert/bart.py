@@ -53,9 +53,9 @@ for _stack in STACKS:
 
 @dataclass(frozen=True, kw_only=True)
 class BARTFamily(Family):
-    """BART, or Marian with sinusoidal positions.
+    """The conversion of BART, or of Marian, which is BART with sinusoidal positions.
 
-    implied  settings of ours that all models of the family have
+    implied  settings of our configuration that all models of the family have
     """
 
     implied: dict[str, Any]

@@ -69,7 +69,13 @@ DISTILBERT_ATTENTION = concatenate("distilbert.transformer.layer.*.attention.{}_
 
 
 def encoder_names(prefix: str, layer: str, block: Mapping[str, str], projections: WeightRule) -> dict[str, Any]:
-    """The names of embeddings and blocks of an encoder."""
+    """The table from our names of embeddings and blocks to Hugging Face's.
+
+    prefix       start of all names of theirs
+    layer        their name of the list of blocks
+    block        names inside a block, ours to theirs
+    projections  rule for the query, key and value projections
+    """
     return {
         **{ours: f"{prefix}{theirs}" for ours, theirs in EMBEDDINGS.items()},
         **{f"blocks.*.{ours}": f"{prefix}{layer}.*.{theirs}" for ours, theirs in block.items()},
@@ -82,16 +88,16 @@ def _attention(prefix: str) -> WeightRule:
 
 
 class BERTFamily(Family):
-    """BERT."""
+    """The conversion of BERT."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Use today's names of norms."""
+        """Rename norms of old checkpoints (gamma and beta) to weight and bias."""
         gamma, beta = ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")
         return {name.replace(*gamma).replace(*beta): tensor for name, tensor in weights.items()}
 
 
 class RoBERTaFamily(Family):
-    """RoBERTa."""
+    """The conversion of RoBERTa."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         return {name.replace("classifier.dense", "roberta.pooler.dense"): x for name, x in weights.items()}
@@ -103,10 +109,10 @@ class RoBERTaFamily(Family):
 
 
 class DistilBERTFamily(Family):
-    """DistilBERT: its positions include the only segment."""
+    """The conversion of DistilBERT. It has no segment embedding: ours is zero, and added to positions on export."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add a segment of zeros."""
+        """Add a segment embedding of zeros, which DistilBERT does not have."""
         some = next(iter(weights.values()))
         return {"distilbert.embeddings.token_type_embeddings.weight": some.new_zeros(1, config.width), **weights}
 
@@ -126,7 +132,13 @@ HEADS = {
 
 
 def _family(family: type[Family], kind: str, name: str, without: str, words: str, **more: Any) -> Family:
-    """BERT or RoBERTa, whose classes start with a name; words is where the bias of the word head is."""
+    """The conversion of BERT or RoBERTa.
+
+    kind     prefix of the names of weights
+    name     prefix of their class names, such as "Bert"
+    without  a head that the family does not have
+    words    name of their module with the bias of the word head
+    """
     return family(
         config=BERTConfig,
         architectures={f"{name}{suffix}": {"head": head} for suffix, head in HEADS.items() if head != without},

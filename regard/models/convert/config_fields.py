@@ -42,7 +42,7 @@ def get_strings(hf: HFConfig, name: str) -> list[str]:
 
 
 def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
-    """A nested object, its settings under full names such as rope_parameters.factor; empty if it is missing."""
+    """A nested object of a config.json, with full names such as rope_parameters.factor; empty if it is missing."""
     inner = _get(hf, name, {}, lambda value: isinstance(value, Mapping), "an object with settings")
     return {"model_type": hf.get("model_type"), **{f"{name}.{each}": value for each, value in inner.items()}}
 
@@ -62,7 +62,10 @@ def write_labels(name: str, classes: int) -> dict[str, Any]:
 
 
 def get_architecture(hf: HFConfig, *known: str) -> str:
-    """The first of `architectures`, which must be known; if it is missing, the first that is known."""
+    """The class name of the model: the first entry of `architectures`, or known[0] if that is missing.
+
+    known  the supported class names; any other raises CheckpointError
+    """
     name = (get_strings(hf, "architectures") or [known[0]])[0]
     if name not in known:
         raise CheckpointError(
@@ -72,7 +75,7 @@ def get_architecture(hf: HFConfig, *known: str) -> str:
 
 
 def expect(hf: HFConfig, **supported: Any) -> None:
-    """Raise where a setting does not have the value that our model supports; missing is fine."""
+    """Raise CheckpointError if a setting in `hf` differs from the only `supported` value. It may be missing."""
     for name, value in supported.items():
         if hf.get(name, value) != value:
             raise CheckpointError(
@@ -81,7 +84,7 @@ def expect(hf: HFConfig, **supported: Any) -> None:
 
 
 def wrong_type(hf: HFConfig, name: str, wanted: str) -> CheckpointError:
-    """The error for a setting of another type."""
+    """The CheckpointError for a setting that is not of the `wanted` type."""
     return CheckpointError(
         f"config.json of this {hf.get('model_type')} says {name}={hf.get(name)!r}, which should be {wanted}"
     )
@@ -102,17 +105,20 @@ def _is_list_of_words(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class NameTable:
-    """Reads and writes a setting with a table of Hugging Face's names and ours."""
+    """A reader and writer of a setting whose values have other names in Hugging Face's configuration than in ours.
+
+    names  maps Hugging Face's names to ours
+    """
 
     names: Mapping[str, str]
 
     def read(self, hf: HFConfig, name: str, default: str) -> str:
-        """Our name of the value in a config.json."""
+        """Our name of the value that setting `name` has in a config.json."""
         known = f"one of {', '.join(self.names)}"
         return self.names[_get(hf, name, default, lambda value: isinstance(value, str) and value in self.names, known)]
 
     def write(self, name: str, ours: str) -> dict[str, Any]:
-        """The setting with Hugging Face's name of our value."""
+        """The setting `name` with Hugging Face's name of our value, as a dictionary."""
         theirs = next((theirs for theirs, value in self.names.items() if value == ours), None)
         if theirs is None:
             raise ConfigError(f"it has no {name} for {ours!r}")
@@ -137,9 +143,9 @@ class Field:
     """One setting of a Hugging Face configuration that is also one of ours.
 
     name     Hugging Face's name
-    read     one of the functions above
+    read     function that reads it from a config.json, such as `get_int`
     default  transformers' default; None if the setting is required
-    write    the settings to write for our value; default the value itself under its name
+    write    function from the name and our value to the settings to write; default: our value under that name
     """
 
     name: str
@@ -149,7 +155,7 @@ class Field:
 
 
 def name_field(name: str, table: NameTable, default: str) -> Field:
-    """A setting whose value is a name."""
+    """A setting whose values are names, which the table translates."""
     return Field(name, table.read, default, table.write)
 
 

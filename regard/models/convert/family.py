@@ -17,16 +17,16 @@ from regard.models.model import Config
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The correspondence of one model_type to one of our architectures, in both directions.
+    """How one model_type of Hugging Face corresponds to one of our architectures. Converts in both directions.
 
     config         our configuration class
-    architectures  their classes, and the settings of ours that each implies; the first is the default
-    fields         settings of theirs that are also settings of ours
-    names          our modules and tensors, and theirs
-    prefix         of the names of weights in a full model; those of a base model lack it
-    fixed          settings of theirs that must have this value
-    tied           their copies of tensors, and the tensors that these must equal
-    ignored        patterns of tensors of theirs that are not needed
+    architectures  Hugging Face's class names, each with the settings of ours that it implies; the first is the default
+    fields         the settings that both configurations have
+    names          our names of modules and tensors, and theirs
+    prefix         start of the names of their weights in a full model; a base model's names lack it
+    fixed          settings of theirs for which we support only this value
+    tied           their names of tensors that are copies, and of the tensors that they must equal
+    ignored        patterns of their names of tensors that are not needed
     """
 
     config: type[Config]
@@ -39,19 +39,21 @@ class Family:
     ignored: tuple[str, ...] = ()
 
     def read_config(self, hf: HFConfig) -> Config:
-        """Our configuration from their config.json."""
+        """Our configuration from Hugging Face's config.json."""
         expect(hf, **self.fixed)
         return self.config(**self.read_settings(hf))
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
-        """Our settings from their config.json."""
+        """The settings of our configuration from Hugging Face's config.json."""
         return {**read_fields(self.fields, hf), **self.architectures[get_architecture(hf, *self.architectures)]}
 
     def write_config(self, config: Config, model_type: str) -> dict[str, Any]:
-        """Their config.json from our configuration; raises ConfigError where it has no such setting."""
+        """Hugging Face's config.json for our configuration. Raises ConfigError if it cannot express a setting."""
         if not isinstance(config, self.config):
             raise ConfigError(f"it is built from a {self.config.__name__}, not {type(config).__name__}")
         config = resolve_defaults(config)
+        if getattr(config, "ff_width", None) == 0:
+            raise ConfigError("this has ff_width=0, blocks without a feed-forward network, where it has one")
         hf = {"model_type": model_type, **self.write_settings(config), **self.fixed}
         different = list_differences(config, resolve_defaults(self.read_config(hf)))
         if different:
@@ -59,7 +61,7 @@ class Family:
         return hf
 
     def write_settings(self, config: Any) -> dict[str, Any]:
-        """Their settings from ours."""
+        """The settings of Hugging Face's config.json for our configuration."""
         fitting = [name for name, implied in self.architectures.items() if _has_settings(config, implied)]
         special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # ours has no special tokens
         return {"architectures": fitting[-1:], **special, **write_fields(self.fields, config)}
@@ -67,7 +69,11 @@ class Family:
     def read_weights(
         self, weights: Mapping[str, Tensor], ours: Mapping[str, Tensor], config: Config, source: str
     ) -> dict[str, Tensor]:
-        """The tensors of our model from theirs; `ours` are its tensors without numbers."""
+        """The state dict of our model from Hugging Face's weights.
+
+        ours    state dict of our model on the meta device, for names and shapes
+        source  where the weights come from, for errors
+        """
         missing = "" if any(name.startswith(self.prefix) for name in weights) else self.prefix
         theirs = self.clean_weights({f"{missing}{name}": tensor for name, tensor in weights.items()}, config)
         used = {name for each in ours for name in find_rule(self.names, each).theirs}
@@ -89,16 +95,16 @@ class Family:
         return read_weights(self.names, kept, ours, source)
 
     def clean_weights(self, weights: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
-        """Bring the variants of this family's weights into one form."""
+        """Convert older or partial variants of Hugging Face's weights to one form, before names are translated."""
         return weights
 
     def write_weights(self, weights: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
-        """Their tensors from ours."""
+        """Hugging Face's weights from the state dict of our model."""
         return write_weights(self.names, weights, config)
 
 
 def resolve_defaults(config: Any) -> Any:
-    """The configuration with the values that None stands for, so that two can be compared."""
+    """The configuration with every None replaced by the value it stands for, so that two can be compared."""
     defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth}
     changes = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     if isinstance(getattr(config, "mixer", None), DotProductAttention):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import CheckpointError, ConfigError
-from regard.core.positions import DynamicNTK, Interpolate, Llama3, Rotary, Stretch, YaRN
+from regard.core.positions import DynamicNTK, Interpolate, Llama3, RopeScaling, Rotary, YaRN
 from regard.models.convert import config_fields as fields
 from regard.models.convert.config_fields import Field, HFConfig
 from regard.models.convert.family import Family
@@ -50,7 +50,7 @@ PHI3_NAMES = {**NAMES, "blocks.*.attention.query_key_value": "model.layers.*.sel
 BIASES = ("attention_bias", "mlp_bias")
 _ORIGINAL = {"factor": "factor", "original": "original_max_position_embeddings"}
 # each rope_type with our class, and their names of its settings
-STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
+ROPE_SCALINGS: dict[str, tuple[type[RopeScaling], dict[str, str]]] = {
     "linear": (Interpolate, {"factor": "factor"}),
     "dynamic": (DynamicNTK, {"factor": "factor"}),
     "llama3": (Llama3, {**_ORIGINAL, "low": "low_freq_factor", "high": "high_freq_factor"}),
@@ -60,13 +60,13 @@ STRETCHES: dict[str, tuple[type[Stretch], dict[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaFamily(Family):
-    """Llama, or a family that differs from it in few settings.
+    """The conversion of Llama, or of a family that differs from it in few settings.
 
     kv_heads, head_width, window
-             transformers' default of a setting that config.json does not have
-    windows  whether there is a setting sliding_window
-    biases   whether there are settings attention_bias and mlp_bias; if only one is true, ours has zeros for the other
-    mixer    settings of attention that all models of the family have
+             transformers' defaults, if config.json lacks the setting
+    windows  whether config.json has the setting sliding_window
+    biases   whether config.json has attention_bias and mlp_bias; if only one is true, ours has zeros for the other
+    mixer    attention settings of ours that all models of the family have
     """
 
     kv_heads: int | None = None
@@ -87,8 +87,8 @@ class LlamaFamily(Family):
             **self.mixer,
         )
         positions, window = _read_rotary(hf, settings["context"]), self._read_window(hf)
-        if isinstance(positions.stretch, DynamicNTK):
-            settings["context"] = int(settings["context"] * positions.stretch.factor)
+        if isinstance(positions.scaling, DynamicNTK):
+            settings["context"] = int(settings["context"] * positions.scaling.factor)
         bias = [fields.get_bool(hf, name, False) for name in BIASES] if self.biases else []
         network = {"positions": positions, "mixer": mixer, "window": window, "norm": "rms", "bias": any(bias)}
         return {**settings, **network, "dropout": 0.0}
@@ -98,26 +98,26 @@ class LlamaFamily(Family):
         if not isinstance(mixer, DotProductAttention) or not isinstance(rotary, Rotary):
             raise ConfigError(f"this has mixer={mixer!r} and positions={rotary!r} where it has attention and Rotary")
         window = {"sliding_window": None if config.window is None else config.window + 1}
-        original = {"max_position_embeddings": getattr(rotary.stretch, "original", None)}
+        original = {"max_position_embeddings": getattr(rotary.scaling, "original", None)}
         return {
             **super().write_settings(config),
             "num_key_value_heads": mixer.kv_heads,
             "head_dim": mixer.head_width,
-            "rope_parameters": {"rope_theta": rotary.base, **_write_stretch(rotary.stretch)},
+            "rope_parameters": {"rope_theta": rotary.base, **_write_scaling(rotary.scaling)},
             "rope_theta": rotary.base,  # where older releases look for it
             **(window if self.windows else {}),
             **(dict.fromkeys(BIASES, config.bias) if self.biases else {}),
-            **(original if isinstance(rotary.stretch, DynamicNTK) else {}),
+            **(original if isinstance(rotary.scaling, DynamicNTK) else {}),
         }
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add the biases that are missing, as zeros."""
+        """Add zeros for biases that our model has and the checkpoint does not."""
         for name in [name for name in weights if config.bias and name.endswith("_proj.weight")]:
             weights.setdefault(name.replace("weight", "bias"), weights[name].new_zeros(len(weights[name])))
         return weights
 
     def _read_window(self, hf: HFConfig) -> int | None:
-        """Earlier tokens that each token sees: theirs counts the token itself, ours does not."""
+        """The number of earlier tokens that each token sees. sliding_window counts the token itself, ours does not."""
         size = fields.get_optional_int(hf, "sliding_window", self.window) if self.windows else None
         kind = f"config.json of this {hf['model_type']} says"
         if size is not None and size < 2:
@@ -150,7 +150,7 @@ class Phi3Family(LlamaFamily):
 
 
 def _read_rotary(hf: HFConfig, context: int) -> Rotary:
-    """The rotary positions, from where releases of today and older ones store them."""
+    """Our rotary settings from a config.json, in the format of current and of older releases of transformers."""
     section = "rope_parameters" if hf.get("rope_parameters") is not None else "rope_scaling"
     rope = fields.get_section(hf, section)
     base = fields.get_float(rope, f"{section}.rope_theta", fields.get_float(hf, "rope_theta", 10000.0))
@@ -163,11 +163,11 @@ def _read_rotary(hf: HFConfig, context: int) -> Rotary:
         raise fields.wrong_type(rope, key, "a word")
     if kind == "default":
         return Rotary(base=base)
-    if kind not in STRETCHES:
-        raise CheckpointError(f"config.json of this {hf['model_type']} stretches positions by {kind!r}: not supported")
+    if kind not in ROPE_SCALINGS:
+        raise CheckpointError(f"config.json of this {hf['model_type']} scales positions by {kind!r}: not supported")
     if kind == "dynamic":  # relative to max_position_embeddings
-        return Rotary(base=base, stretch=DynamicNTK(fields.get_float(rope, f"{section}.factor"), context))
-    stretch, names = STRETCHES[kind]
+        return Rotary(base=base, scaling=DynamicNTK(fields.get_float(rope, f"{section}.factor"), context))
+    scaling, names = ROPE_SCALINGS[kind]
     if kind == "yarn":
         rope = {**_yarn_defaults(rope, section), **{name: value for name, value in rope.items() if value is not None}}
     settings: dict[str, Any] = {}
@@ -175,11 +175,11 @@ def _read_rotary(hf: HFConfig, context: int) -> Rotary:
         settings[ours] = (fields.get_int if ours == "original" else fields.get_float)(rope, f"{section}.{theirs}")
     if "original" in settings and hf.get(names["original"]) is not None:  # it would take precedence
         fields.expect(hf, **{names["original"]: settings["original"]})
-    return Rotary(base=base, stretch=stretch(**settings))
+    return Rotary(base=base, scaling=scaling(**settings))
 
 
 def _yarn_defaults(rope: HFConfig, section: str) -> dict[str, float]:
-    """Settings of YaRN that may be missing; the factor of attention scores is inferred from the others."""
+    """Defaults of YaRN settings that may be missing; attention_factor is computed from the others."""
     fields.expect(rope, **{f"{section}.truncate": True})
     factor = fields.get_float(rope, f"{section}.factor")
     one, all_dim = (fields.get_float(rope, f"{section}.{each}", 0.0) for each in ("mscale", "mscale_all_dim"))
@@ -188,15 +188,15 @@ def _yarn_defaults(rope: HFConfig, section: str) -> dict[str, float]:
     return {f"{section}.beta_fast": 32.0, f"{section}.beta_slow": 1.0, f"{section}.attention_factor": above / below}
 
 
-def _write_stretch(stretch: Stretch | None) -> dict[str, Any]:
-    """The stretch of rotary positions as they write it."""
-    if stretch is None:
+def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
+    """Our RoPE scaling in the format of config.json."""
+    if scaling is None:
         return {"rope_type": "default"}
-    for kind, (ours, names) in STRETCHES.items():
-        if type(stretch) is ours:
-            return {"rope_type": kind, **{theirs: getattr(stretch, name) for name, theirs in names.items()}}
-    known = ", ".join(ours.__name__ for ours, _ in STRETCHES.values())
-    raise ConfigError(f"this has stretch={stretch!r} where it has one of {known}")
+    for kind, (ours, names) in ROPE_SCALINGS.items():
+        if type(scaling) is ours:
+            return {"rope_type": kind, **{theirs: getattr(scaling, name) for name, theirs in names.items()}}
+    known = ", ".join(ours.__name__ for ours, _ in ROPE_SCALINGS.values())
+    raise ConfigError(f"this has scaling={scaling!r} where it has one of {known}")
 
 
 def _family(name: str, family: type[LlamaFamily] = LlamaFamily, **settings: Any) -> LlamaFamily:

@@ -136,7 +136,7 @@ def _read(
 
 
 def _vit_heads(width: int) -> int:
-    """The number of heads of the preset of this width; most have heads of width 64, but not the huge one."""
+    """The number of heads of our ViT preset with this width."""
     known = {config.width: config.heads for config in VITS.values()}
     if width not in known:
         raise CheckpointError(f"timm's vit is {width} wide, from which its heads cannot be inferred; pass heads=...")
@@ -150,7 +150,7 @@ def _shape(weights: Mapping[str, Tensor], name: str, source: str) -> tuple[int, 
 
 
 def _count(weights: Mapping[str, Tensor], prefix: str) -> int:
-    """How many different names follow the prefix."""
+    """The number of different name parts that directly follow the prefix, such as the number of blocks."""
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 

@@ -47,7 +47,11 @@ DINOV2_FIELDS["eps"] = Field("layer_norm_eps", fields.get_float, 1e-6)
 
 
 def encoder_names(prefix: str, up: str, down: str, norms: tuple[str, str]) -> dict[str, str | WeightRule]:
-    """Names of weights; up, down and norms are those of a block."""
+    """The table from our names of weights to Hugging Face's.
+
+    prefix          start of all names of theirs
+    up, down, norms  their names of the feed-forward layers and the norms of a block
+    """
     block = f"{prefix}.encoder.layer.*."
     return {
         "class_token": squeeze(f"{prefix}.embeddings.cls_token", axes=2),
@@ -98,7 +102,7 @@ LAYER_SCALES = {"layer_scale1.lambda1": "attention.output.dense", "layer_scale2.
 
 
 class DINOv2Family(Family):
-    """DINOv2: its layer scale multiplies the outputs of attention and feed-forward, so ours has it in their weights."""
+    """The conversion of DINOv2. Ours has no layer scale: it is multiplied into the output projections."""
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
         settings = super().read_settings(hf)

@@ -18,10 +18,11 @@ from regard.base.errors import CheckpointError
 
 @dataclass(frozen=True)
 class WeightRule:
-    """Their tensors that hold the numbers of one of ours.
+    """Which of their tensors hold the values of one of our tensors, and how to convert.
 
-    read   our tensor from theirs
-    write  theirs from ours and our configuration
+    theirs  names of their tensors
+    read    function from their tensors to ours
+    write   function from our tensor and our configuration to theirs
     """
 
     theirs: tuple[str, ...]
@@ -33,34 +34,37 @@ WeightTable = Mapping[str, "str | WeightRule"]
 
 
 def transpose(theirs: str) -> WeightRule:
-    """A matrix that they store as (inputs, outputs); a bias is stored as it is."""
+    """The rule for a matrix that they store transposed, as (inputs, outputs). A bias stays as it is."""
     return WeightRule((theirs,), lambda parts: parts[0].t(), lambda whole, config: [whole.t()])
 
 
 def squeeze(theirs: str, axes: int) -> WeightRule:
-    """A tensor that they store with `axes` more axes of size one in front."""
+    """The rule for a tensor that they store with `axes` more leading axes of size one."""
     return WeightRule((theirs,), lambda parts: parts[0].flatten(0, axes), lambda whole, config: [whole[(None,) * axes]])
 
 
 def skip_rows(theirs: str, rows: int) -> WeightRule:
-    """A table that they store with this number of rows before the first, which nothing reads."""
+    """The rule for a table that they store with `rows` more rows at its start, which are never used."""
     return WeightRule((theirs,), lambda parts: parts[0][rows:], lambda whole, config: [pad(whole, (0, 0, rows, 0))])
 
 
 def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
-    """Query, key and value as rows of one tensor of ours; {} in their name is one of the parts."""
+    """The rule for query, key and value, which are separate in their model and rows of one tensor in ours.
+
+    theirs  their name with {} for one of the `parts`
+    """
     return WeightRule(tuple(theirs.format(part) for part in parts), torch.cat, split_query_key_value)
 
 
 def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
-    """The rows of queries, keys and values, which may have fewer heads."""
+    """Split the rows of our fused tensor into queries, keys and values. Keys and values may have fewer heads."""
     kv_heads = getattr(getattr(config, "mixer", None), "kv_heads", None) or config.heads
     unit = len(whole) // (config.heads + 2 * kv_heads)
     return whole.split([unit * config.heads, unit * kv_heads, unit * kv_heads])
 
 
 def find_rule(table: WeightTable, name: str) -> WeightRule:
-    """The rule for one of our tensors, with their names of the same block."""
+    """The rule for one of our tensors, with the block number of its name filled into their names."""
     pattern = re.sub(r"\d+", "*", name)
     module, _, part = pattern.rpartition(".")
     for key, suffix in ((pattern, ""), (module, f".{part}")):
@@ -74,7 +78,11 @@ def find_rule(table: WeightTable, name: str) -> WeightRule:
 def read_weights(
     table: WeightTable, weights: Mapping[str, Tensor], ours: Iterable[str], source: str
 ) -> dict[str, Tensor]:
-    """Our tensors of these names from theirs. Every one of theirs must be used."""
+    """Convert their weights to ours. Raises CheckpointError if one of theirs is not used.
+
+    ours    our tensors by name, for names and shapes
+    source  where the weights come from, for errors
+    """
     read: dict[str, Tensor] = {}
     used: set[str] = set()
     for name in ours:
@@ -96,7 +104,7 @@ def read_weights(
 
 
 def write_weights(table: WeightTable, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Their tensors from ours."""
+    """Convert our weights to theirs."""
     theirs: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         rule = find_rule(table, name)
@@ -105,6 +113,6 @@ def write_weights(table: WeightTable, weights: Mapping[str, Tensor], config: Any
 
 
 def _fill(pattern: str, name: str) -> str:
-    """The pattern with each `*` replaced by the next number in a name."""
+    """The pattern with each `*` replaced by the next number in `name`."""
     numbers = iter(re.findall(r"\d+", name))
     return re.sub(r"\*", lambda match: next(numbers), pattern)

@@ -36,7 +36,7 @@ LLAMA = {
     "intermediate_size": 40,
     "max_position_embeddings": 19,
 }
-STRETCHED = {
+SCALED = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
     "factor": 4.0,
@@ -59,9 +59,7 @@ MODELS = {
     "llama tied": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True, rms_norm_eps=1e-5)
     ),
-    "llama stretched": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**LLAMA, rope_parameters=STRETCHED)
-    ),
+    "llama scaled": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, rope_parameters=SCALED)),
     "mistral in a window": lambda: transformers.MistralForCausalLM(
         transformers.MistralConfig(**LLAMA, sliding_window=5)
     ),
@@ -264,11 +262,11 @@ ODD_LLAMAS = {
         "lacks rope_parameters.original_max_position_embeddings",
     ),
     "llama3 without its context": (
-        {"rope_parameters": {k: v for k, v in STRETCHED.items() if not k.startswith("original")}},
+        {"rope_parameters": {k: v for k, v in SCALED.items() if not k.startswith("original")}},
         "lacks rope_parameters.original_max_position_embeddings",
     ),
     "llama3 of two contexts": (
-        {"rope_parameters": STRETCHED, "original_max_position_embeddings": 32},
+        {"rope_parameters": SCALED, "original_max_position_embeddings": 32},
         "says original_max_position_embeddings=32; only 64 is supported",
     ),
     "a word for positions": ({"rope_parameters": "x"}, "says rope_parameters='x', which should be an object"),
@@ -277,9 +275,9 @@ ODD_LLAMAS = {
         {"rope_parameters": {"rope_type": "linear", "factor": "two"}},
         "says rope_parameters.factor='two', which should be a number",
     ),
-    "another stretch": (
+    "another scaling": (
         {"rope_parameters": {"rope_type": "longrope"}},
-        "stretches positions by 'longrope': not supported",
+        "scales positions by 'longrope': not supported",
     ),
     "half turned": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5; only 1.0 is"),
     "a base in words": ({"rope_theta": "x"}, "says rope_theta='x', which should be a number"),
@@ -313,7 +311,7 @@ def test_a_yarn_that_leaves_scores_alone_by_its_two_scales_is_read(tmp_path: Pat
         load_config(tmp_path, {"model_type": "llama", **LLAMA, "rope_parameters": rope}) for rope in (YARN, scales)
     )
     assert plain == scaled
-    assert plain.positions.stretch == YaRN(4.0, 640, fast=12.0)
+    assert plain.positions.scaling == YaRN(4.0, 640, fast=12.0)
 
 
 def test_missing_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
@@ -396,11 +394,11 @@ def test_export_to_a_wrong_family_is_refused(model: str, wanted: str, tmp_path: 
     assert not (tmp_path / "new").exists()
 
 
-def test_export_of_an_unsupported_stretch_is_refused(tmp_path: Path) -> None:
+def test_export_of_an_unsupported_scaling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"llama: this has stretch=NTK\(factor=2\.0\) where it has one of Interpolate"
+        ConfigError, match=r"llama: this has scaling=NTK\(factor=2\.0\) where it has one of Interpolate"
     ):
-        export(decoder(positions=Rotary(stretch=NTK(2.0))), tmp_path, model_type="llama")
+        export(decoder(positions=Rotary(scaling=NTK(2.0))), tmp_path, model_type="llama")
 
 
 def test_a_dropout_that_is_only_for_training_changes_nothing(tmp_path: Path) -> None:

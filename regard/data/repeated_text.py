@@ -1,0 +1,47 @@
+"""The built-in text for induction heads: random strings, each written twice.
+
+What follows a character is random the first time. The second time it can be copied: find the previous occurrence of the
+character, and read the one after it. Olsson et al. 2022, arXiv:2209.11895.
+"""
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from regard.base.errors import ConfigError
+from regard.base.validation import check_integer
+from regard.data.sampler import sampler_generator
+
+ALPHABET = "".join(map(chr, range(32, 127)))  # printable ASCII
+LENGTH = (8, 48)  # of a string: shortest and longest
+
+
+def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
+    """Random strings of different characters, each written twice, until there are that many characters.
+
+    The strings have random lengths, so that a copy cannot be found by its distance.
+
+    >>> len(repeated_text(1000))
+    1000
+    """
+    check_integer("characters", characters, 1)
+    generator, text, size = sampler_generator(seed, 0, "repeated text"), list[str](), 0
+    while size < characters:
+        length = int(torch.randint(LENGTH[0], LENGTH[1] + 1, (), generator=generator))
+        order = torch.randperm(len(ALPHABET), generator=generator)[:length].tolist()
+        text.append("".join(ALPHABET[each] for each in order) * 2)
+        size += 2 * length
+    return "".join(text)[:characters]
+
+
+def repeated_tokens(count: int, length: int, *, vocab: int = len(ALPHABET), seed: int = 0) -> Int64[Tensor, "count n"]:
+    """Sequences of `length` random different tokens, each written twice: (count, 2 * length).
+
+    >>> repeated_tokens(2, 5).shape
+    torch.Size([2, 10])
+    """
+    if check_integer("length", length, 1, "tokens") > vocab:
+        raise ConfigError(f"length={length} different tokens need a vocabulary of at least {length}, not {vocab}")
+    generator = sampler_generator(seed, 0, "repeated tokens")
+    halves = torch.stack([torch.randperm(vocab, generator=generator)[:length] for _ in range(count)])
+    return halves.repeat(1, 2)

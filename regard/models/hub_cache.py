@@ -1,0 +1,36 @@
+"""Models in the cache folder of the Hugging Face Hub, where `hf download` and transformers store them.
+
+A model `org/name` is in `models--org--name/snapshots/COMMIT`; `refs/main` has the commit. Nothing is downloaded here.
+"""
+
+import os
+import re
+from pathlib import Path
+
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # a name on the Hub: gpt2, openai-community/gpt2
+
+
+def hub_cache() -> Path:
+    """The cache folder: $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    user_cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return Path(os.environ.get("HF_HOME", f"{user_cache}/huggingface")).expanduser() / "hub"
+
+
+def find_cached(name: str) -> Path | None:
+    """The folder of a downloaded model, by its name on the Hub; None if it is not in the cache."""
+    if not REPOSITORY.fullmatch(name):
+        return None
+    repository = hub_cache() / f"models--{name.replace('/', '--')}"
+    ref = repository / "refs" / "main"
+    if not ref.is_file():
+        return None
+    snapshot = repository / "snapshots" / ref.read_text(encoding="utf-8").strip()
+    return snapshot if snapshot.is_dir() else None
+
+
+def list_cached() -> list[str]:
+    """The names of all downloaded models, sorted."""
+    found = (folder.name.removeprefix("models--").replace("--", "/") for folder in hub_cache().glob("models--*"))
+    return sorted(name for name in found if find_cached(name) is not None)

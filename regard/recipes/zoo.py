@@ -1,0 +1,287 @@
+"""Train the pretrained models that ship with the package: `python -m regard.recipes.zoo [NAME ...]`.
+
+Each is trained by a recipe on its built-in data, saved, loaded again and measured; its card has the command and the
+figure. `--table` prints the table of docs/models.md.
+"""
+
+import os
+import platform
+import shutil
+import sys
+import wave
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from json import dumps
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from PIL import Image
+
+from regard.base.config import override, to_json
+from regard.base.errors import TrainingError, UnknownNameError
+from regard.base.files import read_json
+from regard.models.cards import CARD, Card, read_card
+from regard.models.presets import ZOO
+from regard.models.sampling import BeamSearch
+from regard.models.saving import LOCK
+from regard.recipes import birthplaces, digit_listener, language, span_infilling, speech, translation, vision
+from regard.recipes.error_rate import token_error_rate
+from regard.recipes.recipe import RESULT_FILE, RunLocation, get_recipe, load_finished_run
+
+Measure = Callable[[Any, Any, Any, int | None], float]  # settings, model, tokenizer, test records or None for all
+MakeExample = Callable[[Any, Path], str]  # settings and the folder for files; returns a text or the name of a file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZooModel:
+    """A pretrained model: how it is trained and measured. The other fields are those of its card."""
+
+    name: str
+    about: str
+    recipe: str
+    variant: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    measure: Measure
+    figure: str
+    unit: str = "%"
+    at_least: float | None = None
+    at_most: float | None = None
+    subset: int | None = None
+    data: str
+    licence: str
+    make_example: MakeExample
+    example_command: str
+
+    @property
+    def command(self) -> str:
+        """The command that trains it."""
+        variant = "" if self.variant is None else f" --variant {self.variant}"
+        changes = "".join(f" --set {name}={value}" for name, value in self.changes.items())
+        return f"regard train {self.recipe}{variant}{changes} --folder runs/{self.name}"
+
+
+def measure_digits(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
+    """Accuracy on test images."""
+    test = vision.load_data(None, settings).test
+    return vision.accuracy(model, test.select(torch.arange(len(test))[:count]))
+
+
+def measure_birthplaces(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
+    """Exact answers to test questions."""
+    return span_infilling.accuracy(model, tokenizer, birthplaces.load_data(None, settings).test[:count])
+
+
+def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
+    """Exact translations of test sentences by beam search."""
+    test = translation.load_data(None, settings).test
+    strategy = BeamSearch(settings.num_beams, settings.length_penalties[0])  # the built-in settings have one
+    found = translation.translate(model, tokenizer, test.source[:count], strategy)
+    return translation.exact_match(found, test.target[:count])
+
+
+def measure_speech(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
+    """Token error rate on streamed test strings."""
+    test = speech.load_data(None, settings).test
+    some = test.select(torch.arange(len(test))[:count])
+    return token_error_rate(digit_listener.recognize_streaming(model, some, settings.log_mel)[0], some)
+
+
+def measure_text(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
+    """Cross-entropy per character of the test text."""
+    return language.nats_per_character(model, tokenizer, language.load_data(None, settings).test[:count])
+
+
+def measure_induction(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
+    """The largest induction score of a head."""
+    return language.evaluate_induction(model)["induction score"]
+
+
+def image_example(settings: Any, folder: Path) -> str:
+    """The first test image as a PNG file."""
+    pixels = vision.load_data(None, settings).test.pixels[0, 0]
+    Image.fromarray(pixels.numpy()).save(folder / "example.png")
+    return "example.png"
+
+
+def sound_example(settings: Any, folder: Path) -> str:
+    """The first test string as a WAV file."""
+    sounds = speech.load_data(None, settings).test
+    with wave.open(str(folder / "example.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sounds.sample_rate)
+        file.writeframes((sounds.sounds[0].clamp(-1, 1) * (2**15 - 1)).round().short().numpy().tobytes())
+    return "example.wav"
+
+
+def question_example(settings: Any, folder: Path) -> str:
+    """The first test question."""
+    return birthplaces.load_data(None, settings).test[0].text
+
+
+MODELS = (
+    ZooModel(
+        name="induction-gpt",
+        about="GPT, two layers of attention only; a head of the second layer copies what followed the same character",
+        recipe="language",
+        variant="induction",
+        measure=measure_induction,
+        figure="induction score of the best head, on 64 new sequences of 40 random characters written twice",
+        unit="",
+        at_least=0.9,
+        data="random strings of printable characters, each written twice",
+        licence="generated, none needed",
+        make_example=lambda settings, folder: "Kx7mQzPvR Kx7mQz",
+        example_command='regard look induction-gpt "{example}" --sort induction',
+    ),
+    ZooModel(
+        name="digits-vit",
+        about="Vision Transformer that classifies handwritten digits of 8 x 8 pixels",
+        recipe="vision",
+        measure=measure_digits,
+        figure="accuracy on 360 test images",
+        at_least=0.98,
+        data="Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak 1998, doi 10.24432/C50P49",
+        licence="CC BY 4.0",
+        make_example=image_example,
+        example_command="regard look digits-vit",
+    ),
+    ZooModel(
+        name="biographies-gpt",
+        about="GPT that has read biographies of invented people and says where they were born",
+        recipe="birthplaces",
+        measure=measure_birthplaces,
+        figure="exact answers about 50 people never asked about in training",
+        at_least=0.95,
+        data="biographies of 100 invented people",
+        licence="generated, none needed",
+        make_example=question_example,
+        example_command='regard ask "{example}"',
+    ),
+    ZooModel(
+        name="number-words",
+        about="encoder-decoder Transformer that translates numbers in words from English to German",
+        recipe="translation",
+        measure=measure_translation,
+        figure="exact translations of 500 test numbers, none of them in training",
+        at_least=0.99,
+        subset=100,
+        data="the numbers 0 to 9,999 in words",
+        licence="generated, none needed",
+        make_example=lambda settings, folder: "seven thousand four hundred twenty three",
+        example_command='regard translate number-words "{example}"',
+    ),
+    ZooModel(
+        name="tone-digits",
+        about="streaming speech model that recognises the digits of telephone tones",
+        recipe="speech",
+        measure=measure_speech,
+        figure="token error rate on 200 test strings, streamed",
+        at_most=0.01,
+        subset=20,
+        data="strings of telephone tones (DTMF) with noise and silences",
+        licence="generated, none needed",
+        make_example=sound_example,
+        example_command="regard listen tone-digits",
+    ),
+    ZooModel(
+        name="text-gpt",
+        about="GPT that writes in the style of Python's help",
+        recipe="language",
+        changes={"gpt.model.width": 96, "gpt.plan.steps": 800},
+        measure=measure_text,
+        figure="cross-entropy on the test text, its last tenth; trigrams have 1.85",
+        unit="nats per character",
+        at_most=1.5,
+        data="the topics of Python's help, read from the Python installation",
+        licence="Python Software Foundation License; the text itself is not redistributed",
+        make_example=lambda settings, folder: "The for statement",
+        example_command='regard generate text-gpt "{example}"',
+    ),
+)
+
+
+def train_model(entry: ZooModel, tell: Callable[[str], None]) -> Card:
+    """Train a model, write it into the zoo, load and measure it again, and write its card."""
+    recipe = get_recipe(entry.recipe)
+    settings = override(recipe.settings(real=False, variant=entry.variant), entry.changes)
+    target = ZOO / entry.name
+    with TemporaryDirectory() as work:
+        run = Path(work) / "run"
+        recipe.run(settings, RunLocation(folder=run, on_message=tell))
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        shutil.copy(run / RESULT_FILE, target)
+        shutil.copytree(run / "model", target / "model", ignore=shutil.ignore_patterns(LOCK))
+    return write_card(entry)
+
+
+def write_card(entry: ZooModel) -> Card:
+    """Load the model of the zoo, measure it, and write its card."""
+    target = ZOO / entry.name
+    _, settings, model, tokenizer = load_finished_run(target)
+    example = entry.make_example(settings, target)
+    (target / CARD).unlink(missing_ok=True)
+    fields = ("name", "about", "command", "figure", "unit", "at_least", "at_most", "subset", "data", "licence")
+    card = Card(
+        **{name: getattr(entry, name) for name in fields},
+        seed=settings.seed,
+        value=entry.measure(settings, model, tokenizer, None),
+        subset_value=entry.measure(settings, model, tokenizer, entry.subset),
+        parameters=model.parameter_count,
+        bytes=sum(file.stat().st_size for file in target.rglob("*") if file.is_file()),
+        seconds=round(read_json(target / RESULT_FILE, TrainingError, "metrics")["metrics"]["seconds"]),
+        python=platform.python_version(),
+        torch=torch.__version__.partition("+")[0],
+        example=example,
+        example_command=entry.example_command.format(example=example),
+    )
+    if not card.meets_bound(card.value):
+        raise TrainingError(f"{entry.name} has {card.format(card.value)}, {entry.figure}, which is not good enough")
+    (target / CARD).write_text(dumps(to_json(card), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return card
+
+
+def get_entry(name: str) -> ZooModel:
+    """The model of this name."""
+    for entry in MODELS:
+        if entry.name == name:
+            return entry
+    raise UnknownNameError(f"there is no model {name!r}; available: {', '.join(each.name for each in MODELS)}")
+
+
+def format_table() -> str:
+    """The table of all models in Markdown, from their cards."""
+    lines = ["| name | what it is | figure | parameters | size | trained by | data, licence |", "|" + "---|" * 7]
+    for card in (read_card(entry.name) for entry in MODELS):
+        bound = f"at least {card.format(card.at_least)}" if card.at_least is not None else ""
+        bound = f"at most {card.format(card.at_most)}" if card.at_most is not None else bound
+        cells = (
+            f"`{card.name}`",
+            card.about,
+            f"{card.format(card.value)} ({bound}): {card.figure}",
+            f"{card.parameters:,}",
+            f"{card.bytes / 1000:,.0f} kB",
+            f"`{card.command}`, seed {card.seed}, {card.seconds:.0f} s of one core",
+            f"{card.data}; {card.licence}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train the named models, or all; or print the table."""
+    if list(arguments) == ["--table"]:
+        sys.stdout.write(format_table())
+        return
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    for entry in [get_entry(name) for name in arguments] or MODELS:
+        print(entry.command, flush=True)
+        card = train_model(entry, lambda text: print(f"  {text}", file=sys.stderr, flush=True))
+        print(f"  {card.format(card.value)}, {card.figure}; {card.bytes:,} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
