@@ -1,1 +1,1 @@
-"""The lab: one question per file, answered by a run whose numbers decide."""
+"""The lab: each file is a claim, a question about attention that a run answers with measured numbers."""

@@ -33,7 +33,15 @@ PLACE = re.compile(r"(\d{3})\s+(.+)")
 
 @dataclass(frozen=True)
 class SheetAnswer:
-    """One answer file: the questions it answers, and the template of its text."""
+    """One answer file: the questions it answers, and the template of its text.
+
+    name       the file's name without its ending
+    questions  the text of each question by its place, such as "000 1.1a"
+    claims     ids of the claims that measure the answer
+    command    the command line that shows the answer live
+    view       where else to look: another command, an exercise, a page
+    sections   the template of each section by its heading
+    """
 
     name: str
     questions: dict[str, str]
@@ -44,24 +52,30 @@ class SheetAnswer:
 
     @property
     def formulas(self) -> list[str]:
-        """The formulas in LaTeX."""
+        """The LaTeX formulas of the section `Formula`."""
         return re.findall(r"\$\$(.+?)\$\$", self.sections.get("Formula", ""), re.S)
 
     def body(self, result: Callable[[str], Result]) -> str:
-        """Return the answer as Markdown, filled with the numbers of results by claim."""
+        """Return the answer as Markdown, with numbers and findings filled in.
+
+        result  returns the result of the claim with a given id
+        """
         values = {"n": lambda name: result(name).numbers, "finding": lambda name: result(name).verdict.sentence}
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)
 
     def errata(self, result: Callable[[str], Result]) -> list[Erratum]:
-        """Return the wrong answers of the sheets to these questions, with their counter-examples."""
+        """Return the errata of the sheets about the questions of this file.
+
+        result  returns the result of the claim with a given id
+        """
         own = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
         found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in own))
         return [each for each in found if _concerns(each.source, self.questions)]
 
 
 def _concerns(source: str, questions: dict[str, str]) -> bool:
-    """Whether an erratum is about one of these questions; a source may name several."""
+    """Whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
     return any(place in questions for place in source.split(", "))
 
 
@@ -91,13 +105,13 @@ def _read(path: Path) -> SheetAnswer:
 
 @cache
 def sheet_titles() -> dict[str, str]:
-    """Return what each sheet is, by number."""
+    """Return the title of each course sheet by its number."""
     titles: dict[str, str] = tomllib.loads((FOLDER / "sheets.toml").read_text(encoding="utf-8"))["sheets"]
     return titles
 
 
 def sheet_questions(sheet: str) -> dict[str, SheetAnswer]:
-    """Return the questions of a sheet in order, each with its answer."""
+    """Return the answer to each question of a sheet, by place and in the order of the sheet."""
     if sheet not in sheet_titles():
         raise UnknownNameError(f"there is no sheet {sheet!r}; there are {', '.join(sheet_titles())}")
     found = {place: answer for answer in sheet_answers() for place in answer.questions if place.startswith(f"{sheet} ")}
@@ -111,7 +125,7 @@ def _natural(place: str) -> list[tuple[bool, int, str]]:
 
 
 def find_answer(place: str) -> tuple[str, SheetAnswer]:
-    """Return a question by its place, such as "002 1.2a", and its answer."""
+    """Return the place of a question as the sheet writes it, such as "002 1.2a", and the answer to it."""
     match = PLACE.fullmatch(place.strip())
     questions = sheet_questions(match[1]) if match else {}
     wanted = "".join(place.lower().split()).replace("(", "").replace(")", "")
@@ -125,5 +139,5 @@ def find_answer(place: str) -> tuple[str, SheetAnswer]:
 
 
 def formulas_as_text(markdown: str) -> str:
-    """Replace the formulas of a Markdown text by terminal text in code blocks."""
+    """Replace the LaTeX formulas of a Markdown text by code blocks with formulas in plain text."""
     return re.sub(r"\$\$(.+?)\$\$", lambda match: f"```\n{text(parse_latex(match[1]))}\n```", markdown, flags=re.S)

@@ -33,6 +33,7 @@ from regard.base.formulas import Expression, parse_latex
 from regard.base.registry import Registry
 from regard.lab.drawing import Figure
 from regard.lab.errata import WrongAnswer, judge_wrong_answers, wrong_answers
+from regard.lab.settings import check_settings
 from regard.lab.templates import render
 from regard.lab.verdict import Decision, Numbers, Verdict, judge_finite
 
@@ -41,7 +42,13 @@ CHAPTERS = {"attention": "Attention", "heads": "Heads and self-attention", "tran
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the lab, parsed from its module."""
+    """A claim of the lab, parsed from its module.
+
+    id        its name, such as "beta"
+    chapter   the package of the module: "attention", "heads" or "transformers"
+    claim     the text after `Claim:` in the module's docstring, and likewise `measures`, `finding` and `source`
+    budget    seconds that a run may take on two cores
+    """
 
     id: str
     chapter: str
@@ -54,7 +61,7 @@ class Claim:
     module: ModuleType
 
     def _repr_html_(self) -> str:
-        """The page that a notebook shows: question, claim and the shipped result."""
+        """Return the HTML that a notebook shows: question, claim and the shipped result."""
         from regard.lab.html_page import claims_page  # imports this module
         from regard.lab.results import shipped_results
 
@@ -62,12 +69,12 @@ class Claim:
 
     @property
     def maths(self) -> str:
-        """The formula in LaTeX."""
+        """The formula of the claim in LaTeX."""
         return str(self.module.MATHS)
 
     @property
     def formula(self) -> Expression:
-        """The formula as a tree."""
+        """The formula of the claim as an expression tree."""
         return parse_latex(self.maths)
 
     @property
@@ -83,10 +90,12 @@ class Claim:
         smoke     start from the quick setup
         """
         setup = override(self.module.SMOKE if smoke else self.module.Setup(), settings or {})
-        return setup if seed is None else replace(setup, seed=seed)
+        setup = setup if seed is None else replace(setup, seed=seed)
+        check_settings(setup)
+        return setup
 
     def run(self, setup: Any, **parts: Any) -> "Outcome":
-        """Run the claim.
+        """Run the claim and return its numbers, its verdict and the seconds it took.
 
         setup  from `setup()`
         parts  functions or models to replace, such as attention=my_attention
@@ -97,7 +106,7 @@ class Claim:
         return Outcome(self, setup, numbers, self.judge(numbers), seconds)
 
     def judge(self, numbers: Numbers) -> Verdict:
-        """Return the verdict of a run's numbers on the claim."""
+        """Return the verdict on the claim that the numbers of a run give."""
         return judge_finite(self._judge, numbers)
 
     def _judge(self, numbers: Numbers) -> Verdict:
@@ -123,7 +132,7 @@ class Outcome:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The sheets' wrong answers about this setup, with their verdicts."""
+        """The wrong answers of the sheets that are about this setup, each with the verdict of this run's numbers."""
         return judge_wrong_answers(self.claim.id, self.numbers)
 
 

@@ -27,7 +27,7 @@ class Digits(NamedTuple):
         return Digits(self.images[rows], self.labels[rows])
 
     def shuffle_pixels(self, seed: int) -> "Digits":
-        """Shuffle the pixels of all images in the same way."""
+        """Return the images with their pixels in a random order, the same order for all images."""
         order = torch.randperm(SIDE * SIDE, generator=make_generator(seed))
         return Digits(self.images.flatten(2)[:, :, order].unflatten(2, (SIDE, SIDE)), self.labels)
 

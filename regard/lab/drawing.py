@@ -18,7 +18,11 @@ LINE_STYLES = ("-", "--", ":", "-.")
 def make_figure(
     columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float = 3.2
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure and its axes, row by row, without pyplot and its global state."""
+    """Create a figure, and return it with its axes in row-major order.
+
+    columns  number of panels per row, and `rows` the number of rows
+    width    width of one panel in inches, and `height` its height
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -37,9 +41,9 @@ def plot_lines(
     legend: bool = True,
     **options: Any,
 ) -> None:
-    """Plot curves by name, each with its own colour and marker.
+    """Plot named curves over `x`, each with its own colour and marker.
 
-    overlapping  give curves that lie on top of each other different dashes and open markers
+    overlapping  whether to use different dashes and open markers, so that curves on top of each other can be told apart
     legend       whether to draw a legend if there are several curves
     options      passed to `Axes.plot`
     """
@@ -72,7 +76,11 @@ def bar_figure(values: Mapping[str, float], **labels: Any) -> Figure:
 def plot_intervals(
     axes: Axes, x: Sequence[float], means: Mapping[str, Sequence[float]], halves: Mapping[str, Sequence[float]]
 ) -> None:
-    """Plot means over seeds by name, with their confidence intervals as error bars."""
+    """Plot named curves of means with error bars.
+
+    means   the means over seeds
+    halves  half the width of the confidence interval of each mean
+    """
     for number, name in enumerate(means):
         look: dict[str, Any] = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "capsize": 3}
         axes.errorbar(x, means[name], halves[name], label=name, **look)
@@ -80,19 +88,22 @@ def plot_intervals(
 
 
 def mark_level(axes: Axes, value: float, label: str) -> None:
-    """Draw a dashed horizontal line with a label in the legend, such as the accuracy of guessing."""
+    """Draw a dashed horizontal line at `value`, such as the accuracy of guessing, with a label in the legend."""
     axes.axhline(value, color="#000000", linestyle="--", linewidth=1, label=label)
     axes.legend(frameon=False)
 
 
 def plot_bars(axes: Axes, values: Mapping[str, float], *, fmt: str = "%.3g") -> None:
-    """Draw one bar per name, with its value above it."""
+    """Draw one bar per name, with its value above it in the printf format `fmt`."""
     axes.bar_label(axes.bar(list(values), list(values.values()), color=COLOURS[0]), fmt=fmt)
     axes.margins(y=0.1)
 
 
 def plot_shares(axes: Axes, values: Mapping[str, float], halves: Sequence[float]) -> None:
-    """Draw shares between 0 and 1 as bars with error bars, which are cut at 0 and 1."""
+    """Draw named shares between 0 and 1 as bars with error bars.
+
+    halves  half the length of each error bar; a bar ends at 0 and 1
+    """
     heights = list(values.values())
     below = [min(half, height) for half, height in zip(halves, heights, strict=True)]
     above = [min(half, 1 - height) for half, height in zip(halves, heights, strict=True)]
@@ -102,6 +113,6 @@ def plot_shares(axes: Axes, values: Mapping[str, float], halves: Sequence[float]
 
 
 def plot_heatmap(axes: Axes, matrix: Sequence[Sequence[float]], *, low: float = 0.0, high: float | None = None) -> None:
-    """Draw a matrix as a heat map with a colour bar."""
+    """Draw a matrix as a heat map with a colour bar from `low` to `high`, by default the largest entry."""
     image = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8)

@@ -18,18 +18,18 @@ FILE = Path(__file__).parent / "sheets" / "errata.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class WrongAnswer:
-    """A wrong or partly wrong answer of a sheet, as `sheets/errata.toml` has it.
+    """A wrong or partly wrong answer of a sheet, an entry of `sheets/errata.toml`.
 
-    claim    the claim whose numbers refute it
+    claim    id of the claim whose numbers refute the answer
     source   the sheet and the exercise, such as "000 1.1b"
-    place    where in the answer the quotation is
-    quote    the sheet, word for word
-    says     the same in plain words
+    place    where in the sheet's answer the quotation is
+    quote    the answer, word for word
+    says     the answer in plain words
     status   "wrong", "partly right", "no reason" (true, but its reason is not), or "slip"
-    refuted  an expression on the numbers n of a run that is true if they contradict it
-    counter  the counter-example, a template on the numbers n
+    refuted  a jinja2 expression on the numbers n of a run that is true if the numbers contradict the answer
+    counter  the counter-example, a jinja2 template on the numbers n
     right    the correct answer
-    when     an expression on n: whether the run has the setup that this answer is about
+    when     a jinja2 expression on n that is true if the run has the setup that the answer is about
     """
 
     claim: str
@@ -48,7 +48,7 @@ class WrongAnswer:
         return bool(evaluate(self.when, n=numbers))
 
     def verdict(self, numbers: Numbers) -> Verdict:
-        """Return the verdict of a run's numbers on this answer."""
+        """Return whether the numbers of a run refute this answer, with the counter-example as the sentence."""
         word = REFUTED if evaluate(self.refuted, n=numbers) else SUPPORTED
         return Verdict(word, render(self.counter, n=numbers))
 
@@ -60,14 +60,24 @@ def wrong_answers() -> tuple[WrongAnswer, ...]:
 
 
 def judge_wrong_answers(claim: str, numbers: Numbers) -> list[tuple[WrongAnswer, Verdict]]:
-    """Judge the wrong answers that belong to a claim and to the setup of a run."""
+    """Return the wrong answers about a claim, each with the verdict of a run's numbers.
+
+    Answers about another setup than that of the run are left out.
+    """
     own = [answer for answer in wrong_answers() if answer.claim == claim]
     return [(answer, judge_finite(answer.verdict, numbers)) for answer in own if answer.applies(numbers)]
 
 
 @dataclass(frozen=True)
 class Erratum:
-    """One wrong answer and the verdict of a run on it; an erratum must be refuted."""
+    """One wrong answer, and the verdict that a run gave on it, which must be "refuted".
+
+    id               id of the claim that refutes the answer, and `question` its question
+    source           the sheet and the exercise; `place`, `quote`, `says`, `status`, `right` as in `WrongAnswer`
+    verdict          the verdict's word
+    counter_example  the counter-example with its numbers
+    command          the command line that reproduces the run
+    """
 
     id: str
     question: str
@@ -87,7 +97,7 @@ class Erratum:
 
 
 def errata(results: "Iterable[Result]") -> list[Erratum]:
-    """Judge every wrong answer of the claims with the numbers of these results."""
+    """Return an erratum for every wrong answer that the numbers of these results are about."""
     return [
         Erratum(
             id=result.id,

@@ -18,11 +18,13 @@ def fit(
     rate: float,
     warm_up: int = 20,
 ) -> list[float]:
-    """Train parameters in place and return the loss of each step.
+    """Train parameters in place with Adam, and return the loss of each step.
 
-    parameters  those of a model, or parameter groups: {"params": [...], "lr": 0.3}
-    loss        samples a batch and returns its loss
-    rate        the largest learning rate, reached after `warm_up` steps
+    The learning rate rises linearly for `warm_up` steps, and falls linearly to 0.
+
+    parameters  parameters of a model, or parameter groups: {"params": [...], "lr": 0.3}
+    loss        function that samples a batch and returns its loss
+    rate        the learning rate after the warm-up
     """
     check_integer("steps", steps, 1)
     check_integer("warm_up", warm_up, 0)
@@ -50,9 +52,12 @@ def fit_cross_entropy(
     warm_up: int = 20,
     parameters: Iterable[dict[str, Any]] | None = None,
 ) -> list[float]:
-    """Train a model that returns logits, and return the loss of each step; the model is in eval mode afterwards.
+    """Train a model that returns logits with cross-entropy, and return the loss of each step.
 
-    sample      returns the inputs of the model and the targets of a batch; -100 where there is no target
+    The model is in eval mode afterwards.
+
+    sample      returns the positional arguments of the model and the targets of a batch; a target of -100 is ignored
+    rate        the learning rate after `warm_up` steps
     parameters  parameter groups; default all parameters of the model
     """
 

@@ -19,13 +19,15 @@ MOST_VALUES = 24  # longer lists are folded
 ClaimResult = tuple[Claim, Result | None]
 
 
-def figure_svg(claim: Claim, numbers: Numbers) -> str:
-    """Return the claim's figure as SVG; the same numbers give the same text."""
+def figure_svg(claim: Claim, numbers: Numbers, fonts: str = "path") -> str:
+    """Return the claim's figure as SVG; the same numbers give the same text.
+
+    fonts  "path" draws letters as paths, so that no font is needed; "none" leaves them to the reader's fonts
+    """
     import matplotlib
 
     file = io.StringIO()
-    # draw letters as paths, so that no font is needed
-    with matplotlib.rc_context({"svg.hashsalt": claim.id, "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"svg.hashsalt": claim.id, "svg.fonttype": fonts}):
         claim.draw(numbers).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
@@ -132,7 +134,10 @@ def _wrong_answer(found: Erratum) -> Markup:
 
 
 def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Result]) -> str:
-    """Return the answer to a question as Markdown, with the errata of the sheets and the command."""
+    """Return the answer to the question at `place` as Markdown, with the errata of the sheets and the command.
+
+    result  returns the result of the claim with a given id
+    """
     errata = "".join(
         f"\n\n> {each.quote}\n\nSheet {each.source}, {each.place} ({each.status}). {each.counter_example} "
         f"Correct: {each.right}"
@@ -142,7 +147,11 @@ def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Res
 
 
 def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: Callable[[str], Result]) -> str:
-    """Return one HTML page with the answers to these questions."""
+    """Return one HTML page with the answers to questions.
+
+    shown   the place of each question, such as "000 1.1a", and its answer
+    result  returns the result of the claim with a given id
+    """
     contents = [
         tag("li", tag("a", f"{place}: {answer.questions[place]}", href=f"#{_anchor(place)}")) for place, answer in shown
     ]
@@ -172,7 +181,10 @@ def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], fi
 
 
 def markdown_html(markdown: str) -> Markup:
-    """Convert the Markdown of the answers: headings, paragraphs, lists, tables, code blocks and formulas."""
+    """Convert the Markdown of the answers to HTML.
+
+    It may have headings, paragraphs, lists, tables, code blocks and formulas.
+    """
     parts: list[Markup] = []
     for block in re.split(r"\n\s*\n", markdown.strip()):
         lines = block.strip().splitlines()
@@ -197,7 +209,7 @@ def markdown_html(markdown: str) -> Markup:
 
 
 def _inline(words: str) -> Markup:
-    """Convert `code` and **bold** inside a paragraph."""
+    """Convert the `code` and **bold** of a Markdown paragraph to HTML."""
     names = {"`": "code", "*": "strong"}
     pieces = re.split(r"(`[^`]+`|\*\*[^*]+\*\*)", words)
     # the pieces at odd places are code or bold
@@ -219,13 +231,16 @@ def _numbers(result: Result) -> Markup:
 
 
 def number_call(result: Result, name: str) -> str:
-    """Return the Python that computes one number."""
+    """Return Python code that computes one number of a result."""
     quoted = '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"{IMPORT}; {result.call}.numbers[{quoted}]"
 
 
 def value_html(value: Any) -> Markup:
-    """Write a number, a list or a table; a rounded number has all its digits in its tooltip."""
+    """Return a number, a list or a table as HTML.
+
+    Long lists are folded. A rounded number has all its digits in its tooltip.
+    """
     if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
         lines = [tag("tr", *(tag("td", value_html(item)) for item in row)) for row in value]
         return _folded(tag("table", *lines, class_="values"), f"{len(value)} rows", sum(map(len, value)))

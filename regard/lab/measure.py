@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from regard.base.counting import count_flops
@@ -14,7 +15,7 @@ from regard.lab.verdict import Attention
 
 
 def normal_tensors(draws: torch.Generator, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """Sample tensors of standard normal numbers in float64, in this order."""
+    """Return one tensor of standard normal numbers in float64 per shape, sampled in this order."""
     return [torch.randn(shape, generator=draws, dtype=torch.float64) for shape in shapes]
 
 
@@ -24,14 +25,15 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 
 
 def attend_matrices(attention: Attention, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Apply attention to matrices with one row per token, without batch and heads."""
+    """Apply an attention function to matrices (n, c) with one row per token, without batch and heads."""
     return attention(q[None, None], k[None, None], v[None, None], **options)[0, 0]
 
 
 def attention_weights(attention: Attention, q: Tensor, k: Tensor, **options: Any) -> Tensor:
-    """Return the attention weights: the outputs for one-hot values.
+    """Return the weights of an attention function: its outputs for one-hot values.
 
-    q, k  (i c) and (j c), or with the axes b and h before them
+    q, k     (i c) and (j c), or with the axes b and h before them
+    options  passed to the attention function
     """
     values = torch.eye(k.shape[-2], dtype=k.dtype)
     if k.ndim == 2:
@@ -47,7 +49,7 @@ def count_multiply_adds(call: Callable[[], Any]) -> int:
 
 
 def measure_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the median duration of a call."""
+    """Return the median duration of `repeats` calls in seconds."""
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -62,5 +64,13 @@ def count_parameters(model: Any) -> int:
 
 
 def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the exponent p of y = x^p between the first and the last point."""
+    """Return the exponent p of the power law y ~ x^p through the first and the last point."""
     return math.log(y[-1] / y[0]) / math.log(x[-1] / x[0])
+
+
+def random_permutation(n: int, draws: torch.Generator) -> Int[Tensor, "n"]:
+    """Sample a permutation of n >= 2 tokens that is not the identity."""
+    order = torch.randperm(n, generator=draws)
+    while torch.equal(order, torch.arange(n)):
+        order = torch.randperm(n, generator=draws)
+    return order

@@ -1,4 +1,4 @@
-"""Random keys around orthogonal means, one of them with a random length."""
+"""Random keys around orthonormal means; the length of one key may be random too."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.lab.drawing import COLOURS, Figure, make_figure
+from regard.lab.settings import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyKeysSetup:
-    """Number of keys, scale s of the queries, variances of the noise and of the length, and number of draws."""
+    """Keys with noise around orthonormal means, and queries.
+
+    keys      number of keys
+    width     width of the keys, at least their number
+    size      scale s of the queries
+    noise     variance of the noise in each channel of a key
+    variance  variance of the random length gamma of the first key
+    draws     number of random sets of keys
+    bins      number of bins of the histograms of weights
+    """
 
     keys: int = 10
     width: int = 11
@@ -22,43 +33,51 @@ class NoisyKeysSetup:
     bins: int = 21
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_at_least(self, keys=3, draws=1000)
+        if self.keys > self.width or min(self.size, self.variance) <= 0 or self.noise < 0:
+            raise ConfigError(
+                "orthogonal means need as many channels as keys, and size and variance must be above 0: "
+                f"keys={self.keys}, width={self.width}, size={self.size}, variance={self.variance}, noise={self.noise}"
+            )
+
     @property
     def means(self) -> Float[Tensor, "j c"]:
         return torch.eye(self.width, dtype=torch.float64)[: self.keys]
 
     @property
     def one_hot(self) -> Float[Tensor, "b 1 j j"]:
-        """One-hot values, for which the outputs are the weights."""
+        """One-hot values, for which the outputs of attention are the attention weights."""
         return torch.eye(self.keys, dtype=torch.float64).expand(self.draws, 1, -1, -1)
 
     def sample_keys(self, draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
-        """Sample keys with isotropic noise."""
+        """Sample `self.draws` sets of keys: the means plus isotropic normal noise."""
         noise = torch.randn(self.draws, 1, self.keys, self.width, generator=draws, dtype=torch.float64)
         return noise.mul_(self.noise**0.5).add_(self.means)
 
     def sample_lengths(self, draws: torch.Generator) -> Float[Tensor, "b"]:
-        """Sample gamma ~ N(1, variance), stratified.
+        """Sample `self.draws` lengths gamma ~ N(1, variance) by stratified sampling.
 
-        There is one draw from each of `draws` equally likely intervals, so shares have a small error.
+        One length comes from each of `self.draws` equally likely intervals, so shares of draws have a small error.
         """
         even = torch.arange(self.draws) + torch.rand(self.draws, generator=draws, dtype=torch.float64)
         gamma: Tensor = 1 + self.variance**0.5 * torch.special.ndtri(even / self.draws)
         return gamma
 
     def scale_first_key(self, gamma: Float[Tensor, "b"], draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
-        """Sample keys whose first mean is multiplied by gamma."""
+        """Sample `self.draws` sets of keys; in each the mean of the first key is multiplied by its gamma."""
         keys = self.sample_keys(draws)
         keys[:, 0, 0] += (gamma - 1)[:, None] * self.means[0]
         return keys
 
     def histogram(self, weights: Float[Tensor, "m"]) -> list[float]:
-        """Return the share of weights in each of `bins` intervals from 0 to 1."""
+        """Return the share of the weights in each of `self.bins` equal intervals from 0 to 1."""
         shares: list[float] = torch.histc(weights, self.bins, 0, 1).div(len(weights)).tolist()
         return shares
 
 
 def plot_histograms(histograms: dict[str, list[float]], xlabel: str, title: str) -> Figure:
-    """Draw histograms of weights: the first filled, the others outlined on top."""
+    """Draw named histograms of weights in one panel: the first filled, the others as outlines on top."""
     figure, (axes,) = make_figure()
     for number, (name, shares) in enumerate(histograms.items()):
         edges = [at / len(shares) for at in range(len(shares) + 1)]

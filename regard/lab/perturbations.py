@@ -1,4 +1,4 @@
-"""Small changes of the inputs of attention, and the error of a first-order prediction."""
+"""Small changes eps of a key or a query of attention, and the error of predicting the output to first order."""
 
 import math
 from collections.abc import Callable
@@ -9,15 +9,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import normal_tensors
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationSetup:
-    """Sizes of the inputs, standard deviations of eps from large to small, and the number of random inputs."""
+    """Random inputs of attention, and the sizes of a change eps of one key or query.
+
+    queries      number of queries
+    keys         number of keys
+    width        width of queries and keys
+    value_width  width of values
+    sizes        standard deviations of eps, from large to small
+    inputs       number of random inputs
+    """
 
     queries: int = 5
     keys: int = 11
@@ -26,6 +36,11 @@ class PerturbationSetup:
     sizes: tuple[float, ...] = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
     inputs: int = 201
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, keys=2, sizes=2)
+        if list(self.sizes) != sorted(set(self.sizes), reverse=True) or self.sizes[-1] <= 0:
+            raise ConfigError(f"sizes must fall from large to small and be above 0: sizes={self.sizes}")
 
     def sample(self) -> "Inputs":
         i, j, c, e = self.queries, self.keys, self.width, self.value_width
@@ -36,7 +51,11 @@ class PerturbationSetup:
 
 
 class Inputs(NamedTuple):
-    """Inputs of attention, the direction of the change, and one-hot values."""
+    """Random inputs of attention, and a direction of change.
+
+    direction  standard normal direction in which a key or a query changes
+    one_hot    one-hot values, for which the outputs are the weights
+    """
 
     q: Float[Tensor, "b 1 i c"]
     k: Float[Tensor, "b 1 j c"]
@@ -46,7 +65,7 @@ class Inputs(NamedTuple):
 
 
 def change_norm(change: Float[Tensor, "b 1 i e"]) -> Float[Tensor, "b"]:
-    """Return the norm of the change for each input."""
+    """Return the norm of the change of the output, for each input of the batch."""
     return change.square().flatten(1).sum(1).sqrt()
 
 
@@ -55,7 +74,10 @@ def first_order_error(
     moved: Callable[[float], Float[Tensor, "b 1 i e"]],
     slope: Float[Tensor, "b 1 i e"],
 ) -> Numbers:
-    """Return the median relative error of size * slope against moved(size), and how the error grows with size."""
+    """Return how well size * slope predicts the change of the output, moved(size).
+
+    The numbers are the median relative error at each size, and the order p of the error ~ size^p at the smallest sizes.
+    """
     errors = {size: change_norm(moved(size) - size * slope) for size in sizes}
     smaller, smallest = sizes[-2:]
     order = (errors[smaller] / errors[smallest]).log() / math.log(smaller / smallest)
@@ -67,7 +89,7 @@ def first_order_error(
 
 
 def draw_first_order_error(numbers: Numbers, title: str, columns: int = 1) -> Figure:
-    """Draw the relative error of the prediction by the size of the change, in the first panel."""
+    """Draw the relative error of the first-order prediction over the size of eps, in the first of `columns` panels."""
     figure, (axes, *_) = make_figure(columns=columns)
     plot_lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
     axes.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title=title)

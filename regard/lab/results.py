@@ -37,7 +37,17 @@ NOT_RUN, OUTDATED = "not run yet", "to be run again"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The numbers of one run and what reproduces them."""
+    """The numbers of one run, and what is needed to reproduce them.
+
+    id           id of the claim
+    seconds      duration of the run
+    fingerprint  hash of the code that ran
+    smoke        whether the settings start from the quick setup
+    settings     the settings that differ from the default or the quick setup
+    threads      number of torch's threads
+    created      date and time of the run in UTC
+    figure       the file that the figure was drawn to
+    """
 
     id: str
     numbers: Numbers
@@ -57,7 +67,7 @@ class Result:
 
     @property
     def current(self) -> bool:
-        """Whether the claim's code is still the code that ran."""
+        """Whether the result is up to date: the claim's code is still the code that ran."""
         return self.fingerprint == fingerprint(self.claim)
 
     @property
@@ -66,7 +76,7 @@ class Result:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The sheets' wrong answers about this setup, with the verdicts of these numbers."""
+        """The wrong answers of the sheets that are about this setup, each with the verdict of these numbers."""
         return judge_wrong_answers(self.id, self.numbers)
 
     @property
@@ -84,12 +94,12 @@ class Result:
 
     @property
     def options(self) -> str:
-        """The options of the command; empty for the default setup."""
+        """The options of the command line, such as `--smoke --seed 1`; empty for the default setup."""
         return self.command.removeprefix(f"regard lab run {self.id}").strip()
 
     @property
     def call(self) -> str:
-        """The Python that returns the outcome, once `claims` is imported."""
+        """The Python expression that repeats the run, once `claims` is imported."""
         changed = {name: value for name, value in self.settings.items() if name != "seed"}
         inside = [_code(changed)] if changed else []
         inside += [f"seed={self.settings['seed']}"] if "seed" in self.settings else []
@@ -99,9 +109,9 @@ class Result:
 
 
 def make_result(outcome: Outcome, figure: Path | None = None) -> Result:
-    """Make the result to save from a run.
+    """Return the result of a run, ready to be saved.
 
-    figure  the file its figure was drawn to
+    figure  the file that the run's figure was drawn to
     """
     claim = outcome.claim
     quick, full = (_changes(start, outcome.setup) for start in (claim.module.SMOKE, claim.module.Setup()))
@@ -118,7 +128,7 @@ def make_result(outcome: Outcome, figure: Path | None = None) -> Result:
 
 
 def _changes(default: Any, setup: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the settings that differ, by name; those of a nested setup have dotted names."""
+    """Return the settings of `setup` that differ from `default`; those of a nested setup have dotted names."""
     found: dict[str, Any] = {}
     for name in (prefix + each.name for each in dataclasses.fields(setup)):
         old, new = (getattr(each, name.removeprefix(prefix)) for each in (default, setup))
@@ -131,17 +141,18 @@ def _changes(default: Any, setup: Any, prefix: str = "") -> dict[str, Any]:
 
 @cache  # once per process: the code that runs is the code that was imported
 def fingerprint(claim: Claim) -> str:
-    """Hash the code that computes a claim's numbers."""
+    """Return a hash of the code and the default settings that compute a claim's numbers."""
     defaults = repr(dataclasses.astuple(claim.module.Setup()))  # a setup may inherit its defaults
     source = Path(str(claim.module.__file__)).read_text(encoding="utf-8")
     return hashlib.sha256((defaults + hash_input(source)).encode()).hexdigest()[:16]
 
 
 def hash_input(source: str) -> str:
-    """Return the structure of `run`, `Setup` and everything in the file that they use.
+    """Return the part of a claim's source that decides its numbers, as text to hash.
 
-    Docstrings, comments, formatting, annotations, validation and error messages are left out. Identifiers that are not
-    names of Python or torch are numbered in the order of their first use, so renaming them changes nothing.
+    This is the syntax tree of `run`, `Setup` and everything in the file that they use. Docstrings, comments,
+    formatting, annotations, validation and error messages are left out. Identifiers that are not names of Python or
+    torch are numbered in the order of their first use, so renaming them changes nothing.
     """
     defined: dict[str, ast.AST] = {}
     for node in ast.parse(source).body:
@@ -207,7 +218,10 @@ def _code(value: Any) -> str:
 
 
 def _to_json(value: Any, where: str) -> Any:
-    """Convert to lists and dictionaries, or raise an error that names what JSON cannot hold."""
+    """Convert tuples to lists, or raise an error that names what JSON cannot hold.
+
+    where  what the value is, for the error message
+    """
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -219,7 +233,7 @@ def _to_json(value: Any, where: str) -> Any:
 
 
 def encode_floats(value: Any) -> Any:
-    """Replace inf and nan, which JSON lacks, by {"float": "inf"}."""
+    """Replace inf and nan, which JSON lacks, by {"float": "inf"} and the like, also inside lists and dictionaries."""
     if isinstance(value, dict):
         return {name: encode_floats(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -228,7 +242,7 @@ def encode_floats(value: Any) -> Any:
 
 
 def decode_floats(found: dict[str, Any]) -> Any:
-    """Undo `encode_floats` for one JSON object."""
+    """Return the float of a JSON object {"float": "inf"}; other objects are returned unchanged."""
     return float(found["float"]) if set(found) == {"float"} and isinstance(found["float"], str) else found
 
 
@@ -240,7 +254,10 @@ def default_folder() -> Path:
 
 
 def make_folder(folder: Path, what: str = "results") -> Path:
-    """Create the folder of results or figures, or raise an error before anything runs."""
+    """Create a folder and return it, or raise an error if nothing can be saved there.
+
+    what  what the folder is for, in the error message: "results" or "figures"
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -262,7 +279,7 @@ def save_shipped_results(results: Mapping[str, Result]) -> None:
 
 
 def _write(path: Path, results: list[Result]) -> None:
-    """Write results, one per line."""
+    """Write results to a JSON file atomically, one per line."""
     lines = [json.dumps(encode_floats(dataclasses.asdict(each)), ensure_ascii=False) for each in results]
     text = f'{{"format": "{FORMAT}", "results": [\n' + ",\n".join(lines) + "\n]}\n"
     try:
@@ -272,13 +289,13 @@ def _write(path: Path, results: list[Result]) -> None:
 
 
 def load_result(claim: Claim, folder: Path) -> Result | None:
-    """Return the latest result of a run on this machine, or None."""
+    """Return the result of the claim's latest run from the folder, or None if there is none."""
     path = folder / f"{claim.id}.json"
     return _read(path).get(claim.id) if path.is_file() else None
 
 
 def shipped_results() -> dict[str, Result]:
-    """Return the results shipped with the package, by claim."""
+    """Return the results shipped with the package by the ids of their claims."""
     return _read(SHIPPED) if SHIPPED.is_file() else {}
 
 
@@ -307,7 +324,7 @@ def latest_result(claim: Claim, folder: Path, shipped: Mapping[str, Result]) -> 
 
 
 def verdict_word(result: Result | None) -> str:
-    """Return the verdict of a result, or why there is none."""
+    """Return the word of a result's verdict, or that the claim was not run or the result is out of date."""
     if result is None:
         return NOT_RUN
     return result.verdict.word if result.current else OUTDATED

@@ -12,7 +12,11 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedSetup:
-    """Settings of a claim that trains over several seeds."""
+    """Settings of a claim that trains over several seeds.
+
+    repeats  number of trainings, each with its own seed
+    seed     changes all of these seeds
+    """
 
     repeats: int = 4
     seed: int = 0
@@ -33,7 +37,10 @@ def interval_half_width(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds and half the width of its confidence interval; sums combine the uncertainties."""
+    """A mean over seeds with its 95 % confidence interval, mean - half to mean + half.
+
+    Sums and differences combine the uncertainties of independent means.
+    """
 
     mean: float
     half: float = 0.0
@@ -71,9 +78,11 @@ class Estimate:
 
 
 def mean_and_interval(name: str, values: Any) -> dict[str, Any]:
-    """Return means over seeds as `name`, and half the widths of their intervals as "interval of `name`".
+    """Return means over seeds, and half the widths of their confidence intervals, as numbers of a run.
 
-    values  one number per seed, or lists and dictionaries of such numbers
+    The keys of the result are `name` and "interval of `name`".
+
+    values  one number per seed, or lists and dictionaries of such lists
     """
     return {name: _reduce(fmean, values), f"interval of {name}": _reduce(interval_half_width, values)}
 
@@ -87,7 +96,7 @@ def _reduce(function: Callable[[Sequence[float]], float], values: Any) -> Any:
 
 
 def estimates(numbers: dict[str, Any], name: str) -> Any:
-    """Return what `mean_and_interval` wrote, with an Estimate for each mean."""
+    """Return the means that `mean_and_interval` stored as `name`, each as an `Estimate` with its interval."""
 
     def combine(mean: Any, half: Any) -> Any:
         if isinstance(mean, dict):

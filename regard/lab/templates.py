@@ -11,7 +11,7 @@ from regard.lab.verdict import join_numbers
 
 
 def round_outward(value: float, digits: int = 1, *, down: bool = False) -> str:
-    """Write a bound with few digits, rounded up (or down), so that the written bound still holds.
+    """Format a bound with few significant digits, rounded up (or down), so that the written bound still holds.
 
     >>> round_outward(9.49e-42)
     '1e-41'
@@ -38,17 +38,17 @@ _FILTERS: dict[str, Any] = {
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the jinja2 environment: an unknown name is an error."""
-    made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    """Return the jinja2 environment of the lab, with filters for numbers; an unknown name in a template is an error."""
+    made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # Markdown  # nosec B701
     made.filters |= _FILTERS
     return made
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a template: {{ n.weights[0]|fixed(3) }}."""
+    """Fill in a jinja2 template, such as {{ n.weights[0]|fixed(3) }}, with values by name."""
     return environment().from_string(template).render(**values)
 
 
 def evaluate(expression: str, **values: Any) -> Any:
-    """Compute an expression: n.weights[0]|max < 0.5."""
+    """Return the value of a jinja2 expression, such as n.weights[0]|max < 0.5, on values by name."""
     return environment().compile_expression(expression, undefined_to_none=False)(**values)

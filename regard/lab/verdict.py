@@ -17,7 +17,11 @@ SUPPORTED, REFUTED, UNCLEAR = "supported", "refuted", "unclear"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict on a statement, and a sentence with the numbers that decide it."""
+    """A verdict on a statement.
+
+    word      "supported", "refuted" or "unclear"
+    sentence  a sentence with the numbers that decide
+    """
 
     word: str  # "supported", "refuted" or "unclear"
     sentence: str
@@ -29,7 +33,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict without its sentence: the word, and the values that the claim's finding shows besides the numbers."""
+    """A verdict before its sentence is written.
+
+    word     "supported", "refuted" or "unclear"
+    shown    values for the template `Finding:`, besides the numbers of the run
+    missing  what the setup would need for a decision; empty if nothing
+    """
 
     word: str
     shown: Numbers
@@ -37,12 +46,15 @@ class Decision:
 
 
 def decide(holds: bool, margins: Iterable[Estimate] = (), *, missing: str = "", **shown: Any) -> Decision:
-    """Return the verdict: supported, refuted, or unclear where an interval over seeds includes zero.
+    """Decide a claim: "supported", "refuted" or "unclear".
 
-    holds    what is exact or counted, or the worst case over seeds
-    margins  by how much each mean over seeds is on the side the claim predicts
-    missing  what the setup would need for a decision; if it is not empty, a claim that holds is unclear
-    shown    values for the template `Finding:`, which also has the numbers as n
+    A claim is refuted if `holds` is false or the confidence interval of a margin is at or below 0. It is unclear if the
+    interval of a margin includes 0, or if something is missing. Otherwise it is supported.
+
+    holds    whether the conditions hold that have no statistical uncertainty, such as exact numbers and counts
+    margins  mean over seeds of each difference that the claim predicts to be above 0
+    missing  what the setup would need for a decision; empty if nothing
+    shown    values for the template `Finding:`, which also has the numbers of the run as n
     """
     estimates = list(margins)
     if not holds or any(margin.below for margin in estimates):
@@ -52,7 +64,7 @@ def decide(holds: bool, margins: Iterable[Estimate] = (), *, missing: str = "", 
 
 
 def judge_finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Verdict:
-    """Apply a verdict function; refute without calling it if any number is inf or NaN."""
+    """Return verdict(numbers), or "refuted" if any number is inf or NaN."""
     found = next(_not_finite(numbers), None)
     if found is None:
         return verdict(numbers)
@@ -61,7 +73,7 @@ def judge_finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Ver
 
 
 def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
-    """Find values that are inf or NaN, with their positions."""
+    """Yield where each inf and NaN is in nested numbers, as text, and its value."""
     if isinstance(value, float) and not math.isfinite(value):
         yield where, value
     elif isinstance(value, dict):
@@ -73,7 +85,7 @@ def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
 
 
 def join_numbers(values: Iterable[float]) -> str:
-    """Write numbers as in a sentence: "1, 12 and 4,096", or one number if all are equal."""
+    """Format numbers for a sentence: "1, 12 and 4,096", or only one number if all are equal."""
     shown = [f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in values]
     if len(set(shown)) == 1:
         return shown[0]

@@ -1,5 +1,8 @@
 """What must hold for every claim of the lab."""
 
+import ast
+import dataclasses
+import inspect
 import json
 import re
 from typing import Any
@@ -8,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
+from regard.base.errors import ConfigError
 from regard.base.formulas import mathml, text
 from regard.lab.claim import claims
 from regard.lab.results import shipped_results
@@ -69,6 +73,59 @@ def test_sentences_have_no_python_lists_and_numbers_are_json(name: str) -> None:
     sentences = [outcome(name).verdict.sentence, *(verdict.sentence for _, verdict in outcome(name).wrong_answers)]
     assert [found for each in sentences for found in re.findall(r"\[[^a-zA-Z]*\]|\{|0e\+00", each)] == []
     assert json.loads(json.dumps(numbers(name), allow_nan=False)) == numbers(name)
+
+
+TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.S)
+
+
+def typed_numbers(name: str) -> set[float]:
+    """The numbers that the texts of a claim repeat whatever the setup: in its finding, its errata and its figure."""
+    texts = [claim(name).finding, *(each.counter for each in claim(name).wrong_answers if each.when == "true")]
+    drawing = ast.walk(ast.parse(inspect.getsource(claim(name).module.draw)))
+    texts += [node.value for node in drawing if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return {
+        float(number)
+        for each in texts
+        for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?!\w)", TEMPLATE.sub("", each))
+    }
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_texts_do_not_repeat_the_value_of_a_setting(name: str) -> None:
+    """A text that did would be wrong for every other setup."""
+    settings = {key: value for key, value in dataclasses.asdict(claim(name).setup()).items() if key != "seed"}
+    constants = {0.0, 1.0, 2.0, 3.0, 0.5}  # too common to be settings
+    typed = typed_numbers(name) - constants
+    repeated = {key: value for key, value in settings.items() if isinstance(value, int | float) and value in typed}
+    assert repeated == {}, "write {{ n.name }} instead"
+
+
+def unusual(value: Any) -> list[Any]:
+    """Other values of a setting: one smaller and one larger."""
+    if isinstance(value, bool | str) or value is None:
+        return []
+    if isinstance(value, int):
+        return [max(value // 2, 1), 2 * value + 1]
+    if isinstance(value, float):
+        return [value / 2, 3 * value]
+    return [value[:-1], (*value, 2 * value[-1])] if isinstance(value, tuple) else []
+
+
+@pytest.mark.parametrize(
+    "change", [pytest.param(0, id="smaller"), pytest.param(1, id="larger", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in TRAINING | {"synthesizer"}])
+def test_unusual_settings_are_followed_or_refused(name: str, change: int) -> None:
+    """No setting turns a true claim over, and none ends in an error of torch or Python."""
+    for key, value in dataclasses.asdict(claim(name).setup(smoke=True)).items():
+        for other in unusual(value)[change : change + 1] if key not in ("seed", "repeats") else ():
+            try:
+                setup = claim(name).setup({key: other}, smoke=True)
+            except ConfigError:
+                continue
+            found = claim(name).run(setup)
+            assert found.verdict.word in (SUPPORTED, UNCLEAR), f"{key}={other}: {found.verdict.sentence}"
+            claim(name).draw(found.numbers)
 
 
 def widen(found: Any) -> Any:

@@ -83,11 +83,12 @@ def test_the_command_and_the_call_of_a_result_give_its_setup(name: str) -> None:
         assert eval(result.call, {"claims": lambda: {name: SetupOnly(claim)}}) == result.setup == setup
 
 
-def test_settings_in_commands_and_calls_can_be_read_again(beta: Claim) -> None:
-    setup = replace(beta.module.Setup(), scores=(3.0,), seed=13)
-    result = make_result(Outcome(beta, setup, {}, Verdict("supported", "."), 0.1))
-    assert result.command == "regard lab run beta --set scores=3.0 --seed 13"
-    assert result.call == 'claims()["beta"].run(claims()["beta"].setup({"scores": (3.0,)}, seed=13))'
+def test_settings_in_commands_and_calls_can_be_read_again() -> None:
+    diffuse = claims()["diffuse"]
+    setup = replace(diffuse.module.Setup(), betas=(3.0,), seed=13)
+    result = make_result(Outcome(diffuse, setup, {}, Verdict("supported", "."), 0.1))
+    assert result.command == "regard lab run diffuse --set betas=3.0 --seed 13"
+    assert result.call == 'claims()["diffuse"].run(claims()["diffuse"].setup({"betas": (3.0,)}, seed=13))'
     four = claims()["four-kinds"]
     infinite = replace(four.module.Setup(), betas=(0.5, math.inf))
     result = make_result(Outcome(four, infinite, {}, Verdict("supported", "."), 0.1))

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 
 import torch
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import attend_matrices, attention_weights, normal_tensors
+from regard.lab.settings import check_at_least, check_indices
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}"
@@ -29,7 +31,14 @@ MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Number and width of the keys, which two to average, and values of s."""
+    """The keys, the query and the values.
+
+    keys         number of keys
+    width        width of the keys
+    value_width  width of the values
+    two          indices of the two keys whose values are averaged
+    sizes        factors s of the query s * (k_a + k_b)
+    """
 
     keys: int = 10
     width: int = 13
@@ -37,6 +46,15 @@ class Setup:
     two: tuple[int, int] = (2, 7)
     sizes: tuple[float, ...] = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, keys=3)
+        check_indices("two", self.two, self.keys, "keys")
+        if self.two[0] == self.two[1] or self.keys > self.width:
+            raise ConfigError(
+                "two must be different keys, and orthogonal keys need as many channels: "
+                f"two={self.two}, keys={self.keys}, width={self.width}"
+            )
 
 
 SMOKE = Setup()

@@ -34,7 +34,13 @@ MOST_PAIRS = 100_000  # pairs whose scores are recovered from weights
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Scores, betas, and the width and number of random pairs for the variances."""
+    """The scores, the betas, and the random vectors for the variances.
+
+    scores  scores of one query
+    betas   inverse temperatures to compare
+    width   width of the random queries and keys
+    pairs   number of random pairs of a query and a key
+    """
 
     scores: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
     betas: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -45,8 +51,8 @@ class Setup:
     def __post_init__(self) -> None:
         check_integer("pairs", self.pairs, 2, "pairs; a variance needs two")
         check_integer("width", self.width, 1)
-        if not self.scores or not all(map(math.isfinite, self.scores)):
-            raise ConfigError(f"scores must be finite, at least one: scores={self.scores}")
+        if len(set(self.scores)) < 2 or not all(map(math.isfinite, self.scores)):
+            raise ConfigError(f"scores must be finite, at least two different ones: scores={self.scores}")
         if len(self.betas) < 2 or not all(0 < beta < math.inf for beta in self.betas):
             raise ConfigError(f"betas must be finite and above 0, at least two: betas={self.betas}")
 
@@ -77,7 +83,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _scores(attention: Attention, queries: Tensor, keys: Tensor) -> Tensor:
-    """Recover scores at the default beta from weights: ln(w / w0), where w0 is the weight of a key of zeros."""
+    """Recover scores at the default beta from the weights: ln(w / w0), where w0 is the weight of a zero key."""
     k = torch.stack([keys, torch.zeros_like(keys)], 1)[:, None]
     weights = attention_weights(attention, queries[:, None, None], k)[:, 0, 0]
     recovered: Tensor = (weights[:, 0] / weights[:, 1]).log()

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
 from regard.lab.measure import attention_weights, largest_difference
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -36,7 +38,17 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Scores that copy, scores opposed to the query without a lead, and where to test the bound."""
+    """The scores, and where the bound ln((n - 1) / eps) on the lead of the first score is tested.
+
+    scores   scores whose first one leads by enough to copy its value
+    opposed  scores whose first one is positive and the others negative, with too small a lead to copy
+    shifts   constants added to all scores
+    keys     numbers n of keys
+    errors   errors eps: weight that the other keys may have
+    short    how far below the bound the lead is where it must not be enough
+    beta     the inverse temperature for three equal and three different queries
+    width    width of the query and the keys
+    """
 
     scores: tuple[float, ...] = (60.0, 30.0, 30.0)
     opposed: tuple[float, ...] = (0.1, -0.1, -0.1)
@@ -48,13 +60,20 @@ class Setup:
     width: int = 5
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_at_least(self, scores=2, opposed=2, short=0.2)
+        if min(self.keys) < 2 or not all(0 < error < 1 for error in self.errors):
+            raise ConfigError(
+                f"keys must be at least 2, errors between 0 and 1: keys={self.keys}, errors={self.errors}"
+            )
+
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def weights(scores: Tensor) -> Tensor:
-        """Return the weights for these scores; the query and the keys are parallel to the first axis."""
+        """Return the attention weights for these scores, from a query and keys parallel to the first axis."""
         keys = torch.nn.functional.pad(scores[:, None], (0, setup.width - 1))
         query = torch.eye(setup.width, dtype=torch.float64)[:1]
         # twice the query at half the beta gives the same scores, unless beta is used wrongly
@@ -66,7 +85,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
 
     def error(lead: float, n: int, uneven: bool = False) -> float:
-        """Return the weight lost when one score leads; the others are equal or random below it."""
+        """Return the total weight of the other keys if the score of the first of `n` keys is `lead`.
+
+        uneven  whether the other scores are random between -1 and 0; otherwise all are 0
+        """
         led = -torch.rand(n, generator=draws, dtype=torch.float64) * uneven
         led[0] = lead
         return weights(led)[1:].sum().item()

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, bar_figure
 from regard.lab.measure import attention_weights, largest_difference, normal_tensors
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -36,7 +38,13 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The number of queries and keys, the widths, and a longer input to test."""
+    """Sizes of the inputs.
+
+    tokens       number of queries, and of keys
+    longer       number of keys of a longer input, which attention accepts and the dense layer does not
+    width        width of queries and keys
+    value_width  width of values
+    """
 
     tokens: int = 7
     longer: int = 11
@@ -44,12 +52,17 @@ class Setup:
     value_width: int = 5
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_at_least(self, tokens=2)
+        if self.longer == self.tokens:
+            raise ConfigError(f"longer must differ from tokens: longer={self.longer}")
+
 
 SMOKE = Setup()
 
 
 def dense(weights: Tensor) -> nn.Linear:
-    """Apply a fully connected layer over positions with weights (i, j)."""
+    """Return a fully connected layer over positions without bias, with the given matrix (i, j) as its weights."""
     layer = nn.Linear(weights.shape[1], weights.shape[0], bias=False, dtype=weights.dtype)
     layer.weight = nn.Parameter(weights)
     return layer.requires_grad_(False)

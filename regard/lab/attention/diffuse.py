@@ -25,6 +25,7 @@ from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.lab.drawing import Figure, line_figure, mark_level
 from regard.lab.measure import attention_weights, largest_difference, normal_tensors
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
@@ -32,13 +33,22 @@ MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes, and betas besides 0."""
+    """The betas and the sizes of the inputs.
+
+    betas        inverse temperatures, from large to small; 0 is added at the end
+    tokens       number of queries, and of keys
+    width        width of queries and keys
+    value_width  width of values
+    """
 
     betas: tuple[float, ...] = (1000.0, 10.0, 1.0, 1e-1, 1e-2, 1e-4)
     tokens: int = 7
     width: int = 11
     value_width: int = 3
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, tokens=2)
 
 
 SMOKE = Setup()

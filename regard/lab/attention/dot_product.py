@@ -27,7 +27,13 @@ MATHS = r"H = V A \in R^{t \times n}, \quad A = \mathrm{softargmax}_\beta(K^\top
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The sizes of the question: d, n queries, m keys, t."""
+    """The sizes of Q (d x n), K (d x m) and V (t x m).
+
+    width        d, the width of queries and keys
+    queries      n, the number of queries
+    keys         m, the number of keys and values
+    value_width  t, the width of values
+    """
 
     width: int = 6
     queries: int = 4

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
 from regard.lab.measure import normal_tensors
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"h_i = \sum_j a_{ij} v_j, \quad a_{ij} = \frac{\exp(\beta q_i \cdot k_j)}{\sum_l \exp(\beta q_i \cdot k_l)}"
@@ -32,13 +34,24 @@ KINDS = ("self soft", "self hard", "cross soft", "cross hard")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The number of tokens, the number of other tokens for cross attention, and betas from soft to hard."""
+    """Sizes of the inputs, and the betas.
+
+    tokens  number of tokens
+    others  number of other tokens, the keys and values of cross attention
+    width   width of the tokens
+    betas   growing finite inverse temperatures, from soft towards hard attention
+    """
 
     tokens: int = 7
     others: int = 5
     width: int = 9
     betas: tuple[float, ...] = (1.0, 10.0, 100.0, 1e4, 1e8)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, tokens=2, others=2, betas=2)
+        if self.betas[-1] < 1e6:
+            raise ConfigError(f"betas must end with at least 1e6, where soft is as hard: betas={self.betas}")
 
 
 SMOKE = Setup()
@@ -76,7 +89,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _formula(scores: Tensor, beta: float) -> Tensor:
-    """Compute the weights: softmax, or all weight on the largest score."""
+    """Return the weights by the formula: softmax(beta * scores), or one-hot at the largest score if beta is inf."""
     if math.isinf(beta):
         return torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
     return (beta * scores).softmax(-1)

@@ -29,7 +29,10 @@ MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Random inputs; the first key changes. For three keys of scores 1, 1/2 and 0 the first score grows by `nudge`."""
+    """Random inputs whose first key changes, and one example.
+
+    nudge  growth of the first score in the example, three keys of scores 1, 1/2 and 0
+    """
 
     nudge: float = 0.1
 
@@ -48,7 +51,11 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         return attention(q, k + size * nudge, v) - h
 
     def deviation(size: float) -> float:
-        """Return how far the change for twice the size is from twice the change, relative to it."""
+        """Return how far the change of the output is from linear in the size of the key's change.
+
+        With f(s) the change of the output for a change of size s, this is the median over inputs of
+        |f(2 * size) - 2 * f(size)| / |f(2 * size)|.
+        """
         twice = moved(2 * size)
         return (change_norm(twice - 2 * moved(size)) / change_norm(twice)).median().item()
 
@@ -67,12 +74,13 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "sum of weights": together.sum(-1).mean().item(),
         "sum of added weights": added.sum(-1).mean().item(),
         "difference to the added weights": largest_difference(together, added),
+        "nudge": setup.nudge,
         "other weights, before and after": _other_weights(attention, setup.nudge),
     }
 
 
 def _other_weights(attention: Attention, nudge: float) -> list[list[float]]:
-    """Return the weights of the second and third key before and after the first score grows."""
+    """Return the weights of the last two of three keys, before and after the first score grows by `nudge`."""
     scores = torch.tensor([[1.0, 0.5, 0.0], [1.0 + nudge, 0.5, 0.0]], dtype=torch.float64)
     rows = [attention_weights(attention, torch.ones(1, 1, dtype=row.dtype), row[:, None], beta=1.0) for row in scores]
     return [row[0, 1:].tolist() for row in rows]

@@ -22,6 +22,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import attend_matrices, attention_weights, largest_difference, normal_tensors
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -33,7 +34,14 @@ SIDES = (1.0, 0.0, -1.0)  # k . q for the three queries
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes, factors alpha, and the number of random queries."""
+    """The factors of the key and the sizes of the inputs.
+
+    alphas       growing factors alpha of the first key
+    keys         number of keys
+    width        width of queries and keys
+    value_width  width of values
+    queries      number of random queries
+    """
 
     alphas: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 100.0, 1000.0)
     keys: int = 7
@@ -41,6 +49,9 @@ class Setup:
     value_width: int = 3
     queries: int = 2000
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, keys=2)
 
 
 SMOKE = Setup()

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, mark_level, plot_lines
 from regard.lab.measure import attend_matrices
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -33,12 +35,22 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The length and the width of the vectors u, and the multiples to add to x2."""
+    """The orthogonal vectors u_a, u_b, u_c and u_d, and what is added to a token.
+
+    length     norm of each vector, called beta in the claim
+    width      width of the vectors
+    multiples  multiples of u_d and of u_c that are added to the token x2
+    """
 
     length: float = 6.0
     width: int = 7
     multiples: tuple[float, ...] = (-4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, width=4)
+        if self.length <= 0:
+            raise ConfigError(f"length must be above 0: length={self.length}")
 
 
 SMOKE = Setup()

@@ -39,7 +39,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(NoisyKeysSetup):
-    """The keys, the scale s of the queries, and the number of draws."""
+    """The settings of `NoisyKeysSetup`: the keys, the scale s of the queries, and the number of draws."""
 
 
 SMOKE = Setup(draws=20_000)
@@ -52,7 +52,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     k = setup.scale_first_key(gamma, draws)
 
     def heads(*queries: Tensor) -> Tensor:
-        """Return the weights of each head; the heads share the keys, as grouped heads do."""
+        """Return the weights of each head, one query per head; all heads share the keys."""
         # twice the queries at half the beta give the same scores, unless beta is used wrongly
         q = 2 * setup.size * torch.stack(queries)[:, None]
         return attention(q.expand(setup.draws, -1, -1, -1), k, one_hot, beta=0.5)[:, :, 0]

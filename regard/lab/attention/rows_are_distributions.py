@@ -12,7 +12,7 @@ Finding: Rows of scores sum to between {{ n["row sums of the scores"][0]|fixed(1
     n["error of the row sums"]|at_most }}, with {{ n["negative weights"] }} negative entries. Columns of weights sum to
     between {{ n["column sums of the weights"][0]|fixed }} and {{ n["column sums of the weights"][1]|fixed }}. {{ found
     }} of {{ n.tokens }} tokens look along their row where they were made to look, and changing query {{ n.changed }}
-    changes {{ "the rows " ~ n["rows changed by a query"]|join_numbers if n["rows changed by a query"] else "no row" }}.
+    changes row {{ n["rows changed by a query"]|join_numbers or "none" }} only.
 Budget: 1 second
 Source: 001 review 1, 001 review 2, 001 review 3, 004 2a-ii, 004 2b, 004 3a, 004 3b, 004 3c, 004 3d
 """
@@ -25,6 +25,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
 from regard.lab.measure import attend_matrices, attention_weights, largest_difference, normal_tensors
+from regard.lab.settings import check_at_least, check_indices
 from regard.lab.verdict import Attention, Decision, Numbers, decide, join_numbers
 
 MATHS = (
@@ -44,13 +45,24 @@ THREE_TOKENS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes, where each token is made to look and how strongly, and which query changes."""
+    """Queries that are built to attend to chosen keys, and a query that changes.
+
+    looks_at  for each token, the index of the token whose key its query is parallel to
+    strength  norm of those queries, as a multiple of sqrt(width)
+    width     width of queries and keys
+    changed   index of the query that changes
+    """
 
     looks_at: tuple[int, ...] = (3, 3, 0, 6, 3, 1, 0)
     strength: float = 6.0
     width: int = 9
     changed: int = 4
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, width=2, strength=1, looks_at=2)
+        check_indices("looks_at", self.looks_at, len(self.looks_at), "tokens")
+        check_indices("changed", (self.changed,), len(self.looks_at), "tokens")
 
 
 SMOKE = Setup()
@@ -93,6 +105,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "changed": setup.changed,
         "scores of three tokens": (three_q @ three_k.mT).tolist(),
         "weights of three tokens": three.tolist(),
+        "outputs of three tokens": (three @ three_v).tolist(),
         "third output of three tokens": (three @ three_v)[2].tolist(),
         "third output, rounded weights": (three.round(decimals=2) @ three_v)[2].tolist(),
         "permuted example differs by": largest_difference(permuted, (three @ three_v)[order]),

@@ -23,10 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import attention_weights
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
@@ -34,7 +36,15 @@ MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sq
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Widths to compare, the number of keys per query, and the number of queries."""
+    """Sizes of the random inputs.
+
+    widths          widths d_k to compare
+    keys            number of keys per query
+    queries         number of queries; each has its own keys
+    value_width     width of values
+    overflow_width  width of a query and keys whose scores exceed the range of exp in float32
+    overflow_size   size of the entries of that query and those keys
+    """
 
     widths: tuple[int, ...] = (4, 16, 64, 256, 1024)
     keys: int = 16
@@ -43,6 +53,14 @@ class Setup:
     overflow_width: int = 4096
     overflow_size: float = 4.0  # of the entries of q and k, so that scores exceed the range of exp in float32
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, keys=8, queries=200, overflow_width=64)
+        if self.overflow_size**2 * self.overflow_width**0.5 < 64:
+            raise ConfigError(
+                "scores must exceed the largest exponent of float32, 88; raise overflow_size or overflow_width: "
+                f"overflow_size={self.overflow_size}, overflow_width={self.overflow_width}"
+            )
 
 
 SMOKE = Setup(queries=400)

@@ -27,9 +27,11 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
 from regard.lab.measure import attention_weights
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partial y_i}{\partial z_j} = -y_i y_j"
@@ -37,13 +39,24 @@ MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partia
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The inputs of the softmax, a divisor for an unsaturated softmax, and a step."""
+    """The inputs of the softmax, and how they change.
+
+    inputs      inputs of the saturated softmax
+    divided_by  divisor of the inputs for a softmax that is not saturated
+    step        amount by which each input in turn rises and falls
+    width       width of the query and the keys whose scores are the inputs
+    """
 
     inputs: tuple[float, ...] = (-3.0, 1.0, 100.0, 5.0, -1.0)
     divided_by: float = 100.0
     step: float = 1.0
     width: int = 3
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, inputs=2)
+        if self.divided_by <= 0 or self.step <= 0:
+            raise ConfigError(f"divided_by and step must be above 0: divided_by={self.divided_by}, step={self.step}")
 
 
 SMOKE = Setup()
@@ -53,7 +66,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     query = torch.eye(setup.width, dtype=torch.float64)[:1]
 
     def softmax(z: Tensor) -> Tensor:
-        """Return the weights of attention for the scores z; query and keys are parallel to the first axis."""
+        """Return the attention weights for the scores z, from a query and keys parallel to the first axis."""
         keys = torch.nn.functional.pad(z[:, None], (0, setup.width - 1))
         return attention_weights(attention, query, keys, beta=1.0)[0]
 
@@ -92,21 +105,21 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def exact_softmax(inputs: Sequence[float]) -> list[Decimal]:
-    """Return the softmax with 200 digits, which do not cancel in differences."""
+    """Return the softmax of the inputs, calculated with 200 decimal digits."""
     with localcontext(prec=200):
         powers = [Decimal(z).exp() for z in inputs]
         return [power / sum(powers) for power in powers]
 
 
 def exact_jacobian(inputs: Sequence[float]) -> list[list[Decimal]]:
-    """Return the derivative of each output by each input."""
+    """Return the Jacobian of the softmax with 200 digits: row i has the derivatives of output i."""
     with localcontext(prec=200):
         y = exact_softmax(inputs)
         return [[a * ((i == j) - b) for j, b in enumerate(y)] for i, a in enumerate(y)]
 
 
 def exact_change(inputs: Sequence[float], at: int, step: float) -> float:
-    """Return the largest change of an output if one input changes by a step."""
+    """Return the largest absolute change of an output of the softmax if input `at` changes by `step`."""
     with localcontext(prec=200):
         changed = [z + step * (place == at) for place, z in enumerate(inputs)]
         pairs = zip(exact_softmax(inputs), exact_softmax(changed), strict=True)

@@ -29,6 +29,7 @@ from regard.core.positions import grid_positions
 from regard.core.scores import shaw
 from regard.lab.drawing import Figure, bar_figure
 from regard.lab.measure import largest_difference
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, \quad a^t_{ij} = \delta_{j, i+t}"
@@ -36,7 +37,15 @@ MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, \quad a^t_{ij} = \delta
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the sequence and of the image, input and output widths, and the kernel size."""
+    """Sizes of a sequence, of an image and of the convolution.
+
+    width    number of input channels
+    out      number of output channels
+    length   number of tokens of the sequence
+    rows     height of the image in tokens
+    columns  width of the image in tokens
+    kernel   kernel size, an odd number
+    """
 
     width: int = 8
     out: int = 6
@@ -49,6 +58,7 @@ class Setup:
     def __post_init__(self) -> None:
         if check_integer("kernel", self.kernel, 3, "offsets") % 2 == 0:
             raise ConfigError(f"kernel must be odd: kernel={self.kernel}; try {self.kernel + 1}")
+        check_at_least(self, length=self.kernel, rows=self.kernel, columns=self.kernel)
 
 
 SMOKE = Setup(width=5, out=3, length=11, rows=5, columns=4)
@@ -81,7 +91,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """Return the output of each head; relative keys make the score of head o large where j - i is its offset."""
+    """Return the output of each of `size` heads on a sequence; head o copies the token at its offset from the query.
+
+    The scores come from relative keys that are one-hot at the offset.
+    """
     ends, n = size // 2, row.shape[2]
     # relative keys are clipped to the last distance, so add one on each side
     keys = functional.pad(torch.eye(size, dtype=torch.float64), (0, 0, 1, 1))
@@ -93,7 +106,10 @@ def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention)
 
 
 def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """The same on a grid: a head selects the row and the column at its offset."""
+    """Return the output of each of `size` * `size` heads on an image; a head copies the token at its offset.
+
+    A query is the one-hot row and column of its position plus the head's offset; a key is that of its position.
+    """
     ends, (rows, columns) = size // 2, image.shape[2:]
     high, wide = rows + 2 * ends, columns + 2 * ends
     inner, outer, offsets = grid_positions(rows, columns), grid_positions(high, wide), grid_positions(size, size)
@@ -109,7 +125,7 @@ def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attent
 
 
 def _mix_heads(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> Float[Tensor, "n m"]:
-    """Apply one matrix per head and sum: the value projections and W_o in one."""
+    """Multiply the output of each head by its matrix, the value projection times W_o, and sum over heads."""
     return torch.einsum("hnd,mdh->nm", heads, taps)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.channel import channel_attend
@@ -38,13 +39,26 @@ MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The grid of patches, the width, the window size and the number of groups."""
+    """Sizes of the image and of the layers.
+
+    side    number of patches in a row, and of rows
+    width   number of channels of a patch
+    window  side of a window in patches
+    groups  number of groups of channels
+    """
 
     side: int = 16
     width: int = 512
     window: int = 8
     groups: int = 8
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.side % self.window or self.width % self.groups:
+            raise ConfigError(
+                "side must be a multiple of window, and width of groups: "
+                f"side={self.side}, window={self.window}, width={self.width}, groups={self.groups}"
+            )
 
 
 SMOKE = Setup()
@@ -53,7 +67,10 @@ SMOKE = Setup()
 def run(
     setup: Setup, attention: Attention = attend, channels: Callable[[Tensor, Tensor, Tensor], Tensor] = channel_attend
 ) -> Numbers:
-    """channels  attention between channels of q, k and v, (b h n c)"""
+    """Return the numbers of the claim by name.
+
+    channels  function channels(q, k, v) for attention between channels; tensors are (b h n c)
+    """
     n, d = setup.side**2, setup.width
     q, k, v = torch.randn(3, 1, 1, n, d, generator=make_generator(setup.seed))
     small = [x[..., :13, :5].double() for x in (q, k, v)]
@@ -79,7 +96,10 @@ def run(
 
 
 def _score_cost(q: Tensor, k: Tensor, v: Tensor, attention: Attention) -> int:
-    """Count multiply-adds of the scores: the part that does not grow with the width of the values."""
+    """Count the multiply-adds of the scores.
+
+    They are the part of the cost that does not grow with the width of the values.
+    """
 
     def cost(v: Tensor) -> int:
         # the eager kernel has two plain products; a fused kernel may pad narrow values

@@ -37,7 +37,13 @@ MATHS = r"h^g_i = \sum_t a^g_t W_v^g c^g_{i+t}, \quad \mathrm{kernel of group} g
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Channels, heads, the number of tokens on the ring, and the kernel size."""
+    """Sizes of the attention layer and of the convolution.
+
+    width   number of channels
+    heads   number of heads
+    length  number of tokens on the ring
+    kernel  kernel size
+    """
 
     width: int = 24
     heads: int = 4
@@ -66,7 +72,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     scores, seen = taps[:, offset.clamp(max=size - 1)][None], (offset < size)[None, None]
 
     def heads_of(x: Tensor) -> Float[Tensor, "b d n"]:
-        """Return the concatenated heads, before W_o."""
+        """Return the concatenated outputs of the heads, before W_o."""
         v = torch.einsum("bhnc,hec->bhne", split_heads(x, heads), value)
         nothing = torch.zeros_like(v)
         return merge_heads(attention(nothing, nothing, v, mask=seen, scores=scores)).mT
@@ -93,14 +99,18 @@ def _convolve(x: Tensor, kernel: Tensor, groups: int) -> Tensor:
 
 
 def _count_channels_read(path: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """Count the input channels that the first output channel depends on, by its gradient."""
+    """Count the input channels at which the first output channel of `path(x)` has a nonzero gradient."""
     start = x.clone().requires_grad_()
     path(start)[0, 0].sum().backward()
     return 0 if start.grad is None else int((start.grad.abs().amax((0, 1)) > 1e-12).sum())
 
 
 def _smallest_error(ring: Float[Tensor, "1 d m"], wanted: Float[Tensor, "1 d n"], size: int) -> float:
-    """Return the relative error of the best convolution with one kernel per channel, by least squares."""
+    """Return the relative error of the depthwise convolution of kernel size `size` that fits best, by least squares.
+
+    ring    the input, extended at both ends so that positions form a ring
+    wanted  the output to reproduce
+    """
     if not wanted.isfinite().all():
         return math.nan  # the solver raises an error for NaN
     seen = ring[0].unfold(-1, size, 1)  # channel, position, tap

@@ -30,9 +30,12 @@ MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \quad \mathrm{cost} = 4 N D^2 + 2 N
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The width D, numbers of heads, and the number of tokens.
+    """Sizes of the layers.
 
-    seed  has no effect: counts do not depend on values
+    width   D, the width of the layer
+    heads   numbers of heads to compare
+    length  number of tokens
+    seed    has no effect: counts do not depend on values
     """
 
     width: int = 512
@@ -45,7 +48,10 @@ SMOKE = Setup(heads=(1, 4, 8), length=8)
 
 
 def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
-    """layer  builds the attention layer: layer(width, heads), or with head_width= for heads of the full width"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the attention layer: layer(width, heads), with head_width=width for heads of the full width
+    """
     split = [_weights_and_cost(layer(setup.width, heads), setup) for heads in setup.heads]
     kept = [_weights_and_cost(layer(setup.width, heads, head_width=setup.width), setup) for heads in setup.heads]
     return {
@@ -62,13 +68,16 @@ def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
 
 
 def _weights_and_cost(layer: Any, setup: Setup) -> tuple[int, int]:
-    """Return the weights of one projection and the multiply-adds of a pass."""
+    """Return the number of weights of one input projection, and the multiply-adds of a forward pass."""
     cost = count_multiply_adds(lambda: layer(torch.zeros(1, setup.length, setup.width)))
     return layer.query_key_value.weight.numel() // 3, cost
 
 
 def _head_cost(setup: Setup, heads: int, tokens: int) -> int:
-    """Count the multiply-adds of one head: of its projection for one token, or of the scores of several."""
+    """Count the multiply-adds of one head.
+
+    tokens  1 counts the head's projection of one token; a larger number counts the scores of that many tokens
+    """
     width = setup.width // heads
     first, second = (setup.width, width) if tokens == 1 else (width, tokens)
     return count_multiply_adds(lambda: torch.zeros(tokens, first) @ torch.zeros(first, second))

@@ -27,7 +27,7 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
-from regard.lab.measure import attend_matrices, largest_difference
+from regard.lab.measure import attend_matrices, largest_difference, random_permutation
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -38,7 +38,12 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The number of tokens, and growing betas that end with inf."""
+    """Sizes and betas.
+
+    length  number of tokens
+    width   width of the orthonormal tokens
+    betas   growing inverse temperatures that end with inf
+    """
 
     length: int = 4
     width: int = 4
@@ -59,9 +64,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     n = setup.length
     values = torch.randn(1, 1, n, setup.width, generator=draws, dtype=torch.float64)
     places = torch.eye(n, dtype=torch.float64)[None, None]
-    order = torch.randperm(n, generator=draws)
-    while torch.equal(order, torch.arange(n)):
-        order = torch.randperm(n, generator=draws)
+    order = random_permutation(n, draws)
     # orthonormal tokens, as many as their width
     tokens = torch.linalg.qr(torch.randn(n, n, generator=draws, dtype=torch.float64))[0][None, None]
     own, plain = (attention(tokens, tokens, places, beta=beta)[0, 0] for beta in (None, 1.0))
@@ -89,13 +92,13 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _zero_score_mean(attention: Attention, n: int) -> float:
-    """Return the output for the tokens 1, 2, ..., n if all scores are zero."""
+    """Return the output of attention for the values 1, 2, ..., n if all scores are zero."""
     tokens = torch.arange(1.0, n + 1, dtype=torch.float64)[:, None]
     return float(attend_matrices(attention, torch.zeros_like(tokens), tokens, tokens)[0, 0])
 
 
 def _count_different_rows(rows: Tensor) -> int:
-    """Count the different rows."""
+    """Count the rows of a matrix that differ from all rows above them."""
     return sum(all((row - other).abs().max() > 1e-9 for other in rows[:at]) for at, row in enumerate(rows))
 
 

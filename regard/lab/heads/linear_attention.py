@@ -34,6 +34,7 @@ from regard.core.attend import attend
 from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import growth_exponent, largest_difference, measure_seconds
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_i)}"
@@ -41,7 +42,13 @@ MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One head: N and D for the counts, growing lengths, and the number of timings."""
+    """Sizes of one head, and the timings.
+
+    length   N, the number of tokens where multiply-adds are counted
+    width    D, the width of queries, keys and values
+    lengths  growing numbers of tokens for the curves of multiply-adds and seconds
+    repeats  number of timings per length; the median is used
+    """
 
     length: int = 512
     width: int = 32
@@ -49,12 +56,15 @@ class Setup:
     repeats: int = 5
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_at_least(self, length=2 * self.width, width=2, lengths=2)
+
 
 SMOKE = Setup(lengths=(128, 512), repeats=1)
 
 
 class PositiveAndNegative(FeatureMap):
-    """elu + 1 of x and of -x, concatenated: twice the features for the same width."""
+    """The feature map x -> [elu(x) + 1, elu(-x) + 1], which has twice as many features as x has channels."""
 
     def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
         phi = elu_plus_one()
@@ -65,7 +75,10 @@ class PositiveAndNegative(FeatureMap):
 
 
 def run(setup: Setup, attention: Attention = attend, linear: Callable[..., Any] = linear_attend) -> Numbers:
-    """linear  the linear attention: linear(q, k, v, features=...), with its outputs as `.out`"""
+    """Return the numbers of the claim by name.
+
+    linear  the linear attention: linear(q, k, v, features=...), with its outputs as `.out`
+    """
     n, d = setup.length, setup.width
     q, k, v = _sample_inputs(setup, n, d)
     eye = torch.eye(n)[None, None]
@@ -98,20 +111,20 @@ def _sample_inputs(setup: Setup, n: int, d: int, dtype: torch.dtype = torch.floa
 
 
 def _error(setup: Setup, linear: Callable[..., Any]) -> float:
-    """Return the difference between outputs with and without computing all weights."""
+    """Return the largest difference between the outputs of linear attention and those through the N x N weights."""
     q, k, v = _sample_inputs(setup, setup.length, setup.width, torch.float64)
     return largest_difference(linear(q, k, v).out, _all_weights(q, k) @ v)
 
 
 def _all_weights(q: Tensor, k: Tensor) -> Tensor:
-    """Return all weights by features; the sum of the features of the keys is shared."""
+    """Return the N x N weights of linear attention with elu + 1 as feature map."""
     phi = elu_plus_one()
     sums = phi(q) @ phi(k).sum(2, keepdim=True).mT
     return phi(q) @ phi(k).mT / sums
 
 
 def _cost(call: Callable[[], Any]) -> int:
-    """Count multiply-adds of matrix products and attention, and the additions of sums over keys."""
+    """Count the multiply-adds of matrix products, attention and sums in a call."""
     adding: Any = torch.ops.aten.sum  # counters use the name of an operator without its overload
     with count_flops() as products, FlopCounterMode(display=False, custom_mapping={adding: _count_additions}) as sums:
         call()
@@ -120,12 +133,12 @@ def _cost(call: Callable[[], Any]) -> int:
 
 
 def _count_additions(shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Count an addition as a multiply-add, which is two operations."""
+    """Return the FLOPs of a sum over a tensor of this shape: 2 per element, as for a multiply-add."""
     return int(2 * math.prod(shape))
 
 
 class _Largest(TorchDispatchMode):
-    """Record the number of elements of the largest tensor created inside."""
+    """Context manager that records the number of elements of the largest tensor created inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no annotations

@@ -31,8 +31,9 @@ from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.lab.drawing import Figure, bar_figure
 from regard.lab.measure import largest_difference, normal_tensors
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
-from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
+from regard.nn.attention import Attention as AttentionLayer, check_heads, merge_heads, split_heads
 from regard.nn.init import fan_in, init_parameters, normal
 
 MATHS = (
@@ -44,13 +45,23 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Width and heads of the layer, the number of tokens, and of other tokens for cross attention."""
+    """Sizes of the layer and of its inputs.
+
+    width   width of the layer
+    heads   number of heads
+    length  number of tokens
+    others  number of other tokens, the keys and values of cross attention
+    """
 
     width: int = 60
     heads: int = 5
     length: int = 23
     others: int = 17
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_heads(self.width, self.heads)
+        check_at_least(self, heads=2)
 
 
 SMOKE = Setup(width=15, heads=3, length=7, others=5)
@@ -88,13 +99,16 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _count_changed(old: Tensor, new: Tensor, axis: int) -> int:
-    """Count the positions of an axis where something changed by more than rounding."""
+    """Count the indices of an axis at which two tensors differ by more than 1e-9."""
     others = [other for other in range(old.ndim) if other != axis]
     return int(((new - old).abs().amax(others) > 1e-9).sum())
 
 
 def _difference_to_torch(layer: AttentionLayer, setup: Setup, x: Tensor, attention: Attention) -> dict[str, float]:
-    """Compare with torch's layer with the same weights: self-attention, causal, and over other tokens."""
+    """Return the difference from `nn.MultiheadAttention` with the same weights, by kind of attention.
+
+    The kinds are self-attention, causal self-attention and cross attention.
+    """
     torch_layer = nn.MultiheadAttention(setup.width, setup.heads, batch_first=True, dtype=torch.float64)
     torch_layer.in_proj_weight.copy_(layer.query_key_value.weight)
     torch_layer.in_proj_bias.copy_(layer.query_key_value.bias)

@@ -31,15 +31,22 @@ from regard.core.cache import DynamicCache
 from regard.core.masks import causal
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import count_multiply_adds, largest_difference, measure_seconds
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
-from regard.nn.attention import Attention as AttentionLayer
+from regard.nn.attention import Attention as AttentionLayer, check_heads
 
 MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, \quad a = \mathrm{softmax}(\beta K^\top q_{N+1})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The layer, numbers of earlier tokens, and the number of timings."""
+    """Sizes of the layer, and the timings.
+
+    width    width of the layer
+    heads    number of heads
+    lengths  numbers of tokens before the new one
+    repeats  number of timings per length; the median is used
+    """
 
     width: int = 64
     heads: int = 4
@@ -47,12 +54,19 @@ class Setup:
     repeats: int = 5
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_heads(self.width, self.heads)
+        check_at_least(self, lengths=2)
+
 
 SMOKE = Setup(lengths=(31, 63, 127), repeats=1)
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """layer  builds the attention layer: layer(width, heads)"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the attention layer: layer(width, heads)
+    """
     n, c = setup.lengths[-1], setup.width // setup.heads
     draws = make_generator(setup.seed)
     q, k, v = torch.randn(3, 1, setup.heads, n + 1, c, generator=draws, dtype=torch.float64)
@@ -73,13 +87,13 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
 
 
 def _measure_cost(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[str, float]:
-    """Measure the cost of the token after n others, with the cache and by recomputing everything."""
+    """Measure what the token after `n` others costs: with a cache, and by recomputing all tokens."""
     made = layer(setup.width, setup.heads)
     x = torch.randn(1, n + 1, setup.width, generator=make_generator(setup.seed))
 
     @torch.no_grad()
     def cached() -> DynamicCache:
-        """Return the cache after n tokens."""
+        """Return the cache of keys and values after `n` tokens."""
         cache = DynamicCache()
         made(x[:, :n], mask=causal(), cache=cache)
         return cache

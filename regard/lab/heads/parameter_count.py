@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.verdict import Attention, Decision, Numbers, decide
@@ -29,21 +30,30 @@ MATHS = r"3 D^2 + 3 D, \quad N^2; \quad D^2 N^2 + D N"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Widths D and numbers of tokens N, in pairs.
+    """Sizes of the layers.
 
-    seed  has no effect: counts do not depend on values
+    widths   widths D
+    lengths  numbers of tokens N, one for each width
+    seed     has no effect: counts do not depend on values
     """
 
     widths: tuple[int, ...] = (4, 12, 32, 64, 512)
     lengths: tuple[int, ...] = (3, 5, 7, 16, 64)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if len(self.widths) != len(self.lengths):
+            raise ConfigError(f"widths and lengths are pairs: widths={self.widths}, lengths={self.lengths}")
+
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """layer  builds the attention layer: layer(width, heads)"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the attention layer: layer(width, heads)
+    """
     numbers: Numbers = {"widths": list(setup.widths), "lengths": list(setup.lengths)}
     counted: list[tuple[int, ...]] = []
     off: list[float] = []

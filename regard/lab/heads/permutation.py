@@ -21,7 +21,8 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.positions import sinusoidal
 from regard.lab.drawing import Figure, bar_figure
-from regard.lab.measure import attention_weights, largest_difference, normal_tensors
+from regard.lab.measure import attention_weights, largest_difference, normal_tensors, random_permutation
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -38,6 +39,9 @@ class Setup:
     length: int = 7
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_at_least(self, width=2, length=2)
+
 
 SMOKE = Setup()
 
@@ -47,8 +51,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     d, n = setup.width, setup.length
     x, maps, shifts = normal_tensors(draws, (d, n), (3, d, d), (3, d, 1))
     maps = maps * d**-0.5
-    columns = torch.eye(n, dtype=torch.float64)[:, torch.randperm(n, generator=draws)]
-    rows = torch.eye(d, dtype=torch.float64)[torch.randperm(d, generator=draws)]
+    columns = torch.eye(n, dtype=torch.float64)[:, random_permutation(n, draws)]
+    rows = torch.eye(d, dtype=torch.float64)[random_permutation(d, draws)]
     places = sinusoidal(n, d).double().T
 
     def attended(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -51,7 +51,20 @@ TASKS = ("relative", "absolute")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The layer, the two tasks, the training length and the test lengths, and the training steps and seeds."""
+    """The layer, its two tasks, and its training.
+
+    In the relative task a token must predict the token `distance` before it, in the absolute task the token at `place`.
+
+    vocab    number of different tokens
+    width    width of the layer
+    heads    number of heads
+    length   number of tokens of a sequence in training
+    lengths  numbers of tokens of a sequence in the tests
+    batch    number of sequences per training step
+    steps    number of training steps
+    rate     learning rate
+    trials   number of test sequences per length
+    """
 
     vocab: int = 8
     width: int = 32
@@ -79,7 +92,7 @@ SMOKE = Setup(vocab=5, length=12, lengths=(12, 36), batch=16, steps=50, repeats=
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def measured(task: str, scheme: str) -> list[list[float]]:
-        """Return the accuracies by length and seed."""
+        """Return the accuracies of a task with a kind of positions: a list per test length, one number per seed."""
         every = [_evaluate(_train(setup, task, scheme, seed, attention), setup, task, seed) for seed in setup.seeds]
         return [list(column) for column in zip(*every, strict=True)]
 
@@ -113,7 +126,7 @@ def _accepts_longer_input(model: nn.Module, setup: Setup) -> bool:
 
 
 class _AttentionThrough(AttentionLayer):
-    """The attention layer with a given attention function."""
+    """An attention layer that calls a given attention function."""
 
     def __init__(self, attention: Attention, width: int, heads: int, **settings: Any) -> None:
         super().__init__(width, heads, **settings)
@@ -124,7 +137,7 @@ class _AttentionThrough(AttentionLayer):
 
 
 class _PositionModel(nn.Module):
-    """Token and position embeddings, one layer of causal attention, and a prediction for each row."""
+    """Token and position embeddings, one layer of causal attention, and logits for each position."""
 
     def __init__(self, setup: Setup, scheme: str, attention: Attention) -> None:
         super().__init__()
@@ -158,7 +171,10 @@ class _PositionModel(nn.Module):
 
 
 def _sample_batch(setup: Setup, task: str, batch: int, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor, int]:
-    """Sample tokens and targets; also return the first row that has a target."""
+    """Sample tokens and targets, and return them with the index of the first position that has a target.
+
+    task  "relative" (predict the token `setup.distance` before) or "absolute" (predict the token at `setup.place`)
+    """
     tokens = torch.randint(setup.vocab, (batch, n), generator=draws)
     if task == "relative":
         return tokens, tokens.roll(setup.distance, 1), setup.distance
@@ -183,7 +199,10 @@ def _train(setup: Setup, task: str, scheme: str, seed: int, attention: Attention
 
 @torch.no_grad()
 def _evaluate(model: _PositionModel, setup: Setup, task: str, seed: int) -> list[float]:
-    """Return the accuracy at each length; on longer inputs, only for positions beyond the training length."""
+    """Return the accuracy at each test length.
+
+    On sequences longer than in training, only positions beyond the training length count.
+    """
     shares, draws = [], make_generator(seed + 500)
     for n in setup.lengths:
         tokens, wanted, first = _sample_batch(setup, task, setup.trials, n, draws)
@@ -193,7 +212,11 @@ def _evaluate(model: _PositionModel, setup: Setup, task: str, seed: int) -> list
 
 
 def _matching_weight(distance: int, attention: Attention, term: Any = None) -> float:
-    """Return the weight of the one matching key among 1,000, at this distance before the last query."""
+    """Return the weight of the only key that matches the last query, among 1,000 keys.
+
+    distance  number of tokens between that key and the query
+    term      a score term, such as a bias by distance
+    """
     k = torch.zeros(1, 1, 1000, 1, dtype=torch.float64)
     k[0, 0, -1 - distance] = 10.0
     q, v = torch.ones(1, 1, 1, 1, dtype=torch.float64), k / 10.0

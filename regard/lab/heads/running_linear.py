@@ -29,7 +29,12 @@ MATHS = r"A = I, \quad H = W_v C A = W_v C"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The number of tokens, their width, and the output width."""
+    """Sizes of the layer.
+
+    width   number of input channels
+    out     number of output channels
+    length  number of tokens
+    """
 
     width: int = 16
     out: int = 12
@@ -64,7 +69,11 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _positions_read(c: Tensor, w_v: Tensor) -> int:
-    """Count the positions that the middle output of the convolution depends on, by its gradient."""
+    """Count the input positions at which the middle output of a convolution has a nonzero gradient.
+
+    c    the input of the convolution
+    w_v  its weights of kernel size 1
+    """
     start = c.clone().requires_grad_()
     functional.conv1d(start, w_v[:, :, None])[0, :, c.shape[2] // 2].square().sum().backward()
     return 0 if start.grad is None else int((start.grad[0].abs().amax(0) > 0).sum())

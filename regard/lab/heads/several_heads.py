@@ -44,7 +44,18 @@ OFFSETS = (1, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """Numbers of heads, the layer, the task of two relations, and the training steps of both tasks."""
+    """Numbers of heads, the layer, and the training on two tasks: two relations and digits.
+
+    heads        numbers of heads to compare
+    vocab        number of different tokens in the task of two relations
+    width        width of the layer
+    length       number of tokens of a sequence
+    batch        number of sequences per training step
+    steps        number of training steps on two relations
+    digit_steps  number of training steps on digits
+    rate         learning rate for two relations
+    trials       number of test sequences
+    """
 
     heads: tuple[int, ...] = (1, 2, 4)
     vocab: int = 8
@@ -68,8 +79,11 @@ SMOKE = Setup(heads=(1, 2), vocab=5, length=10, batch=16, steps=80, digit_steps=
 
 
 def run(setup: Setup, layer: Any = AttentionLayer, vit: Any = ViT) -> Numbers:
-    """layer  builds the attention layer: layer(width, heads, rotary=...)
-    vit    builds the model of the digits: vit(config)"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the attention layer: layer(width, heads, rotary=...)
+    vit    builds the model of the digits: vit(config)
+    """
     right: dict[str, dict[str, list[float]]] = {task: {str(heads): [] for heads in setup.heads} for task in TASKS}
     counts: list[int] = []
     given, others = load_digit_images()
@@ -95,7 +109,7 @@ TASKS = ("two relations", "digits")
 
 
 class _TwoRelations(nn.Module):
-    """Token embeddings, one layer of causal attention, and a prediction of two tokens for each position."""
+    """Token embeddings, one layer of causal attention, and logits of two earlier tokens for each position."""
 
     def __init__(self, setup: Setup, heads: int, layer: Any) -> None:
         super().__init__()
@@ -109,7 +123,7 @@ class _TwoRelations(nn.Module):
 
 
 def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[tuple[Tensor], Tensor]:
-    """Sample tokens, and the two earlier tokens to predict; the first positions have no target."""
+    """Sample tokens, and as targets the two earlier tokens to predict at each position; -100 where there are none."""
     tokens = torch.randint(setup.vocab, (batch, setup.length), generator=draws)
     wanted = torch.stack([tokens.roll(offset, 1) for offset in OFFSETS], -1)
     wanted[:, : max(OFFSETS)] = -100

@@ -26,6 +26,7 @@ from regard.core.masks import blocks, dilated, full, global_tokens, window
 from regard.core.masks.algebra import Mask
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import growth_exponent, measure_seconds
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
@@ -33,7 +34,16 @@ MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Lengths (squares), window size and stride, global tokens, and the small N for the measurement."""
+    """The masks, and the lengths where their pairs are counted and timed.
+
+    lengths  numbers of tokens, each a square
+    reach    number of visible keys on each side of a query in the windows
+    step     distance between visible keys in the dilated window
+    tokens   number of global tokens
+    width    width of queries, keys and values
+    small    a small number of tokens, a square, where the weights of all pairs are computed
+    repeats  number of timings; the median is used
+    """
 
     lengths: tuple[int, ...] = (256, 1024, 4096)
     reach: int = 8
@@ -45,6 +55,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_at_least(self, lengths=2, small=16)
         odd = [n for n in (*self.lengths, self.small) if math.isqrt(n) ** 2 != n]
         if odd:
             raise ConfigError(f"lengths and small must be squares, but {odd[0]} is not")
@@ -77,7 +88,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _masks(setup: Setup, n: int) -> dict[str, tuple[Mask, ...]]:
-    """Return the masks by name, each as a list of stages."""
+    """Return masks for `n` tokens by name; a pattern of several stages has one mask per attention layer."""
     root, reach = math.isqrt(n), setup.reach
     near = window(before=reach, after=reach)
     spread = window(before=reach * setup.step, after=reach * setup.step) & dilated(setup.step)
@@ -107,13 +118,13 @@ def _count_pairs(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, 
 
 
 def _attended_pairs(n: int, mask: Mask, attention: Attention) -> int:
-    """Return the pairs with a nonzero weight: with zero queries all visible keys have equal weights."""
+    """Count the pairs with a nonzero attention weight, for zero queries, where all visible keys have equal weights."""
     q, k = torch.zeros(1, 1, n, 8, dtype=torch.float64), torch.ones(1, 1, n, 8, dtype=torch.float64)
     return int((attention(q, k, torch.eye(n, dtype=torch.float64)[None, None], mask=mask) > 0).sum())
 
 
 def _share_connected(n: int, stages: tuple[Mask, ...]) -> float:
-    """Return the share of pairs connected through two stages; a single mask is used twice."""
+    """Return the share of pairs of tokens that two layers connect; a pattern of one mask uses it in both layers."""
     first, second = (stages * 2)[:2]
     return float((second.dense(n).double() @ first.dense(n).double() > 0).double().mean())
 

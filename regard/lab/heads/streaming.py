@@ -30,8 +30,9 @@ from regard.core.masks import chunks, full, window
 from regard.core.masks.algebra import Mask
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import largest_difference
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
-from regard.nn.attention import Attention as AttentionLayer
+from regard.nn.attention import Attention as AttentionLayer, check_heads
 from regard.nn.blocks import Block, BlockStream
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -41,7 +42,16 @@ MATHS = r"\mathrm{chunks}: C + L, \quad \mathrm{sliding}: 1 + \mathrm{depth} \cd
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The blocks, the chunk C, the look-back in chunks, the look-ahead L in tokens (a multiple of C), and the input."""
+    """The blocks, their masks and the input.
+
+    width       width of the blocks
+    heads       number of heads
+    chunk       C, the number of tokens per chunk
+    look_back   number of earlier chunks that a chunk sees
+    look_ahead  L, the number of later tokens that a chunk sees, a multiple of C
+    depths      numbers of blocks to compare
+    length      number of tokens of the input
+    """
 
     width: int = 24
     heads: int = 3
@@ -53,18 +63,24 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_heads(self.width, self.heads)
         if check_integer("look_ahead", self.look_ahead, 0) % check_integer("chunk", self.chunk, 1):
             raise ConfigError(
                 f"look_ahead must be a multiple of chunk: look_ahead={self.look_ahead}, chunk={self.chunk}; try "
                 f"look_ahead={self.look_ahead // self.chunk * self.chunk}"
             )
+        # the caches must be full after half of the input
+        check_at_least(self, length=2 * (self.chunk * (self.look_back + 1) + self.look_ahead))
 
 
 SMOKE = Setup(width=8, heads=2, depths=(1, 3), length=32)
 
 
 def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLayer) -> Numbers:
-    """layer  builds the attention of a block: layer(width, heads)"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the attention of a block: layer(width, heads)
+    """
     x = torch.randn(1, setup.length, setup.width, generator=make_generator(setup.seed), dtype=torch.float64)
     waits: dict[str, list[int]] = {}
     reaches: dict[str, list[int]] = {}
@@ -91,7 +107,7 @@ def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLay
 
 
 def _masks(setup: Setup, depth: int) -> dict[str, list[Mask]]:
-    """Return the mask of each block."""
+    """Return for each pattern, by name, the masks of the `depth` blocks."""
     own = chunks(setup.chunk, before=setup.look_back)
     ahead = chunks(setup.chunk, before=setup.look_back, after=setup.look_ahead // setup.chunk)
     sliding = window(before=setup.look_back * setup.chunk, after=setup.look_ahead)
@@ -122,7 +138,10 @@ def _one_pass(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"])
 
 @torch.no_grad()
 def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> tuple[Tensor, int]:
-    """Return all rows and the longest wait: tokens from a row's own token until the row was returned."""
+    """Stream tokens one by one through blocks, and return all output rows and the longest wait of a row.
+
+    The wait is the number of tokens received from the row's own token until the row is returned.
+    """
     streams = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
     rows, given, longest = [], 0, 0
     for received in range(1, x.shape[1] + 1):
@@ -141,7 +160,7 @@ def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -
 
 
 def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
-    """Return how many later tokens a row depends on at most, by gradients of one pass."""
+    """Return the largest number of later tokens that an output row depends on, found by gradients of one pass."""
     farthest = 0
     for row in range(x.shape[1] // 2):
         start = x.clone().requires_grad_()
@@ -154,7 +173,7 @@ def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) ->
 
 @torch.no_grad()
 def _cache_size(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
-    """Count the numbers in the caches after x."""
+    """Return the total number of elements in the caches of all blocks after the tokens x were streamed."""
     streams: list[BlockStream] = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
     for stream in streams:
         x = stream.push(x)

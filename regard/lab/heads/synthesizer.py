@@ -50,7 +50,19 @@ PARTS = ("dot", "dense", "random")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The task (pairs in a sequence, names, values), the layer, and the training steps and seeds."""
+    """The task, the layer and its training.
+
+    In a sequence every name occurs twice, each time with a value; a token must predict the value of the other one.
+
+    pairs   number of names in a sequence
+    names   number of different names
+    values  number of different values
+    width   width of the layer
+    batch   number of sequences per training step
+    steps   number of training steps
+    rate    learning rate
+    trials  number of test sequences
+    """
 
     pairs: int = 6
     names: int = 12
@@ -76,7 +88,11 @@ SMOKE = Setup(pairs=4, names=8, steps=80, batch=16, repeats=3)
 
 
 def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] = Synthesizer) -> Numbers:
-    """mixer  builds the layer: mixer(width, heads, context, parts=(part,)); `attention` returns its weights"""
+    """Return the numbers of the claim by name.
+
+    mixer      builds the layer: mixer(width, heads, context, parts=(part,))
+    attention  computes the weights from the layer's queries, keys and scores
+    """
     right: dict[str, list[float]] = {part: [] for part in PARTS}
     moved: dict[str, float] = {}
     made: dict[str, int] = {}
@@ -102,7 +118,10 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
 
 
 class _Matcher(nn.Module):
-    """Embeddings of names and values, one layer over all other tokens, and a prediction of the partner's value."""
+    """Embeddings of names and values, one layer in which tokens see all others, and logits of a value.
+
+    The value to predict is that of the other token with the same name.
+    """
 
     def __init__(self, setup: Setup, part: str, mixer: Callable[..., Any]) -> None:
         super().__init__()
@@ -117,7 +136,10 @@ class _Matcher(nn.Module):
 
 
 def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample names (two tokens each), values, and for each token the value of its partner."""
+    """Sample sequences: names, values and targets of each token.
+
+    Every name occurs twice; the target of a token is the value of the other token with its name.
+    """
     chosen = torch.rand(batch, setup.names, generator=draws).argsort(1)[:, : setup.pairs].repeat(1, 2)
     names = chosen.gather(1, torch.rand(batch, setup.length, generator=draws).argsort(1))
     values = torch.randint(setup.values, (batch, setup.length), generator=draws)
@@ -139,7 +161,10 @@ def _train(setup: Setup, part: str, seed: int, mixer: Callable[..., Any]) -> _Ma
 
 
 def _most_common_accuracy(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]) -> float:
-    """Return how often the most common value among the other tokens is correct: the best guess without matching."""
+    """Return the accuracy of predicting the most common value among the other tokens.
+
+    It is the best guess without matching names.
+    """
     seen = functional.one_hot(values)
     others = seen.sum(1, keepdim=True) - seen
     return (others.argmax(-1) == wanted).double().mean().item()

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.lab.drawing import Figure, line_figure
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.init import fan_in, init_parameters, normal
@@ -32,7 +34,14 @@ MATHS = r"x_{l+1} = x_l + f_l(x_l), \quad f_l: R^{N D} \to R^{N D}"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The layer, output widths to test, and depths of the stacks."""
+    """Sizes of the layer and of the stacks.
+
+    width    width of the input
+    heads    number of heads
+    length   number of tokens
+    outputs  output widths to test
+    depths   numbers of layers of the stacks
+    """
 
     width: int = 24
     heads: int = 3
@@ -41,12 +50,20 @@ class Setup:
     depths: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_at_least(self, length=2)
+        if self.width not in self.outputs:
+            raise ConfigError(f"outputs must contain the width, {self.width}: outputs={self.outputs}")
+
 
 SMOKE = Setup(depths=(1, 4, 16))
 
 
 def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """layer  builds the attention layer: layer(width, heads)"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the attention layer: layer(width, heads)
+    """
     x = torch.randn(1, setup.length, setup.width, generator=make_generator(setup.seed), dtype=torch.float64)
     attended = _build_layer(layer, setup, 0)(x).detach()
     own = attended.shape[-1]
@@ -83,7 +100,11 @@ def _accepts(taker: Callable[[Tensor], Any], x: Tensor) -> bool:
 
 
 def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: int, kept: float) -> float:
-    """Return the norm of the gradient, at all inputs, of the difference between two output rows."""
+    """Return the norm of the gradient, at all inputs, of the difference between the first and the last output row.
+
+    depth  number of attention layers in the stack
+    kept   factor of the residual connection: 1.0 with, 0.0 without
+    """
     start = x.clone().requires_grad_()
     out = start
     for number in range(depth):

@@ -45,7 +45,15 @@ MATHS = r"n H + H \mathrm{against} 2 D H + H + D"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Both models, and the image sides they are built for, in patches."""
+    """Sizes of both models.
+
+    width   width of the Transformer
+    heads   its number of heads
+    depth   its number of blocks
+    patch   side of a patch in pixels
+    sides   sides of the images in patches, one model for each
+    hidden  width of the hidden layer of the multi-layer perceptron
+    """
 
     width: int = 24
     heads: int = 3
@@ -70,7 +78,10 @@ def run(
     vit: Callable[[ViTConfig], Any] = ViT,
     mlp: Callable[[MLPConfig], Any] = MLP,
 ) -> Numbers:
-    """vit, mlp  build the models: vit(config), mlp(config)"""
+    """Return the numbers of the claim by name.
+
+    vit, mlp  build the models: vit(config), mlp(config)
+    """
     transformers, perceptrons = [], []
     for side in setup.sides:
         image = setup.patch * side
@@ -123,12 +134,15 @@ def _accepts(model: Any, image: Tensor) -> bool:
 
 
 def _first_layer_derivatives(layer: Any, inputs: Tensor) -> list[Tensor]:
-    """Return the derivatives of the first layer's outputs by each position, for each input."""
+    """Return the Jacobian of a model's first layer at each input."""
     return [torch.autograd.functional.jacobian(layer, row) for row in inputs]
 
 
 def _hidden_states_read(model: Any, tokens: Tensor) -> int:
-    """Count the hidden states after the first block that each one after the second depends on, by gradients."""
+    """Return the smallest number of tokens of the first block that an output token of the second block depends on.
+
+    Dependence is a nonzero gradient.
+    """
     middle = model.blocks[0](tokens).detach().requires_grad_()
     out = model.blocks[1](middle)
     counts = []

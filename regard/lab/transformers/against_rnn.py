@@ -19,7 +19,8 @@ Finding: For {{ n.lengths[0] }} and {{ n.lengths[-1] }} tokens the path from the
     tokens are permuted, the last output changes by at most {{ n["change by permuting earlier
     tokens"]["attention"]|at_most }} with attention without positions and by {{ n["change by permuting earlier
     tokens"]["recurrent"]|fixed }} in a recurrent layer. For the next token attention keeps {{ n["numbers
-    kept"]["attention"]|join_numbers }} numbers, the recurrent layer {{ n["numbers kept"]["recurrent"]|join_numbers }}.
+    kept"]["attention"][0]|comma }} and {{ n["numbers kept"]["attention"][-1]|comma }} numbers, the recurrent layer {{
+    n["numbers kept"]["recurrent"]|join_numbers }}.
     At width {{ n["layer width"] }} they take {{ milliseconds["attention"]|fixed }} and {{
     milliseconds["recurrent"]|fixed }} ms for all lengths. Accuracy for the first token after {{ n.distances[0] }} and
     {{ n.distances[-1] }} noise tokens (chance {{ n.chance|percent }}, {{ n.repeats }} seeds): {% for kind in accuracy
@@ -62,13 +63,18 @@ KINDS = ("recurrent", "recurrent with attention", "transformer")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The layers to measure, and the task: predict the first token of a source followed by noise.
+    """The layers to measure, and a task: predict the first token of a source after noise tokens.
 
-    lengths    numbers of tokens for the layers, at most their width
-    layer      the width of those layers
-    distances  numbers of noise tokens after the first token
-    values     different first tokens
-    noise      different noise tokens
+    lengths    growing numbers of tokens that the layers are measured with, at most `layer`
+    layer      width of those layers
+    distances  growing numbers of noise tokens after the first token
+    values     number of different first tokens
+    noise      number of different noise tokens
+    width      width of the trained models
+    batch      number of sources per training step
+    steps      number of training steps
+    rate       learning rate
+    trials     number of test sources
     """
 
     lengths: tuple[int, ...] = (8, 32, 128)
@@ -107,7 +113,10 @@ def run(
     rnn: Callable[[RNNConfig], Any] = RNN,
     transformer: Callable[[TransformerConfig], Any] = Transformer,
 ) -> Numbers:
-    """rnn, transformer  build the encoder-decoders: rnn(config), transformer(config)"""
+    """Return the numbers of the claim by name.
+
+    rnn, transformer  build the encoder-decoders: rnn(config), transformer(config)
+    """
     paths = {kind: [_path_lengths(setup, kind, n, attention) for n in setup.lengths] for kind in LAYERS}
     costs = {kind: [_measure_layer(setup, kind, n, attention) for n in setup.lengths] for kind in LAYERS}
     right: dict[str, list[list[float]]] = {kind: [[] for _ in setup.distances] for kind in KINDS}
@@ -156,7 +165,12 @@ def _build_layers(setup: Setup) -> tuple[AttentionLayer, LSTM]:
 
 
 def _path_lengths(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, int, float]:
-    """Return the shortest and longest path from the last output to the first of n tokens, and the gradient."""
+    """Measure the path from the last output of a layer back to the first of `n` tokens.
+
+    Returns the fewest and the most operations on a path, and the norm of the gradient at the first token.
+
+    kind  "attention" or "recurrent"
+    """
     draws = make_generator(setup.seed)
     tokens = [torch.randn(1, 1, setup.layer, generator=draws).requires_grad_() for _ in range(n)]
     # every token is projected by itself, so that only attention or recurrence connects two tokens
@@ -173,7 +187,11 @@ def _apply_layer(
     attention: Attention,
     fused: bool = False,
 ) -> Tensor:
-    """Apply one layer of attention, or one recurrent layer, to tokens; `fused` uses torch's recurrent kernel."""
+    """Apply one layer to tokens and return its output.
+
+    kind   "attention" or "recurrent"
+    fused  whether the recurrent layer uses torch's fused kernel; otherwise it goes step by step
+    """
     layer, cell = layers
     if kind == "attention":
         heads = [split_heads(layer.query_key_value(token), 3).chunk(3, 1) for token in tokens]
@@ -190,7 +208,7 @@ def _apply_layer(
 
 @torch.no_grad()
 def _permutation_change(setup: Setup, kind: str, attention: Attention) -> float:
-    """Return the change of the last output if the earlier tokens are permuted."""
+    """Return the largest change of a layer's last output if the order of the earlier tokens is reversed."""
     tokens = list(torch.randn(1, setup.lengths[0], setup.layer, generator=make_generator(setup.seed)).split(1, 1))
     first, second = ([*order, tokens[-1]] for order in (tokens[:-1], tokens[-2::-1]))
     layers = _build_layers(setup)
@@ -198,7 +216,10 @@ def _permutation_change(setup: Setup, kind: str, attention: Attention) -> float:
 
 
 def _count_operations(out: Tensor, leaf: Tensor) -> tuple[int, int]:
-    """Return the fewest and the most operations between an output and an input; 0 if there is no path."""
+    """Return the fewest and the most operations on a path of the autograd graph from `out` to `leaf`.
+
+    Both are 0 if there is no path.
+    """
     below: dict[Any, list[Any]] = {}
     order: list[Any] = []  # the inputs of an operation come before it
     waiting: list[tuple[Any, bool]] = [(out.grad_fn, False)]
@@ -220,7 +241,7 @@ def _count_operations(out: Tensor, leaf: Tensor) -> tuple[int, int]:
 
 
 def _measure_layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, float]:
-    """Measure the multiply-adds and the seconds of a layer over n tokens."""
+    """Return the multiply-adds and the median seconds of a layer over `n` tokens."""
     x = [torch.randn(1, n, setup.layer, generator=make_generator(setup.seed))]
     layers = _build_layers(setup)
     # the counter does not see inside the fused recurrent kernel, which is faster
@@ -248,7 +269,10 @@ def _build_model(
 def _sample_batch(
     setup: Setup, distance: int, batch: int, draws: torch.Generator
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b 1"], Int[Tensor, "b"]]:
-    """Sample sources, targets that hold the start token, and the tokens to predict."""
+    """Sample sources, decoder inputs and targets.
+
+    A source is the token to predict and `distance` noise tokens. The decoder input is the start token.
+    """
     wanted = torch.randint(setup.values, (batch, 1), generator=draws)
     noise = setup.values + torch.randint(setup.noise, (batch, distance), generator=draws)
     return torch.cat([wanted, noise], 1), torch.full((batch, 1), setup.vocab - 1), wanted[:, 0]
@@ -273,7 +297,7 @@ def _evaluate(model: Any, setup: Setup, distance: int, seed: int) -> float:
 
 @torch.no_grad()
 def _record_attention(model: Any, setup: Setup, distance: int, seed: int) -> tuple[int, float]:
-    """Count the attention calls of the model, and return the weight of the first token in the last call."""
+    """Return the number of attention calls of a model, and the mean weight of the first token in the last call."""
     source, target, _ = _sample_batch(setup, distance, setup.trials, make_generator(seed))
     with watch(model) as seen:
         model(source, target)
@@ -285,7 +309,10 @@ def _record_attention(model: Any, setup: Setup, distance: int, seed: int) -> tup
 
 @torch.no_grad()
 def _exchange_encodings(model: Any, setup: Setup, seed: int) -> float:
-    """Return the difference between logits from an exchanged encoding and from its own source."""
+    """Return how much logits decoded from the encoding of a source differ from those of a full pass on that source.
+
+    The model has just read another source, so the difference is 0 only if it keeps nothing of that one.
+    """
     draws = make_generator(seed)
     source, target, _ = _sample_batch(setup, setup.distances[-1], setup.trials, draws)
     other, other_target, _ = _sample_batch(setup, setup.distances[-1], setup.trials, draws)

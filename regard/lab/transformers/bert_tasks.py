@@ -59,14 +59,20 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The language, the model, its training, and the number of test examples.
+    """The language, the model, its training, and the tests.
 
-    kinds   kinds of nouns, each with its own pronoun
-    nouns   nouns of each kind
-    verbs   verbs, each with its own object
-    hidden  the share of words that are masked
-    tuning  steps of fine-tuning on the order of sentences
-    batch   pairs of sentences for each task
+    kinds   number of kinds of nouns, each with its own pronoun
+    nouns   number of nouns of each kind
+    verbs   number of verbs, each with its own object
+    hidden  share of words that are masked
+    width   width of the model
+    depth   number of blocks
+    heads   number of heads
+    batch   number of pairs of sentences per task and training step
+    steps   number of training steps
+    tuning  number of steps of fine-tuning on the order of sentences
+    rate    learning rate
+    trials  number of test examples per task
     """
 
     kinds: int = 3
@@ -91,7 +97,7 @@ class Setup(RepeatedSetup):
 
     @property
     def words(self) -> int:
-        """The number of words: nouns by kind, then pronouns, verbs and objects."""
+        """The number of different words: nouns, pronouns, verbs and objects."""
         return self.kinds * (self.nouns + 1) + 2 * self.verbs
 
 
@@ -99,7 +105,13 @@ SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=120, rate=0.007, trials=
 
 
 class Examples(NamedTuple):
-    """Input tokens, and targets for each word or for the pair; IGNORED where there is no target."""
+    """Pairs of sentences and their targets; a target of IGNORED means that there is none.
+
+    tokens    both sentences with special tokens
+    segments  0 for the first sentence and 1 for the second
+    words     the target of each token: the masked word
+    pair      the target of the pair: 0 for true, 1 for false
+    """
 
     tokens: Int[Tensor, "b n"]
     segments: Int[Tensor, "b n"]
@@ -108,7 +120,10 @@ class Examples(NamedTuple):
 
 
 def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
-    """bert  builds the model: bert(config)"""
+    """Return the numbers of the claim by name.
+
+    bert  builds the model: bert(config)
+    """
     right: dict[str, list[float]] = {task: [] for task in TASKS}
     same: dict[str, list[float]] = {task: [] for task in TASKS}
     pretrained: dict[str, dict[str, list[float]]] = {kind: {} for kind in PRETRAINED}
@@ -143,10 +158,10 @@ def _accuracy(model: Any, setup: Setup, task: str, seed: int) -> float:
 def sentences(
     setup: Setup, count: int, draws: torch.Generator
 ) -> tuple[Int[Tensor, "b 3"], Int[Tensor, "b 3"], Int[Tensor, "b"]]:
-    """Sample two consecutive sentences, such as "Ann sold apples" and "she met friends", and the logic label.
+    """Sample `count` pairs of sentences, such as "Ann sold apples" and "she met friends", and a label of each pair.
 
-    The second sentence starts with the pronoun of the first one's subject; the rest is random. The logic label depends
-    on the two verbs and cannot be learned from the text.
+    The second sentence starts with the pronoun of the first one's subject; the rest is random. The label, 0 or 1,
+    depends on the two verbs by a rule that the text does not show.
     """
 
     def chosen(below: int) -> Tensor:
@@ -162,7 +177,7 @@ def sentences(
 
 
 def examples(setup: Setup, task: str, count: int, draws: torch.Generator) -> Examples:
-    """Sample examples of a task; the answer is 0 for a true pair and 1 for a false one."""
+    """Sample `count` examples of a task; the target of a pair is 0 if it is true and 1 if it is false."""
     first, second, follows = sentences(setup, count, draws)
     false = torch.randint(2, (count,), generator=draws)
     pair = false if task != WORDS else torch.full((count,), IGNORED)
@@ -217,7 +232,7 @@ def _train(model: Any, setup: Setup, tasks: Sequence[str], seed: int, steps: int
 
 
 def _predict(model: Any, given: Examples) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return predictions and targets for words and for pairs, where there is a target."""
+    """Return logits and targets of the masked words, and logits and targets of the pairs, where there is a target."""
     out = model(given.tokens, segments=given.segments)
     words, pairs = given.words != IGNORED, given.pair != IGNORED
     return (out.logits[words], given.words[words]), (out.pair_logits[pairs], given.pair[pairs])

@@ -49,7 +49,13 @@ Merge = Callable[[Word, Pair, int], Word]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The training text, another text, the maximum number of merges, and the number of random texts."""
+    """The texts and the number of merges.
+
+    text    the text that merges are learned from
+    other   another text to encode
+    merges  largest number of merges
+    texts   number of random texts to encode
+    """
 
     text: str = JACK
     other: str = MARY
@@ -66,7 +72,7 @@ SMOKE = Setup(texts=20)
 
 
 def merge_pair(word: Word, pair: Pair, token: int) -> Word:
-    """Replace every occurrence of the pair in a word, from left to right."""
+    """Return the word with every occurrence of the pair replaced by the token, from left to right."""
     found: Word = []
     at = 0
     while at < len(word):
@@ -80,7 +86,10 @@ def merge_pair(word: Word, pair: Pair, token: int) -> Word:
 
 
 def run(setup: Setup, merge: Merge = merge_pair) -> Numbers:
-    """merge  the function that replaces a pair in a word by a token"""
+    """Return the numbers of the claim by name.
+
+    merge  returns a word with a pair replaced by a token: merge(word, pair, token)
+    """
     words = Counter(tuple(word) for word in _split_words(setup.text))
     table: dict[Pair, int] = {}
     lengths, saved = [_count_tokens(words)], []
@@ -134,7 +143,7 @@ def _count_tokens(words: Counter[tuple[int, ...]]) -> int:
 
 
 def _most_common_pair(words: Counter[tuple[int, ...]]) -> tuple[Pair, int]:
-    """Return the most common pair and its count; ties go to the lowest tokens."""
+    """Return the most common pair of adjacent tokens and its count; of equally common pairs, the lowest."""
     pairs: Counter[Pair] = Counter()
     for word, count in words.items():
         for pair in pairwise(word):
@@ -150,7 +159,7 @@ def _merge_all(words: Counter[tuple[int, ...]], pair: Pair, token: int, merge: M
 
 
 def _encode(text: str, table: dict[Pair, int], merge: Merge) -> Word:
-    """Encode a text: apply the merges in the order in which they were learned."""
+    """Return the tokens of a text: its bytes after all merges, applied in the order in which they were learned."""
     found: Word = []
     for each in _split_words(text):
         word = list(each)
@@ -161,7 +170,7 @@ def _encode(text: str, table: dict[Pair, int], merge: Merge) -> Word:
 
 
 def _token_bytes(table: dict[Pair, int]) -> dict[int, bytes]:
-    """Return the bytes of every token."""
+    """Return the bytes that each token stands for."""
     found = {byte: bytes([byte]) for byte in range(256)}
     for (a, b), token in table.items():
         found[token] = found[a] + found[b]
@@ -169,7 +178,7 @@ def _token_bytes(table: dict[Pair, int]) -> dict[int, bytes]:
 
 
 class _LibraryEncoder:
-    """Byte-pair encoding of the `tokenizers` library; each byte is one of the first 256 characters."""
+    """Byte-pair encoding by the `tokenizers` library, which is given each byte as the character of that number."""
 
     def __init__(self, text: str, vocab: int) -> None:
         import json
@@ -194,7 +203,7 @@ def _to_characters(text: str) -> str:
 
 
 def _random_texts(setup: Setup) -> list[str]:
-    """Sample texts: letters of the training text in random order, and random Unicode characters."""
+    """Sample texts of 60 characters: by turns letters of the training text and any Unicode characters."""
     draws = make_generator(setup.seed)
     letters = sorted(set(setup.text))
     found = []

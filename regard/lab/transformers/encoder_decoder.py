@@ -53,7 +53,16 @@ MAPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The sequences, the model, the training steps and seeds, and the number of test sequences."""
+    """The sequences to reverse, the model and its training.
+
+    letters  number of different letters
+    length   number of letters of a sequence
+    width    width of the model
+    batch    number of sequences per training step
+    steps    number of training steps
+    rate     learning rate
+    trials   number of test sequences
+    """
 
     letters: int = 9
     length: int = 9
@@ -74,7 +83,10 @@ SMOKE = Setup(letters=6, length=5, width=16, steps=160, rate=0.02, repeats=3, tr
 
 
 def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transformer) -> Numbers:
-    """transformer  builds the model: transformer(config)"""
+    """Return the numbers of the claim by name.
+
+    transformer  builds the model: transformer(config)
+    """
     before, after = [], []
     for seed in setup.seeds:
         model = _build_model(setup, transformer, seed)
@@ -111,7 +123,10 @@ def _build_model(setup: Setup, transformer: Callable[[TransformerConfig], Any], 
 def _sample_batch(
     setup: Setup, batch: int, draws: torch.Generator
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"], Int[Tensor, "b n"]]:
-    """Sample sources, decoder inputs, and targets: the reversed sources."""
+    """Sample random sources, decoder inputs and targets.
+
+    A target is the reversed source. A decoder input is the start token and the target without its last letter.
+    """
     source = torch.randint(setup.letters, (batch, setup.length), generator=draws)
     wanted = source.flip(1)
     return source, functional.pad(wanted[:, :-1], (1, 0), value=setup.letters), wanted

@@ -23,7 +23,7 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
-from regard.lab.measure import largest_difference, normal_tensors
+from regard.lab.measure import largest_difference, normal_tensors, random_permutation
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import fan_in, init_parameters, normal
@@ -33,7 +33,13 @@ MATHS = r"y_i = W_2 f(W_1 x_i + b_1) + b_2, \quad \frac{\partial y_i}{\partial x
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layer, the number of tokens, and the index of the token to replace."""
+    """Sizes of the layer and of its input.
+
+    width   width of the tokens
+    hidden  width of the hidden layer
+    length  number of tokens
+    token   index of the token that is replaced
+    """
 
     width: int = 24
     hidden: int = 96
@@ -51,14 +57,17 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = FeedForward) -> Numbers:
-    """layer  builds the feed-forward layer: layer(width, hidden)"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the feed-forward layer: layer(width, hidden)
+    """
     draws = make_generator(setup.seed)
     made = layer(setup.width, setup.hidden).double()
     init_parameters(made, {"*.weight": fan_in(), "*.bias": normal(0.1)}, setup.seed)
     (x,) = normal_tensors(draws, (1, setup.length, setup.width))
     replaced = x.clone()
     replaced[:, setup.token] = torch.randn(setup.width, generator=draws, dtype=torch.float64)
-    order = torch.randperm(setup.length, generator=draws)
+    order = random_permutation(setup.length, draws)
     with torch.no_grad():
         out = made(x)
         alone = torch.cat([made(token) for token in x.split(1, 1)], 1)

@@ -30,6 +30,7 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import count_parameters, largest_difference
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.init import constant, fan_in, init_parameters
 from regard.nn.norms import norm
@@ -38,15 +39,19 @@ MATHS = r"y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \quad \
 
 
 def layer_norm(width: int) -> nn.Module:
-    """Build the layer norm of the models of this package."""
+    """Build the layer norm that the models of this package use."""
     return norm("layer", width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Number and width of the tokens, the scale of the input, and the depths and gains of the stacks.
+    """The tokens, and stacks of linear layers with and without norms.
 
-    gains  the gain of each layer's weights: below 1 they are too small, above 1 too large
+    width   width of the tokens
+    length  number of tokens
+    factor  factor by which the input is multiplied
+    depths  numbers of layers of the stacks
+    gains   gain of the weights of each layer: below 1 signals shrink, above 1 they grow
     """
 
     width: int = 64
@@ -58,6 +63,11 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_integer("length", self.length, 2, "tokens, of which one is replaced")
+        check_at_least(self, width=2)
+        if self.factor <= 0 or self.depths[-1] > 64:
+            raise ConfigError(
+                f"factor must be above 0, and depths at most 64: factor={self.factor}, depths={self.depths}"
+            )
         if any(gain <= 0 or gain == 1 for gain in self.gains):
             raise ConfigError(f"gains must be above 0 and not 1: gains={self.gains}")
 
@@ -66,7 +76,10 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, layer: Callable[[int], Any] = layer_norm) -> Numbers:
-    """layer  builds the norm: layer(width)"""
+    """Return the numbers of the claim by name.
+
+    layer  builds the norm: layer(width)
+    """
     draws = make_generator(setup.seed)
     made = layer(setup.width).double()
     shape = (2, setup.length, setup.width)
@@ -109,12 +122,16 @@ def _gradient(made: Any, x: Tensor, towards: Tensor) -> Tensor:
 
 
 def _largest_cosine(gradient: Tensor, direction: Tensor) -> float:
-    """Return the largest cosine between a token's gradient and a direction."""
+    """Return the largest absolute cosine, over tokens, between the gradient at a token and a direction."""
     return float(torch.cosine_similarity(gradient, direction, dim=-1).abs().max())
 
 
 def _measure_stack(setup: Setup, layer: Callable[[int], Any] | None, depth: int, gain: float) -> tuple[float, float]:
-    """Return the root mean square of the output of a stack and of its input gradient; both start at 1."""
+    """Return the root mean square of the output of a stack of linear layers, and of the gradient at its input.
+
+    layer  builds the norm before each linear layer; None for no norm
+    gain   gain of the weights
+    """
     d = setup.width
     parts = [
         nn.Sequential(nn.Identity() if layer is None else layer(d), nn.Linear(d, d, bias=False)) for _ in range(depth)

@@ -55,7 +55,15 @@ FEW = 2  # the coverage compared with answering everything
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """Numbers of people, unknown people and places, how informative surnames are, and the training."""
+    """The people, the texts about them, and the training.
+
+    people                number of people with texts
+    unknown_people        number of people in no text
+    places                number of places of birth
+    texts_per_person      number of texts about each person
+    informative_surnames  share of people whose surname ending depends on the place of birth
+    training              the model and its training
+    """
 
     people: int = 24
     unknown_people: int = 60
@@ -83,7 +91,11 @@ SMOKE = Setup(
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer and its probability under the model."""
+    """A model's answer to a question, with its probability.
+
+    said        the answer
+    confidence  probability of the answer under the model
+    """
 
     question: BiographyQuestion
     said: str
@@ -97,8 +109,11 @@ class Answer:
 def run(
     setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[GeneratedText]] = generate
 ) -> Numbers:
-    """gpt     builds the model: gpt(config)
-    writer  generates the answers: writer(model, prompts, max_new_tokens=..., stop=...)"""
+    """Return the numbers of the claim by name.
+
+    gpt     builds the model: gpt(config)
+    writer  generates the answers: writer(model, prompts, max_new_tokens=..., stop=...)
+    """
     rows: list[dict[str, float]] = []
     curves: list[list[float]] = []
     for seed in setup.seeds:
@@ -134,7 +149,7 @@ def _answers(
 
 
 def _measure_seed(known: Sequence[Answer], unknown: Sequence[Answer], world: Biographies) -> dict[str, float]:
-    """Return the numbers of one seed."""
+    """Return accuracies, confidences and their differences for the model of one seed, by name."""
     most_common, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
     right = [answer for answer in (*known, *unknown) if answer.right]
     wrong = [answer for answer in (*known, *unknown) if not answer.right]
@@ -170,7 +185,10 @@ def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
 
 
 def _accuracy_by_coverage(known: Sequence[Answer], unknown: Sequence[Answer]) -> list[float]:
-    """Return the accuracy among the most confident answers for every coverage, with both groups weighted equally."""
+    """Return the accuracy of the most confident answers, for every share of answers in COVERAGES.
+
+    Known and unknown people have the same total weight.
+    """
     counted = [(answer, 0.5 / len(group)) for group in (known, unknown) for answer in group]
     counted.sort(key=lambda each: -each[0].confidence)
     covered = list(accumulate(share for _, share in counted))

@@ -62,9 +62,15 @@ READERS = ("read", "not read", "read about others", "in no text", "most common p
 class Training:
     """The model and its training.
 
-    questions  the share of questions in a batch; the rest are texts with gaps
-    phrases    the share of gaps that are whole capitalised phrases
-    salient    whether these are places only, and not names
+    width      width of the model
+    depth      number of blocks
+    heads      number of heads
+    batch      number of texts and questions per training step
+    steps      number of training steps
+    rate       learning rate
+    questions  share of questions in a batch; the rest are texts with gaps
+    phrases    share of gaps that are whole capitalised phrases
+    salient    whether those phrases are places only; otherwise also names
     """
 
     width: int = 64
@@ -86,7 +92,14 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """Numbers of people and places, the training, and the number of seeds."""
+    """The people, the texts about them, and the training.
+
+    people            number of people with texts
+    unknown_people    number of people in no text
+    places            number of places of birth
+    texts_per_person  number of texts about each person
+    training          the model and its training
+    """
 
     people: int = 40
     unknown_people: int = 40
@@ -103,7 +116,11 @@ SMOKE = Setup(people=8, unknown_people=12, places=12, training=Training(width=48
 
 
 def sample_world(setup: Any, seed: int, **settings: Any) -> Biographies:
-    """Generate people, texts and questions for a setup with people, unknown_people, places and texts_per_person."""
+    """Generate people, texts about them and questions.
+
+    setup     has the fields people, unknown_people, places and texts_per_person
+    settings  further arguments of `biographies`
+    """
     return biographies(
         setup.people,
         unknown_people=setup.unknown_people,
@@ -116,7 +133,10 @@ def sample_world(setup: Any, seed: int, **settings: Any) -> Biographies:
 
 
 def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
-    """gpt  builds the model: gpt(config)"""
+    """Return the numbers of the claim by name.
+
+    gpt  builds the model: gpt(config)
+    """
     right: dict[str, list[float]] = {name: [] for name in READERS}
     trained_on: dict[str, list[float]] = {"read": [], "not read": []}
     only_in_texts: list[float] = []
@@ -146,7 +166,11 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
 
 @dataclass(frozen=True)
 class Reader:
-    """A model that answers questions, with its characters and its context length."""
+    """A trained model that answers questions.
+
+    letters  the characters that are its tokens
+    length   its context length in characters
+    """
 
     model: Any
     letters: str
@@ -162,7 +186,13 @@ class Reader:
         *,
         texts: Sequence[str] | None = None,
     ) -> "Reader":
-        """Train a model on the questions, mixed with texts: default those of the world, () for none."""
+        """Build a model, train it on questions and on texts with gaps, and return it as a reader.
+
+        world     the training questions, and the default texts
+        training  the sizes of the model and its training
+        gpt       builds the model: gpt(config)
+        texts     texts to train on; default those of the world, () for questions alone
+        """
         read = world.texts if texts is None else texts
         questions = [*world.training, *world.evaluation, *world.unknown_people]
         everything = [*world.texts, *read, *(question.text + question.answer for question in questions)]
@@ -197,9 +227,9 @@ class Reader:
 
     @torch.no_grad()
     def right(self, questions: Sequence[BiographyQuestion]) -> float:
-        """Return the share of questions that are answered exactly.
+        """Return the share of questions that greedy decoding answers exactly.
 
-        Greedy decoding is exact if every correct character is the most likely one: one pass is enough.
+        One pass is enough: an answer is exact if every correct character is the most likely one.
         """
         tokens, targets = collate([encode_question(*question, self.length) for question in questions], self.letters)
         predicted = self.model(tokens).argmax(-1)
@@ -207,7 +237,7 @@ class Reader:
 
 
 def _most_common_accuracy(world: Biographies) -> float:
-    """Return the accuracy of the most common answer of training."""
+    """Return the accuracy of always answering with the most common answer of the training questions."""
     guess, _ = Counter(question.answer for question in world.training).most_common(1)[0]
     return fmean(question.answer == guess for question in _other_people(world))
 
@@ -217,7 +247,10 @@ def _other_people(world: Biographies) -> list[BiographyQuestion]:
 
 
 def _share_only_in_texts(world: Biographies) -> float:
-    """Return the share of tested people whose place is in the texts with their name, and in no other question."""
+    """Return the share of tested people whose place of birth is learned from the texts alone.
+
+    A text must have their name and place, and no training question their name.
+    """
     people = [person for person in world.people if person.question in world.evaluation]
     return fmean(
         any(person.name in text and person.place in text for text in world.texts)

@@ -41,7 +41,12 @@ PARTS = ("attention", "projections", "recurrent")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The width, growing lengths from below the width to above twice the width, and the number of timings."""
+    """Sizes of the layers, and the timings.
+
+    width    width of the layers
+    lengths  growing numbers of tokens, from below `width` to above 2 * `width`
+    repeats  number of timings per length; the median is used
+    """
 
     width: int = 256
     lengths: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048)
@@ -107,7 +112,10 @@ def _calls(x: Tensor, attention: Attention, layer: Any, cell: nn.RNNCell) -> dic
 
 
 def _crossing_length(lengths: tuple[int, ...], rising: list[Any], other: list[Any]) -> float | None:
-    """Return the length where one cost exceeds the other, interpolated on a log-log scale."""
+    """Return the length at which the cost `rising` exceeds the cost `other`, or None if it never does.
+
+    The costs are interpolated on a log-log scale.
+    """
     apart = [math.log(a / b) for a, b in zip(rising, other, strict=True)]
     for (n, below), (m, above) in pairwise(zip(lengths, apart, strict=True)):
         if below <= 0 < above:

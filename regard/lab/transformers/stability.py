@@ -56,7 +56,14 @@ MATHS = (
 
 @dataclass(frozen=True)
 class Design:
-    """Which of the four parts a stack has."""
+    """Which parts a stack of blocks and its training have.
+
+    order    "post" or "pre": whether norms come after the residual sum or before attention and feed-forward part
+    sums     whether there are residual connections
+    norms    whether there are layer norms
+    scale    whether scores are divided by the square root of the head width
+    warm_up  whether the learning rate warms up
+    """
 
     order: str = "post"
     sums: bool = True
@@ -88,9 +95,17 @@ AT_THE_START = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The sequences to reverse, the stack, and the training steps and seeds.
+    """The sequences to reverse, the stacks and their training.
 
-    deep  blocks of the stacks that are measured at the start and not trained
+    letters  number of different letters
+    length   number of letters of a sequence
+    width    width of the stacks
+    depth    number of blocks of the stacks that are trained
+    deep     number of blocks of the stacks that are only measured at initialisation
+    batch    number of sequences per training step
+    steps    number of training steps
+    rate     learning rate
+    warm_up  number of steps over which the learning rate rises
     """
 
     letters: int = 6
@@ -134,7 +149,7 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
     }
 
     def compare(name: str, whole: str, function: Callable[[float, float], float]) -> list[float]:
-        """Compare losses seed by seed."""
+        """Return function(loss of `name`, loss of `whole`) for each seed; both are names of designs."""
         return [function(loss, best) for loss, best in zip(losses[name], losses[whole], strict=True)]
 
     # as a ratio, because losses differ by orders of magnitude
@@ -160,7 +175,7 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
 
 
 class _BlockWithoutSums(Block):
-    """A block without residual sums."""
+    """A block without residual connections."""
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         out: Tensor = norm(part(x))
@@ -168,7 +183,7 @@ class _BlockWithoutSums(Block):
 
 
 class _Stack(nn.Module):
-    """Token and position embeddings, blocks, and a prediction for each position."""
+    """Token and position embeddings, blocks of a design, and logits for each position."""
 
     def __init__(
         self, setup: Setup, depth: int, design: Design, layer: Callable[..., Any], block: Callable[..., Any]
@@ -214,7 +229,10 @@ def _sample_batch(setup: Setup, draws: torch.Generator) -> tuple[tuple[Tensor], 
 
 
 def _measure_start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
-    """Measure gradients, similarity and the largest weight before the first step."""
+    """Measure a stack at initialisation.
+
+    Returns the gradient norm of each block, the mean cosine of two output tokens, and the mean largest weight.
+    """
     (tokens,), wanted = _sample_batch(setup, make_generator(seed))
     functional.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten()).backward()
     squares = [
@@ -232,7 +250,7 @@ def _measure_start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
 
 
 def _train(model: _Stack, setup: Setup, design: Design, seed: int) -> float:
-    """Train, and return the mean loss of the last tenth of the steps."""
+    """Train a stack, and return the mean loss of the last tenth of the steps."""
     draws, warm_up = make_generator(seed), setup.warm_up if design.warm_up else 0
     losses = fit_cross_entropy(
         model, lambda: _sample_batch(setup, draws), steps=setup.steps, rate=setup.rate, warm_up=warm_up

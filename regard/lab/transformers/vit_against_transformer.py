@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from regard.base.seeds import make_generator
 from regard.lab.drawing import COLOURS, Figure, make_figure, plot_bars
 from regard.lab.measure import count_parameters
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
 from regard.models.vit import PRESETS as VITS, ViT, ViTConfig
@@ -44,10 +45,21 @@ MATHS = (
 # millions of parameters, from the papers
 PUBLISHED = {"vit-b/16": 86, "vit-l/16": 307, "vit-h/14": 632, "transformer-base": 65, "transformer-big": 213}
 
+# of the models that were counted
+CLASSES, VOCABULARY = 1000, 37_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The small models, and the classes and vocabulary of the large ones."""
+    """Sizes of the small models.
+
+    width   width of both models
+    heads   number of heads
+    depth   number of blocks
+    patch   side of a patch in pixels
+    side    side of the image in patches
+    length  number of tokens of a source and of a target
+    """
 
     width: int = 24
     heads: int = 3
@@ -55,16 +67,20 @@ class Setup:
     patch: int = 4
     side: int = 3
     length: int = 7
-    classes: int = 1000
-    vocab: int = 37_000
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, length=2)
 
 
 SMOKE = Setup()
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, transformer: Callable[..., Any] = Transformer) -> Numbers:
-    """vit, transformer  build the models: vit(config), transformer(config)"""
+    """Return the numbers of the claim by name.
+
+    vit, transformer  build the models: vit(config), transformer(config)
+    """
     images = ViTConfig(
         image=setup.patch * setup.side,
         patch=setup.patch,
@@ -77,7 +93,7 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, transformer: Callab
     return (
         _measure_vit(setup, vit(images))
         | _measure_transformer(setup, transformer(words))
-        | _count_published(setup, vit, transformer)
+        | _count_published(vit, transformer)
     )
 
 
@@ -126,7 +142,10 @@ def _measure_transformer(setup: Setup, model: Any) -> Numbers:
 
 
 def _output_variance_error(blocks: Any, call: Callable[[], Tensor]) -> float:
-    """Return the largest difference from 1 of the variance of a block's output tokens."""
+    """Return how far the variance of an output token of a block is from 1, at most.
+
+    call  runs the model that has the blocks
+    """
     seen: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda block, inputs, out: seen.append(out)) for block in blocks]
     call()
@@ -148,14 +167,14 @@ def _count_cross_attention(model: nn.Module) -> int:
     return sum(getattr(module, "cross", None) is not None for module in model.modules())
 
 
-def _count_published(setup: Setup, vit: Callable[..., Any], transformer: Callable[..., Any]) -> Numbers:
+def _count_published(vit: Callable[..., Any], transformer: Callable[..., Any]) -> Numbers:
     configs: dict[str, ViTConfig | TransformerConfig] = {}
     for name in PUBLISHED:
         if name in VITS:
-            configs[name] = replace(VITS[name], classes=setup.classes)
+            configs[name] = replace(VITS[name], classes=CLASSES)
         else:
-            configs[name] = replace(TRANSFORMERS[name], vocab=setup.vocab)
-    configs["vit-l/32"] = replace(VITS["vit-l/16"], classes=setup.classes, patch=32)
+            configs[name] = replace(TRANSFORMERS[name], vocab=VOCABULARY)
+    configs["vit-l/32"] = replace(VITS["vit-l/16"], classes=CLASSES, patch=32)
     millions, widths, hidden = {}, {}, {}
     for name, config in configs.items():
         with torch.device("meta"):  # on the meta device: the largest would need 2.5 GB
@@ -169,7 +188,7 @@ def _count_published(setup: Setup, vit: Callable[..., Any], transformer: Callabl
         "millions": millions,
         "widths": widths,
         "feed-forward widths": hidden,
-        "vocabulary": setup.vocab,
+        "vocabulary": VOCABULARY,
         "preset vocabulary": TRANSFORMERS["transformer-base"].vocab,
         "parameters of the preset": preset,
     }

@@ -43,7 +43,16 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The model, and the numbers of classes for pre-training and fine-tuning."""
+    """Sizes of the model.
+
+    width    width of the model
+    heads    number of heads
+    depth    number of blocks
+    patch    side of a patch in pixels
+    side     side of the image in patches
+    classes  number of classes in pre-training
+    fewer    number of classes in fine-tuning
+    """
 
     width: int = 24
     heads: int = 3
@@ -59,7 +68,10 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
-    """vit  builds the model: vit(config)"""
+    """Return the numbers of the claim by name.
+
+    vit  builds the model: vit(config)
+    """
     side = setup.patch * setup.side
     (images,) = normal_tensors(make_generator(setup.seed), (2, 3, side, side))
     models = {
@@ -106,7 +118,7 @@ def _build_model(setup: Setup, vit: Callable[[ViTConfig], Any], **form: Any) -> 
 
 
 def _negate_patches(images: Tensor, setup: Setup) -> list[Tensor]:
-    """Return the images with each patch in turn negated."""
+    """Return one batch of images per patch, with the pixels of that patch multiplied by -1."""
     changed = []
     for at in range(setup.side**2):
         row, column = (setup.patch * place for place in divmod(at, setup.side))
@@ -117,7 +129,7 @@ def _negate_patches(images: Tensor, setup: Setup) -> list[Tensor]:
 
 
 def _gradient_norms(model: Any, images: Tensor) -> list[float]:
-    """Return the norm of the gradient of the logits at each normalised token."""
+    """Return the norm of the gradient of the summed logits at each token after the final norm."""
     seen: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, out: Tensor) -> None:
@@ -133,7 +145,7 @@ def _gradient_norms(model: Any, images: Tensor) -> list[float]:
 
 
 def _trunk_sizes(model: Any) -> dict[str, int]:
-    """Return the sizes of the parameters before the head, by name."""
+    """Return the number of elements of each parameter that is not in the head, by name."""
     return {name: each.numel() for name, each in model.named_parameters() if not name.startswith("head")}
 
 

@@ -36,7 +36,14 @@ FEATURES = 12  # of one patch, to draw
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The patch size and the rows and columns of patches."""
+    """Sizes of the patch embedding and of the image.
+
+    width     width of the embedding
+    patch     side of a patch in pixels
+    channels  number of channels of the image
+    rows      number of rows of patches
+    columns   number of columns of patches
+    """
 
     width: int = 48
     patch: int = 16
@@ -54,7 +61,10 @@ SMOKE = Setup(width=19, patch=7)
 
 
 def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) -> Numbers:
-    """patches  builds the patch embedding: patches(width, patch, channels), with its weights in `projection`"""
+    """Return the numbers of the claim by name.
+
+    patches  builds the patch embedding: patches(width, patch, channels), with its weights in `projection`
+    """
     draws = make_generator(setup.seed)
     made = patches(setup.width, setup.patch, setup.channels).double()
     shape = (2, setup.channels, setup.patch * setup.rows, setup.patch * setup.columns)
@@ -86,7 +96,10 @@ def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) 
 
 
 def _cut_patches(image: Tensor, patch: int) -> Tensor:
-    """Cut an image into patches by row and column, each flattened by channel and row."""
+    """Cut images into patches of side `patch`.
+
+    The result is (b, rows, columns, channels * patch * patch).
+    """
     b, channels, height, width = image.shape
     squares = image.reshape(b, channels, height // patch, patch, width // patch, patch)
     return squares.permute(0, 2, 4, 1, 3, 5).flatten(3)

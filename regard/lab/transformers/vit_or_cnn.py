@@ -58,7 +58,17 @@ SIDE, PATCH = 16, 4  # of the images with two distant patches: 8 pixels between 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """Numbers of training images, both networks, and the training steps and learning rate of each task."""
+    """Both networks and their training on two tasks: digits and distant patches.
+
+    sizes   numbers of training images
+    width   width of the Vision Transformer
+    heads   its number of heads
+    depth   its number of blocks
+    widths  numbers of channels of the convolutional network's layers
+    batch   number of images per training step
+    steps   number of training steps
+    rates   learning rate of each task
+    """
 
     sizes: tuple[int, ...] = (25, 200, 1397)
     width: int = 32
@@ -81,7 +91,10 @@ SMOKE = Setup(sizes=(60, 1397), heads=4, depth=1, widths=(12, 24, 32), steps=60,
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, cnn: Callable[[CNNConfig], Any] = CNN) -> Numbers:
-    """vit, cnn  build the models: vit(config), cnn(config)"""
+    """Return the numbers of the claim by name.
+
+    vit, cnn  build the models: vit(config), cnn(config)
+    """
 
     def build(kind: str, task: str, seed: int) -> Any:
         if kind == "cnn":
@@ -133,7 +146,10 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, cnn: Callable[[CNNC
 
 
 def sample_distant_patches(count: int, draws: torch.Generator) -> Digits:
-    """Sample noise with a bright or dark patch at the left and right edge; the class is whether they are alike."""
+    """Sample `count` images of noise with one bright or dark patch at the left edge and one at the right edge.
+
+    The label is 1 if both patches are bright or both are dark, and 0 otherwise.
+    """
     images = 0.5 * torch.randn(count, 1, SIDE, SIDE, generator=draws)
     signs = torch.randint(2, (count, 2), generator=draws)
     rows = PATCH * torch.randint(SIDE // PATCH, (count, 2), generator=draws)

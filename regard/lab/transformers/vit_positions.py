@@ -44,7 +44,16 @@ FAR = 3  # at this distance patches are not near each other
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The number of classes, the model, and the training steps and seeds."""
+    """The digits, the model and its training.
+
+    classes  number of digits to classify, from 0 upwards
+    width    width of the model
+    heads    number of heads
+    depth    number of blocks
+    batch    number of images per training step
+    steps    number of training steps
+    rate     learning rate
+    """
 
     classes: int = CLASSES
     width: int = 24
@@ -64,7 +73,10 @@ SMOKE = Setup(classes=3, width=16, heads=1, batch=16, steps=100, rate=0.04, repe
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
-    """vit  builds the model: vit(config)"""
+    """Return the numbers of the claim by name.
+
+    vit  builds the model: vit(config)
+    """
     given, others = (every.subset((every.labels < setup.classes).nonzero()[:, 0]) for every in load_digit_images())
     cosines: dict[str, list[list[float]]] = {"before": [], "after": []}
     right: dict[str, list[float]] = {positions: [] for positions in TABLES}
@@ -113,7 +125,10 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
 
 
 def _by_distance(model: Any) -> list[float]:
-    """Return the mean cosine of the centred rows of two patches by their distance, rounded up."""
+    """Return the mean cosine similarity of the position embeddings of two patches, by the distance of the patches.
+
+    Distances are rounded up to 1, 2, ..., SIDE - 1 patches. The mean embedding is subtracted first.
+    """
     table: Float[Tensor, "n d"] = model.positions.weight.detach()
     rows = functional.normalize(table - table.mean(0), dim=1)
     places = torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE)).double()

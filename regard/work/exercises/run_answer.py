@@ -198,7 +198,7 @@ def execute(sources: list[tuple[str, str]]) -> tuple[types.ModuleType, list[Rais
             continue
         for statement in statements:
             try:
-                exec(compile(ast.Module([statement], []), file, "exec"), vars(module))
+                exec(compile(ast.Module([statement], []), file, "exec"), vars(module))  # in its own process  # nosec B102
             except (Exception, SystemExit) as error:
                 errors.append(describe_error(error, files))
     return module, errors

@@ -1,0 +1,52 @@
+"""Validation of the settings of claims: limits that hold for every claim, and smallest values of single settings."""
+
+import math
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from regard.base.errors import ConfigError
+from regard.base.validation import check_integer
+
+# counts that may be 0, and indices of tokens, keys and queries, which begin at 0
+_FROM_ZERO = {"seed", "warm_up", "tuning", "look_ahead", "look_back"}
+_FROM_ZERO |= {"token", "place", "query", "changed", "two", "looks_at"}
+
+
+def check_settings(setup: Any) -> None:
+    """Raise an error for settings that no claim can run with: sizes below 1, empty tuples and NaN."""
+    for field in fields(setup):
+        value = getattr(setup, field.name)
+        if is_dataclass(value):
+            check_settings(value)
+        if value == ():
+            raise ConfigError(f"{field.name} is empty, but must have at least one value")
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and not isinstance(number, bool):
+                check_integer(field.name, number, 0 if field.name in _FROM_ZERO else 1)
+            elif isinstance(number, float) and math.isnan(number):
+                raise ConfigError(f"{field.name} must be a number, not nan")
+
+
+def check_at_least(setup: Any, **smallest: float) -> None:
+    """Raise an error if a setting is below its smallest value.
+
+    smallest  smallest values by name, such as keys=2; for a tuple, the smallest number of values
+    """
+    for name, least in smallest.items():
+        value = getattr(setup, name)
+        if isinstance(value, tuple):
+            if len(value) < least:
+                raise ConfigError(f"{name} must have at least {least} values: {name}={value}")
+        elif value < least:
+            raise ConfigError(f"{name} is {value:g}, but must be at least {least:g}")
+
+
+def check_indices(name: str, indices: tuple[int, ...], size: int, what: str) -> None:
+    """Raise an error if an index is not between 0 and `size` - 1.
+
+    name  name of the setting, for the error message
+    what  what is indexed, for the error message: "tokens", "keys" or "queries"
+    """
+    outside = [index for index in indices if not 0 <= index < size]
+    if outside:
+        raise ConfigError(f"{name} must be between 0 and {size - 1}, the indices of {size} {what}: {name}={outside[0]}")
