@@ -4,21 +4,25 @@ It answers this machine only, unless it is started with a token. Requests must n
 from the page itself: another web page that the same browser has open gets no answer.
 """
 
+import asyncio
+import json
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import Annotated
-from urllib.parse import urlsplit
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode, urlsplit
 
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi import FastAPI, Path as PathParameter, Request
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from regard.base.errors import RegardError
-from regard.core.attend import explain
-from regard.core.masks.expression import parse_mask
 from regard.explorer.page import build_page
+from regard.explorer.worker import Task, Worker
 
-LARGEST_BODY = 1 << 16  # bytes
+LARGEST_BODY = 3 << 19  # bytes: an uploaded picture of 1 MiB, as base64
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -57,13 +61,82 @@ class ExplainResponse(BaseModel):
     answers: list[KernelResponse]
 
 
-def create_app(hosts: set[str], token: str | None = None) -> FastAPI:
+class Edit(BaseModel):
+    """One intervention: what is done to a head, or to all heads of a layer."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["ablate", "mean", "beta", "hide", "patch"]
+    layer: Annotated[int, Field(ge=0, le=999)]
+    head: Annotated[int, Field(ge=0, le=999)] | None = None
+    value: Annotated[float, Field(ge=0, le=1 << 20)] | None = None
+
+
+class ModelRequest(BaseModel):
+    """One state of the Models view."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: Annotated[str, Field(max_length=400)]
+    text: Annotated[str, Field(max_length=LARGEST_BODY)]
+    show: Literal["overview", "head", "edit", "flow", "generate"] = "overview"
+    layer: Annotated[int, Field(ge=0, le=999)] = 0
+    head: Annotated[int, Field(ge=0, le=999)] = 0
+    edits: Annotated[list[Edit], Field(max_length=64)] = []
+    source: Annotated[str, Field(max_length=20_000)] = ""
+    position: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    target: Annotated[str, Field(max_length=60)] = ""
+
+
+class WorkRequest(BaseModel):
+    """Matrices to work out, as `1,0;0,1`, and a student's numbers for one step."""
+
+    model_config = ConfigDict(extra="forbid")
+    q: Annotated[str, Field(max_length=2000)]
+    k: Annotated[str, Field(max_length=2000)]
+    v: Annotated[str, Field(max_length=2000)]
+    mask: Annotated[str, Field(max_length=500)] = "full()"
+    beta: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    heads: Annotated[int, Field(ge=1, le=8)] = 1
+    step: Literal["scores", "weights", "result"] = "weights"
+    answer: Annotated[str, Field(max_length=2000)] = ""
+
+
+class ClaimRequest(BaseModel):
+    """A claim of the lab to run."""
+
+    model_config = ConfigDict(extra="forbid")
+    claim: Annotated[str, Field(max_length=60)]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the server offers besides the page.
+
+    models  returns the models that may be asked for: {"name", "what", "example"}
+    own     the model to open first
+    tasks   a function of a module that returns the long computations by name; it is called in the worker process
+    lesson  a lesson of one's own
+    report  a report of `regard check --save`
+    """
+
+    models: Callable[[], list[dict[str, str]]] = list
+    own: str | None = None
+    tasks: Callable[[], dict[str, Task]] = dict
+    lesson: Path | None = None
+    report: Path | None = None
+
+
+def create_app(hosts: set[str], token: str | None = None, content: Content | None = None) -> FastAPI:
     """The application.
 
-    hosts  values of the Host header that are answered, such as "127.0.0.1:8765"
-    token  a secret that the first address must carry; None answers everybody who reaches it
+    hosts    values of the Host header that are answered, such as "127.0.0.1:8765"
+    token    a secret that the first address must carry; None answers everybody who reaches it
+    content  models, tasks and files to offer
     """
     app = FastAPI(title="regard explorer", docs_url=None, redoc_url=None)
+    content = content or Content()
+    worker = Worker(content.tasks)
+    app.state.worker = worker
+    busy: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @app.middleware("http")
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -83,11 +156,94 @@ def create_app(hosts: set[str], token: str | None = None) -> FastAPI:
             answer = RedirectResponse("/", status_code=303)
             answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
             return answer
-        return HTMLResponse(build_page({"api": True}))
+        return HTMLResponse(build_page({"api": True, "start": start_address(content)}))
+
+    @app.get("/api/sheets")
+    def sheets() -> list[dict[str, Any]]:
+        from regard.explorer.views.sheets import build_sheets
+
+        return build_sheets()
+
+    @app.get("/api/claims")
+    def claims() -> list[dict[str, Any]]:
+        from regard.explorer.views.sheets import build_claims
+
+        return build_claims()
+
+    @app.get("/api/figures/{claim}")
+    def figure(claim: Annotated[str, PathParameter(max_length=60)]) -> dict[str, str]:
+        from regard.explorer.views.sheets import figure_address
+
+        return {"address": figure_address(claim)}
+
+    @app.get("/api/lessons")
+    def lessons() -> list[dict[str, Any]]:
+        from regard.explorer.views.lessons import load_lessons
+
+        return load_lessons(content.lesson)
+
+    @app.get("/api/report")
+    def report() -> dict[str, Any]:
+        from regard.explorer.views.reports import load_report
+
+        return {"report": load_report(content.report) if content.report else None}
+
+    @app.get("/api/browser_model")
+    def browser_model() -> dict[str, Any]:
+        from regard.explorer.views.browser_model import load_browser_model
+
+        return load_browser_model()
+
+    @app.post("/api/work")
+    def work(asked: WorkRequest) -> dict[str, str]:
+        from regard.explorer.views.worked import work_out
+
+        return work_out(asked.model_dump())
+
+    @app.get("/api/models")
+    def models() -> list[dict[str, str]]:
+        return content.models()
+
+    @app.post("/api/jobs/model")
+    async def model_job(asked: ModelRequest, request: Request) -> Response:
+        names = [each["name"] for each in content.models()]
+        if asked.model not in names:
+            known = ", ".join(names)
+            return JSONResponse({"error": f"{asked.model[:80]} is not offered; choose from {known}"}, status_code=404)
+        return await start("model", asked, request)
+
+    @app.post("/api/jobs/claim")
+    async def claim_job(asked: ClaimRequest, request: Request) -> Response:
+        return await start("claim", asked, request)
+
+    async def start(name: str, asked: BaseModel, request: Request) -> Response:
+        """Start a job of a client, which has one at a time; its events are the answer."""
+        client = f"{request.client.host if request.client else ''} {request.headers.get('x-client', '')[:64]}"
+        lock = busy[client]
+        try:
+            # a job that was just cancelled needs a moment to end
+            await asyncio.wait_for(lock.acquire(), 5)
+        except TimeoutError:
+            return JSONResponse({"error": "your last computation still runs; cancel it first"}, status_code=409)
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                async for kind, said in worker.run(name, asked.model_dump(), request.is_disconnected):
+                    yield f"event: {kind}\ndata: {json.dumps(said)}\n\n"
+            finally:
+                lock.release()
+                if not lock.locked():
+                    busy.pop(client, None)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
 
     @app.post("/api/explain")
     def explain_call(asked: ExplainRequest) -> ExplainResponse:
+        # torch takes seconds to import, and the page is shown before it is needed
         import torch
+
+        from regard.core.attend import explain
+        from regard.core.masks.expression import parse_mask
 
         q = torch.zeros(()).expand(1, asked.heads, asked.queries, asked.width)
         k = torch.zeros(()).expand(1, asked.heads, asked.keys, asked.width)
@@ -104,6 +260,15 @@ def create_app(hosts: set[str], token: str | None = None) -> FastAPI:
         return ExplainResponse(chosen=found.chosen, answers=answers)
 
     return app
+
+
+def start_address(content: Content) -> str:
+    """The view to open first, as the part of the address after #."""
+    if content.lesson is not None:
+        return "lessons"
+    if content.report is not None:
+        return "check"
+    return f"models?{urlencode({'model': content.own, 'text': ''})}" if content.own else ""
 
 
 def _refuse(request: Request, hosts: set[str], token: str | None) -> Response | None:

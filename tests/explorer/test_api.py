@@ -21,7 +21,7 @@ def test_the_page_is_served_with_strict_headers() -> None:
     assert answer.status_code == 200
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert answer.headers["X-Frame-Options"] == "DENY"
-    assert '{"api": true}' in answer.text
+    assert '"api": true' in answer.text
 
 
 def test_explain_names_the_kernel_and_the_reasons_of_others() -> None:
@@ -52,6 +52,21 @@ def test_a_wrong_request_gets_a_clear_message(body: dict[str, object], status: i
     assert answer.status_code == status
     assert text in answer.text
     assert "Traceback" not in answer.text
+
+
+WORK = {"q": "1,0;0,1", "k": "1,0;0,1", "v": "2,0;0,4", "beta": 1.0}
+
+
+def test_the_worked_solution_and_the_check_are_those_of_work() -> None:
+    solved = client().post("/api/work", json={**WORK, "mask": "causal()"}).json()
+    assert "0.7311" in solved["text"]
+    tens = 10 / 11  # powers of ten instead of e
+    answer = f"{tens:.3f},{1 - tens:.3f};{1 - tens:.3f},{tens:.3f}"
+    checked = client().post("/api/work", json={**WORK, "answer": answer}).json()
+    assert "10" in checked["review"]
+    wrong = client().post("/api/work", json={**WORK, "beta": 3.0})
+    assert wrong.status_code == 422
+    assert "beta = 1 or" in wrong.json()["error"]
 
 
 def test_another_host_name_is_refused() -> None:

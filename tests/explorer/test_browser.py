@@ -10,6 +10,9 @@ import torch
 
 import regard
 from regard.explorer.page import build_page
+from regard.explorer.views.browser_model import load_browser_model
+from regard.explorer.views.lessons import load_lessons
+from regard.explorer.views.sheets import build_claims, build_sheets, figure_address
 from tests.explorer.browser import open_browser, open_page
 
 
@@ -22,7 +25,15 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     path: Path = tmp_path_factory.mktemp("explorer") / "index.html"
-    path.write_text(build_page(), encoding="utf-8")
+    claims = [claim for claim in build_claims() if claim["id"] == "multi-head"]
+    data = {
+        "lessons": load_lessons(),
+        "browser_model": load_browser_model(),
+        "sheets": build_sheets(),
+        "claims": claims,
+    }
+    data["figures/multi-head"] = {"address": figure_address("multi-head")}
+    path.write_text(build_page(data), encoding="utf-8")
     return path.as_uri()
 
 
@@ -179,6 +190,18 @@ def test_a_wrong_mask_is_named_in_place_and_the_picture_stays(visit: Any) -> Non
     assert page.locator("svg.masks .cell").count() == 64
 
 
+def test_the_mask_box_completes_names_and_settings(visit: Any) -> None:
+    page = visit("#masks?mask=causal()&keys=8")
+    box = page.get_by_label("Mask", exact=True)
+    box.fill("causal() & win")
+    page.locator(".completions button", has_text="window").click()
+    assert box.input_value() == "causal() & window("
+    page.locator(".completions button", has_text="before=").click()
+    page.keyboard.type("2)")
+    assert box.input_value() == "causal() & window(before=2)"
+    assert "21 of 64 pairs visible" in page.locator(".facts").inner_text()
+
+
 def test_cells_are_painted_by_keyboard(visit: Any) -> None:
     page = visit("#masks?mask=causal()&keys=8")
     page.locator(".cell").first.focus()
@@ -188,11 +211,142 @@ def test_cells_are_painted_by_keyboard(visit: Any) -> None:
     assert "37 of 64 pairs visible" in page.locator(".facts").inner_text()
 
 
-@pytest.mark.parametrize("state", ["#plane", "#attention", "#masks"])
+VIEWS = ["#plane", "#attention", "#masks", "#models", "#models?show=edit&layer=1&head=1", "#models?show=flow", "#check",
+         "#sheets?q=002+1.2a", "#lessons"]  # fmt: skip
+
+
 @pytest.mark.parametrize("width", [360, 1920])
+@pytest.mark.parametrize("state", VIEWS)
 def test_nothing_is_wider_than_the_screen(visit: Any, state: str, width: int) -> None:
     page = visit(state, width=width)
+    page.wait_for_timeout(200)  # views that load their model or text draw a moment later
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_labels_contrast_and_names_pass_the_accessibility_rules(browser: Any, address: str, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    # the rules run as a script in the page, which its policy would refuse
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
+    page = context.new_page()
+    found = []
+    for state in VIEWS:
+        page.goto(address + state)
+        page.reload()
+        page.wait_for_selector("#stage[data-drawn]")
+        page.wait_for_timeout(250)
+        problems = axe.Axe().run(page).response["violations"]
+        found += [f"{state}: {each['id']}: {each['nodes'][0]['html'][:150]}" for each in problems]
+    context.close()
+    assert not found, "\n".join(found)
+
+
+EXAMPLE = "Kx7mQzPvRtKx7mQz"
+
+
+def test_the_model_in_the_page_predicts_what_torch_predicts(visit: Any) -> None:
+    page = visit("#models")
+    page.wait_for_selector(".predictions")
+    model = regard.load("induction-gpt")
+    tokens = torch.tensor([[ord(letter) - 32 for letter in EXAMPLE]])
+    with torch.no_grad():
+        share = model(tokens)[0, -1].softmax(-1)
+    best = share.topk(3)
+    assert page.locator(".predictions tbody th").all_inner_texts()[:3] == [chr(int(at) + 32) for at in best.indices]
+    shown = [float(text) for text in page.locator(".predictions tbody td:nth-child(2)").all_inner_texts()[:3]]
+    assert shown == pytest.approx(best.values.tolist(), abs=6e-4)
+
+
+def test_ablating_the_induction_heads_changes_the_prediction_and_the_script(visit: Any) -> None:
+    page = visit("#models?show=edit&layer=1&head=1")
+    page.wait_for_selector(".predictions")
+    before = page.locator(".predictions tbody th").first.inner_text()
+    assert before == "P"
+    for head in range(3):
+        page.locator(f'[data-head="1.{head}"]').click()
+        page.wait_for_selector(f"legend:has-text('layer 2 head {head + 1}')")
+        page.get_by_label("set its output to zero").check()
+        wait_until(page, lambda count=head + 1: page.locator(".edits li").count() == count)  # type: ignore[misc]
+    row = page.locator(".predictions tbody tr").filter(has=page.locator("code", has_text="P")).first
+    old, new = (float(text) for text in row.locator("td").all_inner_texts()[:2])
+    assert old > 0.8
+    assert new < 0.3
+    assert "edit.ablate(1, heads=[2]" in page.locator(".script").inner_text()
+    wait_until(page, lambda: "edit=ablate" in page.url)
+    # the script on the page does the same
+    scope: dict[str, Any] = {}
+    exec(page.locator(".script").inner_text().replace("print(", "str("), scope)
+    after = scope["after"][0, -1].softmax(-1)[ord("P") - 32]
+    assert float(after) == pytest.approx(new, abs=6e-4)
+
+
+def test_a_logit_unfolds_to_heads_weights_scores_and_products(visit: Any) -> None:
+    page = visit("#models")
+    page.wait_for_selector(".predictions")
+    page.locator(".predictions .number").first.click()
+    inspector = page.locator("#inspector")
+    for expected in ("layer 2 head 1", "weight", "score"):
+        inspector.locator("[data-into]").filter(visible=True).nth(0 if expected != "layer 2 head 1" else 4).click()
+        assert expected.split()[0] in inspector.locator(".result").inner_text()
+    assert "k[0]" in inspector.inner_text()
+
+
+def test_text_outside_the_vocabulary_is_named(visit: Any) -> None:
+    page = visit("#models")
+    page.get_by_label("Text", exact=True).fill("naïve")
+    page.wait_for_selector(".error")
+    assert "ï" in page.locator(".error").inner_text()
+
+
+def test_a_lesson_asks_shows_and_explains(visit: Any) -> None:
+    page = visit("#lessons?name=what-attention-computes")
+    page.wait_for_selector(".quiz")
+    page.get_by_label("nearly the mean of the two values").check()
+    assert "Right." in page.locator(".quiz").first.inner_text()
+    page.locator(".live .sentence .number").first.click()
+    assert "output x" in page.locator("#inspector").inner_text()
+
+
+def test_a_prediction_is_judged_and_the_mistake_is_named(visit: Any) -> None:
+    page = visit("#lessons?name=what-attention-computes")
+    page.wait_for_selector(".predict")
+    for name, value in (("key 1", "0.33"), ("key 2", "0.33"), ("key 3", "0.34")):
+        page.get_by_label(f"Your weight of {name}").fill(value)
+    page.get_by_role("button", name="Compare").click()
+    text = page.locator(".predict").inner_text()
+    assert "as if beta were 0" in text
+    assert "0.867" in text
+
+
+def test_a_sheet_question_shows_formula_errata_and_the_figure(visit: Any) -> None:
+    page = visit("#sheets?q=002+1.2a")
+    page.wait_for_selector(".prose math")
+    assert "Partly right." in page.locator(".erratum").inner_text()
+    page.get_by_role("button", name="I predict: supported").click()
+    page.wait_for_selector(".card figure img")
+    assert "Your prediction was right." in page.locator(".card").inner_text()
+
+
+def test_two_reports_are_compared(visit: Any, tmp_path: Path) -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    def broken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v
+
+    for name, function in (("a", attention), ("b", broken)):
+        report = regard.check(function, only=["softmax-over-the-other-axis"])
+        (tmp_path / f"{name}.json").write_text(report.json(), encoding="utf-8")
+    page = visit("#check")
+    page.get_by_label("A report", exact=True).set_input_files(tmp_path / "b.json")
+    page.wait_for_selector(".finding")
+    assert "softmax-over-the-other-axis" in page.locator(".finding h3").inner_text()
+    page.get_by_label("Another report, to compare").set_input_files(tmp_path / "a.json")
+    wait_until(page, lambda: "attention" in page.locator("h2").nth(1).inner_text())
+    page.get_by_label("A report", exact=True).set_input_files(
+        {"name": "x.json", "mimeType": "application/json", "buffer": b"<script>alert(1)</script>"}
+    )
+    wait_until(page, lambda: "no JSON" in page.locator(".error").first.inner_text())
 
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "javascript:alert(1)"]

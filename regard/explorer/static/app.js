@@ -2,21 +2,26 @@
 
 import { diverging, format, html } from "./dom.js";
 import { attentionView } from "./attention.js";
+import { lessonsView, offer } from "./lessons.js";
 import { masksView } from "./masks.js";
+import { modelsView } from "./models.js";
 import { planeView } from "./plane.js";
+import { checkView } from "./check.js";
 import { exportCsv, exportPng, exportSvg, save } from "./export.js";
+import { sheetsView } from "./sheets.js";
 
-const VIEWS = { plane: planeView, attention: attentionView, masks: masksView };
+const VIEWS = { plane: planeView, attention: attentionView, masks: masksView, models: modelsView, check: checkView, sheets: sheetsView, lessons: lessonsView };
+offer(VIEWS);
 const KEYS = [
-  ["1 2 3", "open Plane, Attention, Masks"], ["Enter", "on a number: why this number?"], ["Backspace", "one step back in the inspector"],
+  ["1 to 7", "open a view"], ["Enter", "on a number: why this number?"], ["Backspace", "one step back in the inspector"],
   ["Arrow keys", "move the chosen key, query or value, or the cell of a matrix"], ["Shift + arrow", "move it by a tenth as much"], ["P", "pin this state and compare"],
   ["T", "present: larger type"], ["D", "light or dark"], ["?", "this list"], ["Escape", "close"],
 ];
 
 // The address is #view?name=value; a pinned state is the value of `pin`, in the same form.
-function readAddress() {
+function readAddress(first) {
   const stored = document.querySelector('meta[name="regard-state"]');
-  const text = (location.hash || (stored && stored.content) || "#plane").slice(1);
+  const text = (location.hash || (stored && stored.content) || `#${first || "plane"}`).slice(1);
   const [name, query = ""] = text.split("?");
   const parameters = new URLSearchParams(query);
   const pin = parameters.get("pin");
@@ -38,6 +43,7 @@ export function start(root, data) {
   let pending = false;
 
   const announce = html("p", { class: "hidden-visually", "aria-live": "polite" });
+  const heading = html("h1", { class: "hidden-visually" });
   const stage = html("main", { id: "stage", tabindex: "-1" });
   const inspector = html("aside", { id: "inspector", "aria-label": "Why this number?" });
   const dialog = html("dialog", { "aria-label": "Keys" });
@@ -52,7 +58,7 @@ export function start(root, data) {
   root.append(
     html("a", { class: "skip", href: "#stage", onclick: (event) => { event.preventDefault(); stage.focus(); } }, "Skip to the view"),
     html("header", {},
-      html("a", { href: "#plane", class: "brand" }, "regard"),
+      html("a", { href: "#plane", class: "brand" }, "regard"), heading,
       html("nav", { "aria-label": "Views" }, links),
       html("div", { class: "actions" },
         action("Pin A", "Keep this state and compare it with the next ones (P)", togglePin, "pin"),
@@ -105,7 +111,8 @@ export function start(root, data) {
     head.append(html("meta", { name: "regard-state", content: writeAddress(current.name, current.state, current.pinned) }));
     const scripts = [...document.querySelectorAll("script")].map((script) => {
       const copy = script.cloneNode(true);
-      if (copy.id === "data") copy.textContent = "{}"; // a saved page has no server to ask
+      // a saved page has no server to ask; what the page itself holds stays in it
+      if (copy.id === "data") copy.textContent = JSON.stringify({ ...data, api: false }).replaceAll("<", "\\u003c");
       return copy.outerHTML;
     }).join("\n");
     const page = `<!doctype html>\n<html lang="en">${head.outerHTML}<body><div id="app"></div>\n${scripts}</body></html>`;
@@ -196,7 +203,7 @@ export function start(root, data) {
     const full = (value) => (typeof value === "number" ? String(value) : "");
     inspector.replaceChildren(html("h2", {}, "Why this number?"), crumbs,
       html("p", { class: "result" }, `${why.title} = `, html("strong", { class: "tabular" }, format(why.value))),
-      html("p", { class: "formula" }, why.formula), why.note && html("p", { class: "muted" }, why.note),
+      html("p", { class: "formula" }, why.formula), html("p", { class: "muted" }, why.note ?? ""),
       parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : html("p", { class: "muted" }, "This is an input."),
       html("div", { class: "actions" },
         html("button", { type: "button", onclick: () => copy([`${why.title} = ${full(why.value)}`, ...why.parts.map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
@@ -233,10 +240,12 @@ export function start(root, data) {
   });
 
   function open() {
-    const { name, parameters, pin } = readAddress();
+    const { name, parameters, pin } = readAddress(data.start);
     const view = VIEWS[name];
     trail = current?.name === name ? trail : [];
     current = { name, view, state: view.read(parameters), pinned: pin && view.read(pin) };
+    document.body.classList.toggle("reading", ["check", "sheets", "lessons"].includes(name));
+    heading.textContent = view.title;
     document.title = `${view.title} – regard`;
     for (const link of links) link.toggleAttribute("aria-current", link.dataset.view === name);
     mount();

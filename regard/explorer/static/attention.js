@@ -2,6 +2,7 @@
 
 import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, html, select, sequential, svg } from "./dom.js";
 import { MaskError, denseMask, maskNames, parseMask } from "./mask_expression.js";
+import { ask } from "./remote.js";
 import { add, alibiBias, alibiSlopes, attend, dot, rotary, sinusoidal, t5Bucket, transpose } from "./maths.js";
 
 const MOST = 8; // tokens, width
@@ -139,19 +140,37 @@ function lay(row, y) {
   return { placed, width: x, height };
 }
 
-function mount(element, state, update) {
+function mount(element, state, update, data) {
   const picture = svg("svg", { class: "picture attention", role: "group", "aria-label": "Attention as connected matrices" });
   const message = html("p", { class: "error", role: "alert" });
   const scales = html("div", { class: "scales" });
   const tables = html("div");
   const side = html("div", { class: "side" });
-  element.append(html("div", { class: "split" }, html("div", { class: "canvas" }, message, html("div", { class: "scroll" }, picture), scales, tables), side));
+  element.append(html("div", { class: "attention-split split" }, html("div", { class: "canvas" }, message, html("div", { class: "scroll" }, picture), scales, tables), side));
   const { input: betaInput, output: betaOutput } = betaSlider(state.beta, (beta) => update({ beta }));
   const maskInput = html("input", { type: "text", value: state.mask, spellcheck: "false", autocomplete: "off", oninput: (event) => update({ mask: event.target.value }) });
   const editors = html("div");
   const choices = html("div");
   side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; c ** -0.5 is usual."), betaOutput, html("button", { type: "button", onclick: () => update({ beta: Number(((state.q[0].length / state.heads) ** -0.5).toPrecision(6)) }) }, "Use c ** -0.5"),
     field("Mask", maskInput, "for instance causal(), window(before=1), causal() & ~window()"), choices, editors);
+
+  // the worked solution and the check of a student's numbers are those of `regard work`
+  const worked = html("details", { class: "worked" });
+  const stepSelect = select([["weights", "weights A"], ["scores", "scores"], ["result", "output H"]], "weights", () => {});
+  const answerInput = html("input", { type: "text", placeholder: "0.5,0.5;1,0", spellcheck: "false", autocomplete: "off" });
+  const workedText = html("pre", { class: "script", tabindex: "0" });
+  const review = html("p", { role: "status" });
+  const askWork = async (answer) => {
+    if (!data.api) { workedText.textContent = `regard work --q="${rowsOf(state.q)}" --k="${rowsOf(state.k)}" --v="${rowsOf(state.v)}" --mask="${state.mask}" --heads=${state.heads} ${state.beta === 1 ? "--unscaled" : "--scaled"}`; return; }
+    try {
+      const found = await ask("/api/work", { q: rowsOf(state.q), k: rowsOf(state.k), v: rowsOf(state.v), mask: state.mask, beta: Number.isFinite(state.beta) ? Math.max(1e-6, state.beta) : 1e6, heads: state.heads, step: stepSelect.value, answer });
+      workedText.textContent = found.text;
+      review.textContent = found.review;
+    } catch (error) { review.textContent = error.message; }
+  };
+  worked.append(html("summary", {}, "As worked solution"), html("p", { class: "help" }, "Every step on paper, as regard work writes it. Positions other than none are not worked out."), html("button", { type: "button", onclick: () => askWork("") }, "Work it out"),
+    html("div", { class: "row" }, field("Check mine", stepSelect), field("My numbers", answerInput, "Rows are separated by semicolons.")), html("button", { type: "button", onclick: () => askWork(answerInput.value) }, "Check"), review, workedText);
+  tables.before(worked);
 
   // arrow keys move between the cells of a matrix
   picture.addEventListener("keydown", (event) => {
@@ -188,13 +207,13 @@ function mount(element, state, update) {
   function drawChoices() {
     const counts = Array.from({ length: MOST }, (_, k) => [String(k + 1), String(k + 1)]);
     choices.replaceChildren(
-      field("Tokens", select(counts, String(state.k.length), (value) => resize(Number(value), state.q[0].length))),
-      field("Width", select(counts, String(state.q[0].length), (value) => resize(state.k.length, Number(value)))),
+      html("div", { class: "seldom" }, field("Tokens", select(counts, String(state.k.length), (value) => resize(Number(value), state.q[0].length)))),
+      html("div", { class: "seldom" }, field("Width", select(counts, String(state.q[0].length), (value) => resize(state.k.length, Number(value))))),
       field("Positions", select(POSITIONS, state.positions, (positions) => update({ positions })),
         { t5: "The learned table is −0.5 × the distance bucket here.", shaw: "The learned keys are sinusoids of the distance here." }[state.positions]),
       field("Heads", select(headCounts(state.q, state.v).map((h) => [String(h), String(h)]), String(state.heads), (value) => update({ heads: Number(value), head: 0 })), "Each head takes an equal part of the columns of Q, K and V."),
       state.heads > 1 ? field("Head shown", select(Array.from({ length: state.heads }, (_, h) => [String(h), String(h + 1)]), String(state.head), (value) => update({ head: Number(value) }))) : "",
-      checkbox("Tokens in columns, as in the sheets and textbooks", state.columns, (columns) => update({ columns })));
+      html("div", { class: "seldom" }, checkbox("Tokens in columns, as in the sheets and textbooks", state.columns, (columns) => update({ columns }))));
     editors.replaceChildren(editor("q", "Queries Q"), editor("k", "Keys K"), editor("v", "Values V"));
   }
 

@@ -299,6 +299,18 @@ export function parseMask(text) {
   return { row, covered };
 }
 
+// Completions of the word before the caret: mask names, or the settings of the call that the caret is in.
+export function completeMask(text, caret) {
+  const before = text.slice(0, caret);
+  const word = /[A-Za-z_]*$/.exec(before)[0];
+  const call = /([A-Za-z_]+)\(([^()]*)$/.exec(before);
+  const options = call && Object.hasOwn(FORMS, call[1])
+    ? Object.keys(FORMS[call[1]].parameters).filter((name) => !call[2].includes(`${name}=`)).map((name) => ({ label: `${name}=`, insert: `${name}=`, summary: `setting of ${call[1]}` }))
+    : Object.entries(FORMS).map(([name, form]) => ({ label: name, insert: Object.keys(form.parameters).length ? `${name}(` : `${name}()`, summary: form.summary }));
+  return options.filter(({ label }) => label.startsWith(word) && label !== word).slice(0, 6)
+    .map(({ label, insert, summary }) => ({ label, summary, text: text.slice(0, caret - word.length) + insert + text.slice(caret), caret: caret - word.length + insert.length }));
+}
+
 // The mask functions that an expression calls, for the import line of the Python that is copied.
 export const maskNames = (text) => Object.keys(FORMS).filter((name) => new RegExp(`\\b${name}\\(`).test(text)).join(", ");
 

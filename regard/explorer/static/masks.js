@@ -1,7 +1,7 @@
 // Masks: an expression drawn exactly up to 65,536 positions, its visible pairs and cost, and a comparison with another mask.
 
 import { asTable, field, format, hatch, html, plural, sequential, svg } from "./dom.js";
-import { FORMS, MaskError, blockCounts, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
+import { MaskError, blockCounts, completeMask, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
 
 const PICTURE = 576;
 const CELLS = 64; // blocks along a side beyond this length
@@ -12,7 +12,6 @@ const GALLERY = ["full()", "causal()", "causal() & window(before=3)", "window(be
 
 const BASE = { mask: "causal() & window(before=3) | global_tokens(1)", queries: 16, keys: 16, against: "", painted: "" };
 
-let lists = 0;
 
 const size = (text, fallback) => { const value = Number(text); return Number.isInteger(value) && value >= 1 && value <= LONGEST ? value : fallback; };
 
@@ -132,18 +131,25 @@ function mount(element, state, update, data) {
   const kernels = html("div");
   const side = html("div", { class: "side" });
   element.append(html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side));
-  lists += 1;
-  const forms = `mask-forms-${lists}`;
-  const maskInput = html("input", { type: "text", value: state.mask, spellcheck: "false", autocomplete: "off", list: forms, oninput: (event) => update({ mask: event.target.value, painted: "" }) });
-  const againstInput = html("input", { type: "text", value: state.against, spellcheck: "false", autocomplete: "off", list: forms, placeholder: "another mask, to compare", oninput: (event) => update({ against: event.target.value }) });
+  const completions = html("div", { class: "completions", role: "group", "aria-label": "Completions" });
+  // what the word at the caret may become; the buttons come next in the order of the Tab key
+  const complete = (input, change) => completions.replaceChildren(...(document.activeElement === input ? completeMask(input.value, input.selectionStart) : []).map((option) => html("button", { type: "button", title: option.summary, onclick: () => {
+    input.value = option.text;
+    input.focus();
+    input.setSelectionRange(option.caret, option.caret);
+    change(option.text);
+    complete(input, change);
+  } }, option.label)));
+  const expression = (value, change, placeholder = "") => { const input = html("input", { type: "text", value, placeholder, spellcheck: "false", autocomplete: "off", oninput: () => { change(input.value); complete(input, change); }, onfocus: () => complete(input, change) }); return input; };
+  const maskInput = expression(state.mask, (mask) => update({ mask, painted: "" }));
+  const againstInput = expression(state.against, (against) => update({ against }), "another mask, to compare");
   const lengthInput = (name, label) => field(label, html("input", { type: "number", min: "1", max: String(LONGEST), value: String(state[name]), onchange: (event) => {
     const value = size(event.target.value, state[name]);
     event.target.value = String(value);
     update(name === "keys" ? { keys: value, queries: Math.min(value, state.queries === state.keys ? value : state.queries), painted: "" } : { queries: Math.min(value, state.keys), painted: "" });
   } }));
   const lengths = html("div", { class: "row" });
-  side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."),
-    html("datalist", { id: forms }, Object.entries(FORMS).map(([name, form]) => html("option", { value: `${name}(${Object.keys(form.parameters).map((parameter) => `${parameter}=`).join(", ")})` }, form.summary))),
+  side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."), completions,
     lengths, facts, growth, kernels, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."),
     html("h2", {}, "Gallery"), html("div", { class: "gallery" }, GALLERY.map((text) => html("button", { type: "button", onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
 

@@ -226,7 +226,7 @@ function mount(element, state, update) {
   const bars = html("div", { class: "bars" });
   const numbers = html("div", { class: "sentence" });
   const cloudText = html("div");
-  const presetText = html("p", { class: "help" });
+  const presetText = html("p", { class: "help plane-preset" });
   const { input: betaInput, output: betaOutput } = betaSlider(state.beta, (beta) => update({ beta }));
   const presetList = html("select", { onchange: (event) => {
     const chosen = PRESETS[Number(event.target.value)];

@@ -1,0 +1,130 @@
+"""Measure the explorer against its budgets: `python -m bench.explorer`. It needs Chromium and playwright."""
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Any
+from urllib.request import urlopen
+
+from regard.explorer.page import STATIC
+
+PORT = 8771
+ADDRESS = f"http://127.0.0.1:{PORT}/"
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def start_server() -> tuple[subprocess.Popen[bytes], float]:
+    """Start `regard explore` and return it with the seconds until it answers."""
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "regard", "explore", "--no-browser", "--port", str(PORT)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while time.perf_counter() - begin < 60:
+        try:
+            with urlopen(ADDRESS, timeout=5):  # nosec B310: our own server
+                return server, time.perf_counter() - begin
+        except OSError:
+            time.sleep(0.02)
+    server.kill()
+    raise SystemExit("the server did not answer within 60 s")
+
+
+def measure_view(browser: Any) -> float:
+    """Seconds from opening the page to its first view."""
+    times = []
+    for _ in range(5):
+        page = browser.new_page()
+        begin = time.perf_counter()
+        page.goto(ADDRESS)
+        page.wait_for_selector("svg.plane")
+        times.append(time.perf_counter() - begin)
+        page.close()
+    return median(times)
+
+
+def measure_drag(browser: Any) -> float:
+    """Milliseconds of script and drawing for one step of a drag, with 12 tokens in the Attention view's size."""
+    page = browser.new_page()
+    page.goto(f"{ADDRESS}#plane?k=1,0;0,1;-1,0;0,-1;0.7,0.7;-0.7,0.7;0.7,-0.7;-0.7,-0.7")
+    page.wait_for_selector("svg.plane")
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def busy() -> float:
+        found = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+        return float(found["TaskDuration"])
+
+    box = page.locator('[data-handle="q"]').bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    before, steps = busy(), 60
+    for step in range(steps):
+        page.mouse.move(x - step, y + step / 2)
+        page.wait_for_timeout(17)  # one frame
+    spent = busy() - before
+    page.close()
+    return 1e3 * spent / steps
+
+
+def measure_overview() -> tuple[float, int]:
+    """Seconds and bytes of the overview of 144 heads at 512 tokens, on a GPT-2 with random weights."""
+    import json
+
+    import torch
+
+    from regard.explorer.views.models import OpenedModel, analyse
+    from regard.models.presets import build
+
+    model = build("gpt2", seed=0).eval()
+    tokens = torch.randint(0, 50257, (1, 512), generator=torch.Generator().manual_seed(0))
+    opened = OpenedModel("gpt2", model, lambda: model(tokens), [str(int(t)) for t in tokens[0]], tokens, str)
+    request: dict[str, Any] = {
+        "model": "gpt2",
+        "text": "",
+        "show": "overview",
+        "edits": [],
+        "position": None,
+        "target": "",
+        "source": "",
+    }
+    times, size = [], 0
+    for _ in range(3):
+        begin = time.perf_counter()
+        answer = analyse(request, lambda text: None, lambda name, text: opened)
+        times.append(time.perf_counter() - begin)
+        size = len(json.dumps(answer))
+    return median(times), size
+
+
+def main() -> None:
+    """Print every budget with what was measured."""
+    from playwright.sync_api import sync_playwright
+
+    code = sum(path.stat().st_size for path in STATIC.iterdir())
+    packed = sum(len(gzip.compress(path.read_bytes())) for path in STATIC.iterdir())
+    server, answered = start_server()
+    try:
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+            view, drag = measure_view(browser), measure_drag(browser)
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+    seconds, size = measure_overview()
+    remote = [path.name for path in STATIC.iterdir() if "://" in path.read_text().replace("http://www.w3.org/", "")]
+    print("| what | measured | budget |\n|---|---|---|")
+    print(f"| `regard explore` answers | {answered:.1f} s | 3 s |")
+    print(f"| first view | {view:.2f} s | 1 s |")
+    print(f"| one step of a drag | {drag:.1f} ms | 16 ms |")
+    print(f"| overview of 144 heads at 512 tokens | {seconds:.1f} s, {size / 1e6:.1f} MB | 2 s, 10 MB |")
+    print(f"| JavaScript and CSS | {code / 1e3:.0f} kB ({packed / 1e3:.0f} kB compressed) | 250 kB |")
+    print(f"| files with a remote address | {len(remote)} | 0 |")
+
+
+if __name__ == "__main__":
+    main()

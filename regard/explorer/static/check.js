@@ -1,0 +1,69 @@
+// Check: reports of `regard check --save`. Each finding with its smallest example, and two reports compared.
+
+import { html, plural } from "./dom.js";
+import { load } from "./remote.js";
+
+const LARGEST = 4 << 20; // bytes of a report
+const MOST = 500;
+const read = (parameters) => ({ fact: (parameters.get("fact") ?? "").slice(0, 80), all: parameters.get("all") === "1" });
+const write = (state) => new URLSearchParams({ ...(state.fact ? { fact: state.fact } : {}), ...(state.all ? { all: "1" } : {}) });
+const EXAMPLE = ["# my_attention.py holds a function attention(q, k, v, mask=None)", "regard check my_attention.py:attention --save report.json", "regard explore --report report.json"].join("\n");
+
+let reports = []; // one, or two to compare
+
+function parse(text) {
+  let found;
+  try { found = JSON.parse(text); } catch { throw new Error("This file is no JSON. Choose a report of regard check --save."); }
+  if (!Array.isArray(found?.facts) || !found.facts.every((fact) => typeof fact?.name === "string")) throw new Error("This is no report of regard check --save.");
+  const string = (value) => (value === undefined || value === null ? "" : String(value).slice(0, 20000));
+  return { subject: string(found.subject), ok: Boolean(found.ok), conventions: Object.fromEntries(Object.entries(found.conventions ?? {}).slice(0, 50).map(([name, value]) => [name, string(value)])),
+    facts: found.facts.slice(0, MOST).map((fact) => Object.fromEntries(["name", "status", "reason", "grade", "student", "engineer", "found", "cause", "example", "declare"].map((key) => [key, string(fact[key])]))) };
+}
+
+const isFinding = (fact) => fact.found || ["failed", "differs"].includes(fact.status);
+
+function finding(fact) {
+  return html("article", { class: `card finding ${fact.grade}`, id: `fact-${fact.name}` }, html("h3", {}, fact.name, " ", html("span", { class: "verdict refuted" }, fact.grade || fact.status)), html("p", {}, fact.student),
+    html("dl", {}, [["Found", fact.found], ["Usual cause", fact.cause], ["The rule", fact.engineer], ["If it is meant", fact.declare]].filter(([, text]) => text).map(([name, text]) => [html("dt", {}, name), html("dd", {}, text)])),
+    fact.example ? [html("p", { class: "help" }, "The smallest input that shows it; it runs as it stands:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
+}
+
+function comparison([a, b]) {
+  const before = new Map(a.facts.map((fact) => [fact.name, fact]));
+  const rows = b.facts.map((fact) => ({ name: fact.name, before: before.get(fact.name)?.status ?? "not tested", after: fact.status })).filter((row) => row.before !== row.after);
+  return html("div", {}, html("h2", {}, `${a.subject} and ${b.subject}`), rows.length ? html("table", {}, html("thead", {}, html("tr", {}, ["fact", a.subject, b.subject].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, rows.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), html("td", { class: row.before === "passed" ? "good" : "error" }, row.before), html("td", { class: row.after === "passed" ? "good" : "error" }, row.after))))) : html("p", {}, "Both have the same result for every fact."));
+}
+
+function mount(element, state, update, data) {
+  const body = html("div", {});
+  const message = html("p", { class: "error", role: "alert" });
+  const open = (at) => html("input", { type: "file", accept: ".json,application/json", onchange: async (event) => {
+    const file = event.target.files[0];
+    if (!file) return;
+    try {
+      if (file.size > LARGEST) throw new Error("A report has at most 4 MB.");
+      reports[at] = parse(await file.text());
+      message.textContent = "";
+    } catch (error) { message.textContent = error.message; }
+    draw();
+  } });
+  const label = (text, at) => { const input = open(at); input.id = `report-${at}`; return html("div", { class: "field" }, html("label", { for: `report-${at}` }, text), input); };
+  element.append(html("h1", { class: "view-title" }, "Check"), html("p", {}, "What regard check found about an attention: which rules it keeps, which it breaks, and the smallest input that shows it."), html("div", { class: "row" }, label("A report", 0), label("Another report, to compare", 1)), message, body);
+  if (data.api && !reports.length) load(data, "report").then((found) => { if (found.report) { reports = [parse(JSON.stringify(found.report))]; draw(); } }, () => {});
+
+  function draw() {
+    const [first, second] = reports;
+    if (!first) { body.replaceChildren(html("p", { class: "muted" }, "No report is open. Make one:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
+    const findings = first.facts.filter(isFinding);
+    const passed = first.facts.filter((fact) => fact.status === "passed");
+    body.replaceChildren(html("h2", {}, `${first.subject}: ${findings.length ? plural(findings.length, "finding") : "nothing is broken"}`),
+      html("table", {}, html("caption", {}, "Conventions that were measured"), html("tbody", {}, Object.entries(first.conventions).map(([name, value]) => html("tr", {}, html("th", { scope: "row" }, name), html("td", { class: "reason" }, value))))),
+      ...(first && second ? [comparison(reports)] : []), ...findings.map(finding), html("details", {}, html("summary", {}, `${plural(passed.length, "fact")} passed`), html("ul", {}, passed.map((fact) => html("li", {}, html("strong", {}, fact.name), `: ${fact.student}`)))));
+  }
+  return draw;
+}
+
+const table = () => ({ head: ["fact", "status", "found"], rows: (reports[0]?.facts ?? []).map((fact) => [fact.name, fact.status, fact.found]) });
+const python = () => 'import regard\nfrom my_attention import attention\n\nreport = regard.check(attention)\nprint(report)\n';
+
+export const checkView = { title: "Check", read, write, mount, why: () => null, table, python };

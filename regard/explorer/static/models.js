@@ -1,0 +1,276 @@
+// Models: layers x heads of a trained model, one head, edits with the predictions before and after, flow, generation.
+
+import { BROWSER_MODEL, analyse, prepare, whyNumber } from "./browser_engine.js";
+import { asTable, checkbox, colourScale, diverging, field, format, hatch, html, number, select, sequential, svg } from "./dom.js";
+import { generator } from "./maths.js";
+import { compute, load } from "./remote.js";
+
+const EXAMPLE = "Kx7mQzPvRtKx7mQz";
+const SHOWS = [["overview", "Overview"], ["head", "Head"], ["edit", "Edit and rerun"], ["flow", "Flow"], ["generate", "Generate"]];
+const SORTS = [["layer", "layer and head"], ["spread", "spread"], ["previous", "previous token"], ["first", "first token"], ["induction", "induction"]];
+const KINDS = { ablate: "set to zero", mean: "mean over positions", beta: "β ×", hide: "hide key", patch: "patch from the other text" };
+const MOST_CELLS = 48; // of a matrix drawn as numbers
+
+const whole = (text, most) => { const value = Number(text); return text !== null && text !== "" && Number.isInteger(value) && value >= 0 && value <= most ? value : null; };
+
+function readEdits(text) {
+  return (text ?? "").split(";").slice(0, 64).map((part) => {
+    const [kind, place, value] = part.split(":");
+    const [layer, head] = (place ?? "").split(".");
+    return { kind, layer: whole(layer, 999), head: head === "all" ? null : whole(head, 999), value: value === undefined ? null : Number(value) };
+  }).filter((edit) => Object.hasOwn(KINDS, edit.kind) && edit.layer !== null && (edit.value === null || Number.isFinite(edit.value)));
+}
+const writeEdits = (edits) => edits.map((edit) => `${edit.kind}:${edit.layer}.${edit.head ?? "all"}${edit.value === null ? "" : `:${edit.value}`}`).join(";");
+
+function read(parameters) {
+  const show = parameters.get("show");
+  return {
+    model: (parameters.get("model") ?? BROWSER_MODEL).slice(0, 400), text: (parameters.get("text") ?? (parameters.has("model") && parameters.get("model") !== BROWSER_MODEL ? "" : EXAMPLE)).slice(0, 1500000), source: (parameters.get("source") ?? "").slice(0, 20000),
+    show: SHOWS.some(([name]) => name === show) ? show : "overview", layer: whole(parameters.get("layer"), 999) ?? 0, head: whole(parameters.get("head"), 999) ?? 0,
+    edits: readEdits(parameters.get("edit")), position: whole(parameters.get("at"), 1 << 20), target: (parameters.get("target") ?? "").slice(0, 60), sort: SORTS.some(([name]) => name === parameters.get("sort")) ? parameters.get("sort") : "layer",
+    sinks: parameters.get("sinks") === "1", lines: parameters.get("lines") === "1", seed: whole(parameters.get("seed"), 2 ** 31) ?? 0,
+  };
+}
+
+function write(state) {
+  const parameters = new URLSearchParams({ model: state.model, text: state.text });
+  if (state.show !== "overview") parameters.set("show", state.show);
+  if (state.layer) parameters.set("layer", String(state.layer));
+  if (state.head) parameters.set("head", String(state.head));
+  if (state.edits.length) parameters.set("edit", writeEdits(state.edits));
+  if (state.source) parameters.set("source", state.source);
+  if (state.position !== null) parameters.set("at", String(state.position));
+  if (state.target) parameters.set("target", state.target);
+  if (state.sort !== "layer") parameters.set("sort", state.sort);
+  if (state.sinks) parameters.set("sinks", "1");
+  if (state.lines) parameters.set("lines", "1");
+  if (state.seed) parameters.set("seed", String(state.seed));
+  return parameters;
+}
+
+let latest = null; // the last answer, for "why", the table and the export
+
+// Without the first token: attention sinks make everything else look faint.
+const withoutFirst = (rows) => rows.map((row) => { const rest = row.slice(1).reduce((sum, x) => sum + x, 0); return row.map((x, j) => (j === 0 ? 0 : rest > 0 ? x / rest : 0)); });
+
+function paint(rows, title) {
+  const canvas = html("canvas", { width: rows[0]?.length ?? 1, height: rows.length || 1, class: "map", ...(title ? { role: "img", "aria-label": title } : { "aria-hidden": "true" }) });
+  const context = canvas.getContext("2d");
+  rows.forEach((row, i) => row.forEach((value, j) => { context.fillStyle = sequential(value).fill; context.fillRect(j, i, 1, 1); }));
+  return canvas;
+}
+
+// A space would not be seen.
+const visible = (token) => token.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
+
+const isEdited = (state, layer, head) => state.edits.some((edit) => edit.layer === layer && (edit.head === null || edit.head === head));
+
+function overview(found, state, update) {
+  const cells = found.layers.flatMap((layer, l) => layer.heads.map((head, h) => ({ layer: l, head: h, ...head })));
+  if (state.sort !== "layer") cells.sort((a, b) => (b.numbers[state.sort] ?? -1) - (a.numbers[state.sort] ?? -1));
+  const button = (cell) => html("button", { type: "button", class: `tile${state.layer === cell.layer && state.head === cell.head ? " chosen" : ""}${isEdited(state, cell.layer, cell.head) ? " edited" : ""}`, "data-head": `${cell.layer}.${cell.head}`,
+    "aria-label": `Layer ${cell.layer + 1} head ${cell.head + 1}: ${cell.label} ${format(cell.value)}`, onclick: () => update({ layer: cell.layer, head: cell.head, show: state.show === "overview" ? "head" : state.show }) },
+  paint(state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
+  return [html("div", { class: "tiles", style: { "--across": String(state.sort === "layer" ? Math.min(12, found.layers[0].heads.length) : Math.min(12, cells.length)) } }, cells.map(button)), colourScale((x) => sequential(x), 0, 1, "weight; each map is a head, rows are queries"),
+    asTable("Heads", ["head", "kind", "spread", "previous token", "first token", "induction"], cells.map((cell) => [`${cell.layer + 1}.${cell.head + 1}`, `${cell.label} ${format(cell.value)}`, cell.numbers.spread, cell.numbers.previous ?? "", cell.numbers.first ?? "", cell.numbers.induction ?? ""]))];
+}
+
+function matrixPicture(found, state, rows, title, keyOf) {
+  const size = rows.length > 24 ? 16 : 26;
+  const [left, top] = [58, 62];
+  const hatching = hatch();
+  const largest = Math.max(1e-12, ...rows.flat());
+  const cells = rows.flatMap((row, i) => row.map((value, j) => {
+    const hidden = found.causal !== false && j > i + (row.length - rows.length);
+    return svg("g", { class: "cell", tabindex: i || j ? "-1" : "0", role: "button", "data-row": i, "data-column": j, ...(keyOf && !hidden ? { "data-why": keyOf(i, j) } : {}), "aria-label": `${found.tokens[i]} to ${found.tokens[j]}: ${hidden ? "hidden" : format(value)}` },
+      svg("rect", { x: left + j * size, y: top + i * size, width: size - 1, height: size - 1, fill: hidden ? hatching.fill : sequential(value, largest).fill }), svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${hidden ? "hidden" : format(value)}`));
+  }));
+  const label = (token) => (token.length > 6 ? `${token.slice(0, 5)}…` : token);
+  const texts = found.tokens.flatMap((token, k) => [svg("text", { x: left - 6, y: top + k * size + size / 2 + 4, class: "label end" }, label(token)), svg("text", { x: left + k * size + size / 2, y: top - 6, class: found.tokens.some((t) => t.length > 2) ? "tick start" : "label", transform: found.tokens.some((t) => t.length > 2) ? `rotate(-60 ${left + k * size + size / 2} ${top - 6})` : null }, label(token))]);
+  const [width, height] = [left + rows[0].length * size + 8, top + rows.length * size + 8];
+  return html("div", {}, html("h3", {}, title), html("div", { class: "scroll" }, svg("svg", { class: "picture attention", viewBox: `0 0 ${width} ${height}`, style: { "--natural": `${width}px` }, role: "group", "aria-label": title }, hatching.defs, texts, cells)), colourScale((x) => sequential(x, largest), 0, largest, title));
+}
+
+function linesPicture(found, rows) {
+  const step = 26;
+  const height = found.tokens.length * step + 20;
+  const at = (i) => 20 + i * step;
+  const strokes = rows.flatMap((row, i) => row.map((weight, j) => (weight > 0.02 ? svg("line", { x1: 120, y1: at(i), x2: 300, y2: at(j), class: "token-line", "stroke-width": 0.5 + 5 * weight, opacity: 0.15 + 0.85 * weight }, svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${format(weight)}`)) : null)));
+  const words = found.tokens.flatMap((token, i) => [svg("text", { x: 112, y: at(i) + 4, class: "label end" }, token.slice(0, 14)), svg("text", { x: 308, y: at(i) + 4, class: "tick start" }, token.slice(0, 14))]);
+  return html("div", {}, html("h3", {}, "Queries at the left, keys at the right"), svg("svg", { class: "picture lines", viewBox: `0 0 420 ${height}`, role: "img", "aria-label": "Lines from queries to keys, thicker for larger weights" }, strokes, words));
+}
+
+function headView(found, state) {
+  if (!found.head) return [html("p", { class: "muted" }, "Choose a head.")];
+  const { weights, contribution } = found.head;
+  const raw = state.sinks ? withoutFirst(weights) : weights;
+  const own = found.layers[state.layer].heads[state.head];
+  const title = html("h2", {}, `Layer ${state.layer + 1} head ${state.head + 1}: ${own.label} ${format(own.value)}`);
+  if (found.head.image) return [title, html("p", { class: "help" }, "Hover a patch to see where it looks."), imageHead(found, state)];
+  if (weights.length > MOST_CELLS) return [title, html("p", { class: "help" }, `${found.tokens.length} tokens, drawn in ${weights.length} × ${weights[0].length} cells.`), paint(raw, "Weights"), colourScale((x) => sequential(x), 0, 1, "largest weight in a cell")];
+  const keyOf = found.pass ? (i, j) => `weight.${state.layer}.${state.head}.${i}.${j}` : null;
+  const pictures = state.lines ? [linesPicture(found, raw)] : [matrixPicture(found, state, raw, "Weight", keyOf), ...(contribution ? [matrixPicture(found, state, contribution, found.pass ? "Weight × size of the value after W_o" : "Weight × size of the value", keyOf)] : [])];
+  return [title, html("p", { class: "help" }, "A weight is not a contribution: a token with a large weight and a small value adds little. The second map multiplies each weight by the size of what it brings."), html("div", { class: "maps" }, pictures),
+    asTable(`Weights of layer ${state.layer + 1} head ${state.head + 1}`, ["query", ...found.tokens], weights.map((row, i) => [found.tokens[i] ?? String(i), ...row]))];
+}
+
+// The picture with the weights of one patch over it; hovering or focusing a patch shows its row.
+function imageHead(found, state) {
+  const { rows, columns, address } = found.head.image;
+  const extra = found.head.weights[0].length - rows * columns; // the class token
+  const size = 40;
+  const shades = Array.from({ length: rows * columns }, (_, p) => svg("rect", { x: (p % columns) * size, y: Math.floor(p / columns) * size, width: size, height: size, class: "patch" }));
+  const mark = svg("rect", { width: size, height: size, class: "patch-mark" });
+  const name = html("output", { class: "muted" });
+  const show = (query) => {
+    const weights = found.head.weights[query];
+    const largest = Math.max(1e-12, ...weights.slice(extra));
+    shades.forEach((shade, p) => { shade.setAttribute("opacity", String(0.8 * (weights[p + extra] / largest))); });
+    const p = query - extra;
+    mark.setAttribute("visibility", p < 0 ? "hidden" : "visible");
+    if (p >= 0) { mark.setAttribute("x", String((p % columns) * size)); mark.setAttribute("y", String(Math.floor(p / columns) * size)); }
+    name.textContent = `Query: ${p < 0 ? "class token" : `patch in row ${Math.floor(p / columns) + 1}, column ${(p % columns) + 1}`}; largest weight ${format(largest)}`;
+  };
+  const hits = shades.map((_, p) => svg("rect", { x: (p % columns) * size, y: Math.floor(p / columns) * size, width: size, height: size, class: "patch-hit", tabindex: "0", role: "img", "aria-label": `Patch in row ${Math.floor(p / columns) + 1}, column ${(p % columns) + 1}`, onpointerenter: () => show(p + extra), onfocus: () => show(p + extra) }));
+  show(Math.min(state.position ?? 0, found.head.weights.length - 1));
+  return html("div", {}, svg("svg", { class: "picture image-head", viewBox: `0 0 ${columns * size} ${rows * size}`, role: "group", "aria-label": "Attention of one patch over the picture" }, svg("image", { href: address, width: columns * size, height: rows * size, class: "pixels" }), shades, mark, hits), name);
+}
+
+const predictionTable = (found) => {
+  const rows = new Map(found.before.map((each) => [each.token, { token: each.token, before: each.probability, after: 0, id: each.id }]));
+  for (const each of found.after) rows.set(each.token, { before: 0, ...rows.get(each.token), token: each.token, after: each.probability, id: each.id });
+  return [...rows.values()].sort((a, b) => Math.max(b.after, b.before) - Math.max(a.after, a.before)).slice(0, 10);
+};
+
+function predictionsView(found, state) {
+  const rows = predictionTable(found);
+  const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
+  const edits = state.edits.length > 0;
+  return html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "Class" : `Next token after “${found.tokens[found.position] ?? ""}”`), html("thead", {}, html("tr", {}, ["token", ...(edits ? ["before", "after", "change"] : ["probability"]), ...(found.pass ? ["logit"] : [])].map((cell) => html("th", { scope: "col" }, cell)))),
+    html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, found.pass ? html("td", {}, number(found.logits.after[row.id], `logit.${row.id}`, `Logit of ${row.token}`)) : null); })));
+}
+
+function editView(found, state, update) {
+  const has = (kind) => state.edits.find((edit) => edit.kind === kind && edit.layer === state.layer && edit.head === state.head);
+  const without = (edit) => state.edits.filter((each) => each !== edit);
+  const toggle = (kind, value = null) => { const old = has(kind); update({ edits: old ? without(old) : [...state.edits, { kind, layer: state.layer, head: state.head, value }] }); };
+  const set = (kind, value, neutral) => { const rest = without(has(kind)); update({ edits: value === neutral ? rest : [...rest, { kind, layer: state.layer, head: state.head, value }] }); };
+  const name = `layer ${state.layer + 1} head ${state.head + 1}`;
+  const controls = html("fieldset", {}, html("legend", {}, `Edit ${name}`),
+    checkbox("set its output to zero", Boolean(has("ablate")), () => toggle("ablate")), checkbox("replace its output by the mean over positions", Boolean(has("mean")), () => toggle("mean")),
+    field(`β × ${format(has("beta")?.value ?? 1)}`, html("input", { type: "range", min: "-2", max: "2", step: "0.05", value: String(Math.log10(Math.max(0.01, has("beta")?.value ?? 1))), onchange: (event) => set("beta", Number((10 ** Number(event.target.value)).toPrecision(3)), 1) })),
+    field("Hide one key", select([["", "none"], ...found.tokens.map((token, j) => [String(j), `${j + 1}: ${token}`])], String(has("hide")?.value ?? ""), (value) => set("hide", value === "" ? null : Number(value), null))),
+    field("Other text, to patch from", html("input", { type: "text", value: state.source, spellcheck: false, onchange: (event) => update({ source: event.target.value }) }), "The head's output is taken from this text, position by position."),
+    checkbox("patch its output from the other text", Boolean(has("patch")), () => toggle("patch")));
+  const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { type: "button", "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
+  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { type: "button", onclick: () => update({ edits: [] }) }, "Undo all")] : html("p", { class: "muted" }, "No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
+}
+
+function bars(rows, title, choose) {
+  const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.value)));
+  return html("div", { class: "signed-bars", role: "group", "aria-label": title }, rows.map((row) => html("div", { class: "signed-bar" }, choose && row.layer !== undefined ? html("button", { type: "button", class: "link", onclick: () => choose(row) }, row.name) : html("span", {}, row.name),
+    html("span", { class: "signed-track" }, html("span", { class: `signed-fill ${row.value < 0 ? "negative" : ""}`, style: { width: `${(50 * Math.abs(row.value)) / largest}%` } })), html("span", { class: "tabular" }, format(row.value)))));
+}
+
+function ablationsView(found, state, update) {
+  if (!found.ablations) return null;
+  const rows = found.ablations().map((each) => ({ ...each, name: `layer ${each.layer + 1} head ${each.head + 1}`, value: each.change })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  return [html("h2", {}, `Each head alone set to zero: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head }))];
+}
+
+function flowView(found, state, update) {
+  const lens = found.lens();
+  const parts = found.attribution();
+  const total = parts.reduce((sum, part) => sum + part.value, 0);
+  return [html("h2", {}, "Logit lens: what each layer would predict"), html("table", {}, html("thead", {}, html("tr", {}, ["read", "1st", "2nd", "3rd", "4th"].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, lens.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, `${visible(each.token)} ${format(each.probability)}`); }))))),
+    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field("Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(parts, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), html("p", { class: "help" }, `The parts sum to the logit, ${format(total)}.`)];
+}
+
+function generateView(found, state, update) {
+  const append = (token) => update({ text: state.text + token, position: null, seed: state.seed + 1 });
+  const draw = () => { let left = generator(state.seed + 1).uniform(); for (const each of found.after) { left -= each.probability; if (left <= 0) return each.token; } return found.after[0].token; };
+  return [html("p", { class: "generated" }, html("code", {}, state.text), html("span", { class: "cursor" }, "▏")), predictionsView(found, state), html("div", { class: "actions" }, html("button", { type: "button", onclick: () => append(found.after[0].token) }, `Append “${visible(found.after[0].token)}”, the most likely`), html("button", { type: "button", onclick: () => append(draw()) }, "Draw from the distribution"), html("button", { type: "button", disabled: state.text.length < 3, onclick: () => update({ text: [...state.text].slice(0, -1).join(""), position: null }) }, "Remove the last token")),
+    html("p", { class: "help" }, `The cache holds keys and values of ${found.tokens.length} tokens: ${found.cacheBytes.toLocaleString("en")} bytes in float32.`)];
+}
+
+const DRAW = { overview: (found, state, update) => html("div", { class: "model-overview" }, html("div", {}, overview(found, state, update)), predictionsView(found, state)), head: headView, edit: editView, flow: flowView, generate: generateView };
+
+function mount(element, state, update, data) {
+  const bar = html("div", { class: "model-bar" });
+  const tabs = html("div", { class: "tabs", role: "tablist" });
+  const body = html("div", { "aria-live": "off" }, html("p", { class: "muted" }, "Loading the model …"));
+  element.append(bar, tabs, body);
+  let before = null;
+  let asking = null;
+  let names = [{ name: BROWSER_MODEL, what: "runs in this page" }];
+  if (data.api) load(data, "models").then((found) => { names = found; if (!state.text) state.text = names.find((each) => each.name === state.model)?.example ?? ""; drawBar(); draw(true); }, () => {});
+  const upload = html("input", { type: "file", accept: "image/*", onchange: (event) => {
+    const reader = new FileReader();
+    reader.onload = () => update({ text: reader.result, position: null });
+    if (event.target.files[0]) reader.readAsDataURL(event.target.files[0]);
+  } });
+  const takesImage = () => /\.(png|jpg|wav)$/.test(names.find((each) => each.name === state.model)?.example ?? "") || state.text.startsWith("data:");
+  const input = html("input", { type: "text", value: state.text, spellcheck: false, maxlength: 20000, oninput: (event) => update({ text: event.target.value, position: null }) });
+
+  function drawBar() {
+    bar.replaceChildren(field("Model", select(names.map(({ name, what }) => [name, what ? `${name} (${what})` : name]), state.model, (model) => { update({ model, edits: [], layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "" }); drawBar(); })), takesImage() ? field("Picture", upload) : field("Text", input),
+      field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix", state.lines, (lines) => update({ lines })));
+  }
+  drawBar();
+
+  function show(found) {
+    latest = found;
+    if (document.activeElement !== input) input.value = state.text;
+    tabs.replaceChildren(...SHOWS.map(([name, label]) => html("button", { type: "button", role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
+    body.replaceChildren(...[DRAW[state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
+  }
+  const fail = (error) => { latest = null; body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message)); };
+
+  function draw(force = false) {
+    const now = write(state).toString();
+    if (now === before && !force) return;
+    before = now;
+    asking?.abort();
+    asking = new AbortController();
+    const { signal } = asking;
+    if (state.model === BROWSER_MODEL) prepare(data).then(() => { if (!signal.aborted) show(analyse(state)); }).catch(fail);
+    else if (!data.api) fail(new Error(`${state.model} needs Python. Start it with: regard explore ${state.model}`));
+    else askServer(signal);
+  }
+
+  function askServer(signal) {
+    const note = html("p", { class: "muted" }, "Computing …");
+    body.replaceChildren(note, html("button", { type: "button", onclick: () => asking.abort() }, "Cancel"));
+    const { model, text, show: part, layer, head, edits, source, position, target } = state;
+    compute("model", { model, text, show: part, layer, head, edits, source, position, target }, ({ text: progress }) => { note.textContent = progress; }, signal)
+      .then((answer) => { if (!signal.aborted) show({ ...answer, ...(answer.lens ? { lens: () => answer.lens } : {}), ...(answer.attribution ? { attribution: () => answer.attribution } : {}), ...(answer.ablations ? { ablations: () => answer.ablations } : { ablations: null }) }); })
+      .catch((error) => (error.name === "AbortError" ? body.replaceChildren(html("p", { class: "muted" }, "Cancelled.")) : fail(error)));
+  }
+  return draw;
+}
+
+const why = (state, key) => (latest?.pass ? whyNumber(latest, key) : null);
+
+function table(state) {
+  if (!latest) return { head: ["token"], rows: [] };
+  if (state.show === "head" && latest.head) return { head: ["query", ...latest.tokens], rows: latest.head.weights.map((row, i) => [latest.tokens[i] ?? String(i), ...row]) };
+  return { head: ["token", "before", "after"], rows: predictionTable(latest).map((row) => [row.token, row.before, row.after]) };
+}
+
+const text = (value) => JSON.stringify(value);
+
+function python(state) {
+  const calls = { ablate: () => 'how="zero"', mean: () => 'how="mean"', beta: (edit) => `factor=${edit.value}`, hide: (edit) => `keys=[${edit.value}]`, patch: () => "source=other" };
+  const verbs = { ablate: "ablate", mean: "ablate", beta: "scale_beta", hide: "hide", patch: "patch" };
+  const own = state.model === BROWSER_MODEL || !latest?.setup;
+  const lines = own ? ["import torch", "import regard", "from regard.data.tokenizers import load_tokenizer", "from regard.models.saving import pretrained_folder", "", `model = regard.load(${text(state.model)})`, `words = load_tokenizer(pretrained_folder(${text(state.model)}))`, `tokens = torch.tensor([words.encode(${text(state.text)})])`] : latest.setup.split("\n");
+  const call = own ? "model(tokens)" : latest.call;
+  if (state.edits.some((edit) => edit.kind === "patch")) lines.push("with torch.no_grad(), regard.watch(model) as other:", `    model(torch.tensor([words.encode(${text(state.source)})]))`);
+  lines.push("with torch.no_grad(), regard.watch(model) as seen:", `    before = ${call}`, "print(seen.table())");
+  if (state.edits.length) {
+    lines.push("with torch.no_grad(), regard.intervene(model) as edit:", ...state.edits.map((edit) => `    edit.${verbs[edit.kind]}(${edit.layer}, ${edit.head === null ? "" : `heads=[${edit.head}], `}${calls[edit.kind](edit)})`), `    after = ${call}`, "print((after - before).abs().max())");
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+export const modelsView = { title: "Models", read, write, mount, why, table, python };

@@ -1,0 +1,26 @@
+"""Run a claim of the lab for the page."""
+
+import base64
+from typing import Any
+
+from regard.explorer.worker import Progress
+from regard.lab.claim import claims
+from regard.lab.html_page import figure_svg
+
+
+def run_claim(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Run a claim in its full setup and return the verdict and the figure."""
+    claim = claims()[request["claim"]]
+    progress(f"running; it takes about {claim.budget:.0f} s")
+    outcome = claim.run(claim.setup())
+    return {
+        "verdict": outcome.verdict.word,
+        "sentence": outcome.verdict.sentence,
+        "seconds": outcome.seconds,
+        "figure": svg_address(figure_svg(claim, outcome.numbers, "none")),
+    }
+
+
+def svg_address(svg: str) -> str:
+    """An SVG picture as a data address."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -1,0 +1,154 @@
+"""Markdown as a tree of elements that the page builds; text stays text, and only known elements are made.
+
+A node is a text or `[tag, attributes, children]`. Besides Markdown a document may hold
+
+    $$ formula $$              a formula, as MathML
+    ```regard VIEW name=value  a live view of the explorer in this state; the lines inside are its caption
+    ```question before|after   a question with the answers `- [ ] wrong` and `- [x] right`; the last lines explain
+"""
+
+import re
+import shlex
+from typing import Any
+from urllib.parse import urlencode
+from xml.etree import ElementTree  # nosec B405: it parses our own MathML only
+
+from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
+
+from regard.base.errors import ConfigError
+from regard.base.formulas import mathml, parse_latex
+
+Node = str | list[Any]
+LONGEST = 200_000  # characters of a document
+MOST_QUESTIONS = 5  # before and after a lesson, each
+# settings of a live view by the name a lesson uses -> its name in the address of the page
+VIEWS: dict[str, dict[str, str]] = {
+    "plane": {
+        "query": "q", "second": "q2", "keys": "k", "values": "v", "beta": "b", "tie": "tie", "projections": "proj",
+        "noise": "spread", "varying": "along", "length": "len", "nudge": "nudge", "seed": "seed",
+    },
+    "attention": {
+        "queries": "q", "keys": "k", "values": "v", "beta": "b", "mask": "mask", "positions": "pos", "heads": "heads",
+        "head": "head", "columns": "columns",
+    },
+    "masks": {"mask": "mask", "against": "against", "queries": "queries", "keys": "keys"},
+    "models": {"model": "model", "text": "text", "layer": "layer", "head": "head", "edit": "edit", "show": "show"},
+}  # fmt: skip
+PREDICTIONS = ("weights",)
+_SAME = {"paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item": "li", "blockquote": "blockquote",
+         "strong": "strong", "em": "em", "table": "table", "thead": "thead", "tbody": "tbody", "tr": "tr", "th": "th",
+         "td": "td", "hr": "hr", "hardbreak": "br"}  # fmt: skip
+
+
+def parse_document(source: str, where: str = "the document") -> list[Node]:
+    """Parse Markdown into nodes."""
+    if len(source) > LONGEST:
+        raise ConfigError(f"{where} has {len(source)} characters; at most {LONGEST} are read")
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    nodes = [node for each in SyntaxTreeNode(parser.parse(source)).children for node in _convert(each, where)]
+    for when in ("before", "after"):
+        count = sum(isinstance(node, list) and node[0] == "question" and node[1]["when"] == when for node in nodes)
+        if count > MOST_QUESTIONS:
+            raise ConfigError(f"{where} has {count} questions {when}; at most {MOST_QUESTIONS} are allowed")
+    return nodes
+
+
+def formula_node(latex: str) -> Node:
+    """A formula in LaTeX as a MathML node."""
+    return _from_xml(ElementTree.fromstring(mathml(parse_latex(latex.strip()))))  # nosec B314: our own text
+
+
+def plain_text(nodes: list[Node]) -> str:
+    """The text of nodes without their elements."""
+    return "".join(node if isinstance(node, str) else plain_text(node[2]) for node in nodes)
+
+
+def _from_xml(element: ElementTree.Element) -> Node:
+    children: list[Node] = [element.text] if element.text else []
+    for each in element:
+        children.append(_from_xml(each))
+        if each.tail and each.tail.strip():
+            children.append(each.tail)
+    attributes = {name: value for name, value in element.attrib.items() if name in ("display", "width")}
+    return [element.tag.rpartition("}")[2], attributes, children]
+
+
+def _convert(node: SyntaxTreeNode, where: str) -> list[Node]:
+    kind = node.type
+    if kind == "paragraph" and node.children[0].content.startswith("$$"):
+        # the text as it was written: a formula may hold what Markdown reads as emphasis
+        return [formula_node(latex) for latex in re.findall(r"\$\$(.+?)\$\$", node.children[0].content, re.S)]
+    children: list[Node] = [made for each in node.children for made in _convert(each, where)]
+    if kind in ("inline", "root"):
+        return children
+    if kind == "text":
+        return [node.content]
+    if kind == "softbreak":
+        return [" "]
+    if kind == "code_inline":
+        return [["code", {}, [node.content]]]
+    if kind == "heading":
+        # the title is the page's first heading
+        return [[f"h{min(max(int(node.tag[1]), 2), 4)}", {}, children]]
+    if kind == "link":
+        href = str(node.attrs.get("href", ""))
+        # the page loads nothing, so only links into it are links; other addresses are shown
+        return [["a", {"href": href}, children]] if href.startswith("#") else [*children, f" ({href})"]
+    if kind == "image":
+        raise ConfigError(f"{where}: pictures are not shown; use a live view (```regard plane ...) instead")
+    if kind in ("fence", "code_block"):
+        return [_fence(node, where)]
+    if kind in _SAME:
+        return [[_SAME[kind], {}, children]]
+    raise ConfigError(f"{where}: {kind.replace('_', ' ')} is not supported")
+
+
+def _fence(node: SyntaxTreeNode, where: str) -> Node:
+    line = f"{where}, line {node.map[0] + 1}" if node.map else where
+    name, _, rest = node.info.strip().partition(" ")
+    if name == "regard":
+        return _view(rest, node.content, line)
+    if name == "question":
+        return _question(rest.strip() or "after", node.content, line)
+    return ["pre", {}, [["code", {}, [node.content]]]]
+
+
+def _view(settings: str, caption: str, where: str) -> Node:
+    """A live view: its name, its state as in the address of the page, and what the learner predicts first."""
+    try:
+        name, *pairs = shlex.split(settings)
+    except ValueError as error:
+        raise ConfigError(f"{where}: write ```regard VIEW name=value ...: {error}") from None
+    if name not in VIEWS:
+        raise ConfigError(f"{where}: there is no view {name!r}; there are {', '.join(VIEWS)}")
+    state, predict = {}, ""
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if key == "predict" and value in PREDICTIONS and name == "plane":
+            predict = value
+        elif equals and key in VIEWS[name]:
+            state[VIEWS[name][key]] = value
+        else:
+            known = ", ".join([*VIEWS[name], *(["predict=weights"] if name == "plane" else [])])
+            raise ConfigError(f"{where}: the view {name} has no setting {pair!r}; it takes name=value with {known}")
+    return ["view", {"view": name, "state": urlencode(state), "predict": predict}, [caption.strip()]]
+
+
+def _question(when: str, content: str, where: str) -> Node:
+    if when not in ("before", "after"):
+        raise ConfigError(f"{where}: a question comes before or after the lesson, not {when!r}")
+    lines = content.strip().splitlines()
+    answers = [
+        {"text": found[2].strip(), "right": found[1] == "x"}
+        for line in lines
+        if (found := re.match(r"- \[([ x])\] (.+)", line))
+    ]
+    first = next((at for at, line in enumerate(lines) if line.startswith("- [")), len(lines))
+    last = max((at for at, line in enumerate(lines) if line.startswith("- [")), default=len(lines) - 1)
+    asked, explained = " ".join(lines[:first]).strip(), " ".join(lines[last + 1 :]).strip()
+    if not asked or len(answers) < 2 or sum(bool(each["right"]) for each in answers) != 1:
+        raise ConfigError(
+            f"{where}: a question has a text, two or more lines `- [ ] answer` and one line `- [x] answer`"
+        )
+    return ["question", {"when": when, "answers": answers, "explanation": explained}, [asked]]

@@ -1,0 +1,74 @@
+"""The questions of the course sheets with their answers, and the claims of the lab, as the page shows them."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from regard.explorer.views.claims import svg_address
+from regard.explorer.views.document import parse_document
+from regard.lab.answers import sheet_questions, sheet_titles
+from regard.lab.claim import CHAPTERS, Claim, claims
+from regard.lab.html_page import figure_svg
+from regard.lab.results import Result, shipped_results, verdict_word
+
+# where a question is best seen happening: the command of an answer -> a view of the explorer
+_VIEWS = {"regard work": "#attention", "regard masks": "#masks", "regard look": "#models"}
+
+
+@cache
+def build_sheets() -> list[dict[str, Any]]:
+    """Every sheet with its questions in order, each with its assembled answer."""
+    results = shipped_results()
+    return [
+        {
+            "sheet": sheet,
+            "title": title,
+            "questions": [
+                _question(place, answer, results.__getitem__) for place, answer in sheet_questions(sheet).items()
+            ],
+        }
+        for sheet, title in sheet_titles().items()
+    ]
+
+
+def _question(place: str, answer: Any, result: Callable[[str], Result]) -> dict[str, Any]:
+    return {
+        "place": place,
+        "question": answer.questions[place],
+        "content": parse_document(answer.body(result), f"the answer to {place}"),
+        "claims": list(answer.claims),
+        "command": answer.command,
+        "view": next((view for command, view in _VIEWS.items() if answer.view.startswith(command)), ""),
+        "errata": [
+            {"quote": each.quote, "source": each.source, "place": each.place, "status": each.status,
+             "counter_example": each.counter_example, "right": each.right}
+            for each in answer.errata(result)
+        ],
+    }  # fmt: skip
+
+
+@cache
+def build_claims() -> list[dict[str, Any]]:
+    """Every claim of the lab with its shipped result, as a card."""
+    results = shipped_results()
+    return [_claim(claim, results.get(claim.id)) for claim in map(claims().__getitem__, claims())]
+
+
+def _claim(claim: Claim, result: Result | None) -> dict[str, Any]:
+    return {
+        "id": claim.id,
+        "chapter": CHAPTERS[claim.chapter],
+        "question": claim.question,
+        "claim": claim.claim,
+        "source": claim.source,
+        "measures": claim.measures,
+        "verdict": verdict_word(result),
+        "sentence": result.verdict.sentence if result else "",
+        "command": result.command if result else f"regard lab run {claim.id}",
+        "seconds": result.seconds if result else None,
+    }
+
+
+def figure_address(name: str) -> str:
+    """The figure of a claim's shipped result as a data address."""
+    return svg_address(figure_svg(claims()[name], shipped_results()[name].numbers, "none"))

@@ -1,0 +1,120 @@
+"""One process that computes for the server, so that a computation can be cancelled and cannot exhaust the server.
+
+The process keeps loaded models between jobs. Cancelling kills it; the next job starts another. It ends by itself when
+it has grown too large.
+"""
+
+import asyncio
+import multiprocessing
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from regard.base.errors import RegardError
+
+Progress = Callable[[str], None]
+Task = Callable[[dict[str, Any], Progress], dict[str, Any]]
+Message = tuple[str, dict[str, Any]]  # ("progress" | "result" | "error", content)
+LARGEST = 4 << 30  # bytes of memory after which the process is replaced
+POLL = 0.1  # seconds between looks at whether the client is still there
+
+
+class Worker:
+    """Runs tasks in a process of its own, one at a time."""
+
+    def __init__(self, tasks: Callable[[], dict[str, Task]]) -> None:
+        """tasks  a function of a module that returns the tasks by name; it is called in the process"""
+        self._tasks, self._lock = tasks, asyncio.Lock()
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        """The process that computes; None before the first job."""
+        return self._process.pid if self._process else None
+
+    async def run(self, name: str, body: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[Message]:
+        """Messages of a job. Where `gone()` becomes true the job is killed."""
+        while True:
+            try:
+                await asyncio.wait_for(self._lock.acquire(), POLL)
+                break
+            except TimeoutError:
+                if await gone():
+                    return
+        finished = False
+        try:
+            pipe = self._start()
+            pipe.send((name, body))
+            while True:
+                if not pipe.poll():
+                    if await gone():
+                        return
+                    await asyncio.sleep(POLL / 4)
+                    continue
+                kind, content = pipe.recv()
+                finished = kind != "progress"
+                yield kind, content
+                if finished:
+                    return
+        except (EOFError, ConnectionError, BrokenPipeError):
+            yield "error", {"error": "the computation ended unexpectedly; it may have needed too much memory"}
+        finally:
+            if not finished:
+                self.stop()
+            self._lock.release()
+
+    def stop(self) -> None:
+        """Kill the process and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def _start(self) -> Connection:
+        if self._process is not None and self._process.is_alive() and self._pipe is not None:
+            return self._pipe
+        self.stop()
+        context = multiprocessing.get_context("spawn")  # a forked process would inherit the server's threads and locks
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._tasks, os.getpid()), daemon=True)
+        self._process.start()
+        theirs.close()
+        return self._pipe
+
+
+def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) -> None:
+    """Answer jobs until the pipe closes, the server ends, or the process is too large."""
+    known = tasks()
+    with suppress(EOFError, KeyboardInterrupt, ConnectionError):
+        while os.getppid() == parent:
+            if not pipe.poll(1.0):
+                continue
+            name, body = pipe.recv()
+            try:
+                answer: Message = ("result", known[name](body, lambda text: pipe.send(("progress", {"text": text}))))
+            except RegardError as error:
+                answer = ("error", {"error": str(error)})
+            except MemoryError:
+                answer = ("error", {"error": "this needs more memory than there is; take fewer tokens"})
+            except Exception as error:  # models of others may raise anything; the page shows the first line
+                first = (str(error).splitlines() or [""])[0][:300]
+                answer = ("error", {"error": f"{type(error).__name__}: {first}"})
+            pipe.send(answer)
+            if _memory() > LARGEST:
+                return
+
+
+def _memory() -> int:
+    """Resident bytes of this process."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
