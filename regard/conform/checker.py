@@ -243,7 +243,7 @@ def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
     for name, (describe, wanted) in described.items():
         try:
             value = describe()
-        except Exception:  # something is broken, so that this cannot be measured
+        except Exception:  # something is broken, so that this cannot be measured  # nosec B112
             continue
         if value is not None:
             yield Convention(name, value, None if wanted is None else str(wanted))

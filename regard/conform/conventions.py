@@ -84,8 +84,8 @@ class MeasuredAttention(AttentionUnderTest):
         for n in (LONG, 131, 67):
             try:
                 far = self.band_at(n)
-            except Exception:
-                continue  # longer than it accepts
+            except Exception:  # longer than it accepts  # nosec B112
+                continue
             # a window wider than eleven shows at a greater length only
             return far if near is not None and far is not None and far.cut_to(11) == near else near
         return near

@@ -142,7 +142,7 @@ class DecoderUnderTest:
         """Run lines of an example on a copy of these tokens; the names that they assign."""
         space = {**self.extra, "torch": torch, "tokens": tokens.clone(), self.name_in_code: self.run}
         with torch.set_grad_enabled(gradients):
-            exec("\n".join(lines), space)
+            exec("\n".join(lines), space)  # our own lines, the example of the report  # nosec B102
         return space
 
     @property

@@ -16,7 +16,7 @@ def conformance(fn: object, *, quick: bool = True, **options: Any) -> type:
     The check runs once, with the first test. Facts that do not apply, and differences from our policy, are skipped with
     their reason.
 
-    >>> TestMine = conformance(my_attention, causal=True)
+    >>> TestMine = conformance(torch.nn.functional.scaled_dot_product_attention, only=["scale"])
     """
     names = [each.name for each in plan_check(fn, quick=quick, **options).facts]
     reports: list[Report] = []

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, ShapeError
+from regard.base.extras import import_optional
 from regard.core.absolute_positions import Grid, Positions, whole_grid
 from regard.core.attend import attend
 from regard.core.masks.algebra import And, BoxVisibility, Full, Mask
@@ -44,12 +45,11 @@ def register() -> None:
     `model.set_attn_implementation("regard")`.
 
     >>> regard.integrations.huggingface.register()
-    >>> model = AutoModelForCausalLM.from_pretrained("path/to/model", attn_implementation="regard")
+    >>> config = transformers.GPT2Config(n_embd=24, n_layer=1, n_head=3, attn_implementation="regard")
+    >>> transformers.GPT2Model(config)(tokens).last_hidden_state.shape
+    torch.Size([1, 19, 24])
     """
-    try:
-        transformers = import_module("transformers")
-    except ModuleNotFoundError as error:
-        raise ImportError("transformers is not installed; install it with `pip install 'transformers>=5'`") from error
+    transformers = import_optional("transformers", "huggingface", 'attn_implementation="regard"')
     transformers.AttentionInterface.register(NAME, attention_forward)
     transformers.AttentionMaskInterface.register(NAME, build_mask)
     _make_rules_readable(import_module("transformers.masking_utils"))

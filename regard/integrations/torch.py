@@ -16,7 +16,12 @@ _ORIGINAL = "_replaced_by_regard"  # the layer of torch, kept for `restore`
 
 @dataclass(frozen=True)
 class Replacement:
-    """What `replace` did."""
+    """What `replace` did.
+
+    >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
+    >>> replace(layer, example=(torch.zeros(1, 5, 16),)).replaced
+    ('self_attn',)
+    """
 
     replaced: tuple[str, ...]  # names of the modules
     max_difference: float | None  # largest change of an output for the example; None without an example
@@ -39,9 +44,10 @@ def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Repl
     example  arguments of the model: it is run before and after in eval mode, and the outputs are compared; entries
              that were NaN before are not
 
-    >>> report = regard.integrations.torch.replace(model, example=(x,))
+    >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
+    >>> report = regard.integrations.torch.replace(layer, example=(torch.randn(1, 5, 16),))
     >>> report.replaced, report.max_difference < 1e-5
-    (('layers.0.self_attn', 'layers.1.self_attn'), True)
+    (('self_attn',), True)
     """
     if type(model) is nn.MultiheadAttention:
         raise ConfigError(
@@ -79,8 +85,10 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 
     Parameters that were trained meanwhile are kept.
 
-    >>> regard.integrations.torch.restore(model)
-    ('layers.0.self_attn', 'layers.1.self_attn')
+    >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
+    >>> report = regard.integrations.torch.replace(layer)
+    >>> regard.integrations.torch.restore(layer)
+    ('self_attn',)
     """
     names = []
     for name, parent, key, layer in _attention_layers(model):

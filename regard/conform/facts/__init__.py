@@ -5,10 +5,10 @@ Facts that explain many others come first: the scale of an attention that mixes 
 
 from regard.base.registry import Registry
 from regard.conform.fact import Fact
-from regard.conform.facts import behaviour, conventions, decoder, dependence, masks, numbers
+from regard.conform.facts import behaviour, causality, conventions, decoder, dependence, masks, numbers
 
 ATTENTION: Registry[Fact] = Registry("fact")
-for _part in (behaviour, dependence, conventions, numbers, masks):
+for _part in (behaviour, dependence, causality, conventions, numbers, masks):
     for _name in _part.FACTS:
         ATTENTION.add(_name)(_part.FACTS[_name])
 DECODER = decoder.FACTS
