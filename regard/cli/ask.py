@@ -9,38 +9,57 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.output import JsonOption, show_json, tell
+from regard.cli.pretrained import example_input
 from regard.cli.text_input import check_argument
 from regard.cli.train import ignore, print_metrics, show_progress
 
 if TYPE_CHECKING:
     from regard.recipes.question_answering import QuestionAnswerer
 
+OWN_RUN, PRETRAINED = Path("runs/birthplaces"), Path("biographies-gpt")
+
 
 def command(
     question: Annotated[str | None, typer.Argument(help='A question such as "Where was Ada Lovelace born?"')] = None,
-    folder: Annotated[Path, typer.Option(help="Folder of a finished run of birthplaces")] = Path("runs/birthplaces"),
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a finished run of the recipe birthplaces, or a pretrained model "
+            "[default: runs/birthplaces if it exists, else "
+            "biographies-gpt]"
+        ),
+    ] = None,
     store: Annotated[
-        Path | None, typer.Option(help="SQLite file of the fact store [facts.sqlite in the folder]")
+        Path | None,
+        typer.Option(help="SQLite file of the fact store [default: facts.sqlite in the folder; pretrained: here]"),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Minimum confidence of the model's answers [calibrated by the run]")
+        float | None, typer.Option(help="Minimum confidence of the model's answers [default: calibrated by the run]")
     ] = None,
     answer: Annotated[str | None, typer.Option(help="Save this answer to the question in the fact store")] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Train the model on the facts in the store")] = False,
-    steps: Annotated[int | None, typer.Option(help="--learn: number of training steps [300]")] = None,
+    steps: Annotated[int | None, typer.Option(help="--learn: number of training steps [default: 300]")] = None,
     data: Annotated[Path | None, typer.Option(help="--learn: new path of the data, if they have moved")] = None,
-    device: Annotated[str | None, typer.Option(help="--learn: cpu, cuda ... [a GPU if there is one]")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="--learn: cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer a question, or ask you for the answer and save it. Exit code 1: the answer is unknown."""
-    if (question is None) != learn:
+    """Answer a question, or ask you for the answer and save it. Exit code 1: the answer is unknown.
+
+    Example: regard ask 'Where was Ada Lovelace born?'
+    """
+    if question is not None and learn:
         raise ConfigError("pass either a question or --learn")
+    folder = folder or (OWN_RUN if OWN_RUN.exists() else PRETRAINED)
     if learn:
         return learn_facts(folder, store, data, device, steps, json)
     for name, value in (("--steps", steps), ("--data", data), ("--device", device)):
         if value is not None:
             raise ConfigError(f"{name} {value} needs --learn")
-    assert question is not None
+    if question is None:
+        question = example_input(str(folder), "pass either a question or --learn")
+        tell(f"the question is {question!r}, the example of {folder}")
     from regard.data.fact_store import normalize_question
     from regard.recipes.question_answering import load_question_answerer, with_threshold
 
@@ -101,6 +120,10 @@ def learn_facts(
     from regard.train.distributed import join_process_group
 
     answerer = load_question_answerer(folder, store)
+    if answerer.folder != folder:
+        raise ConfigError(
+            f"{folder} is part of the package and is not trained further; train your own: `regard train birthplaces`"
+        )
     data = find_data(folder, data)
     with join_process_group("ddp", device) as group, show_progress(group.is_main) as on_progress:
         location = RunLocation(

@@ -16,7 +16,10 @@ def command(
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes and rounds")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare speed and memory with other libraries. Checks correctness first."""
+    """Compare speed and memory with other libraries. Checks correctness first.
+
+    Example: regard bench --quick
+    """
     root = find_checkout(Path(regard.__file__).parent.parent)
     sys.path.insert(0, str(root))
     argv = [flag for flag, is_set in (("--quick", quick), ("--json", json)) if is_set]

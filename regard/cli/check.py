@@ -55,7 +55,8 @@ def command(
     ignore_policy: Annotated[
         bool, typer.Option("--ignore-policy", help="Exit with 0 if only our policy differs")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    save: Annotated[Path | None, typer.Option(help="Also save it as JSON, for `regard explore --report`")] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write the report as JUnit XML to this file")] = None,
     github: Annotated[
         bool, typer.Option("--github", envvar="GITHUB_ACTIONS", help="Also print findings as GitHub annotations")
@@ -67,6 +68,8 @@ def command(
     """Check which rules an attention or a decoder breaks.
 
     Exit code 1: something is broken or inexact. 3: it only differs from our policy. 0: neither.
+
+    Example: regard check torch.nn.functional:scaled_dot_product_attention --quick
     """
     from regard.conform.options import CheckOptions
 
@@ -81,8 +84,9 @@ def command(
         return
     # usage errors come first, without torch, which takes seconds to import
     source, name = split_target(target)
-    if junit is not None:
-        _check_writable(junit)
+    for path in (junit, save):
+        if path is not None:
+            _check_writable(path)
     given = {key: value or () if key in ("only", "without") else value for key, value in options.items()}
     CheckOptions.from_keywords(given)
     from regard.conform.checker import check
@@ -100,6 +104,8 @@ def command(
         print("\n".join(report.annotations()), file=sys.stderr if json else sys.stdout)
     if junit is not None:
         junit.write_text(report.junit(), encoding="utf-8")
+    if save is not None:
+        save.write_text(report.json(), encoding="utf-8")
     if code := report.exit_code(ignore_policy):
         raise typer.Exit(code)
 

@@ -1,7 +1,6 @@
 """`regard count`: parameters, multiply-adds and memory of a model, without running it."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,25 +8,29 @@ from rich import box
 from rich.table import Table
 
 from regard.cli.output import JsonOption, show, show_json
+from regard.cli.pretrained import is_untrained
 
 if TYPE_CHECKING:
     from regard.models.count import Count
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A preset such as gpt2, or the folder of a saved model")],
+    name: Annotated[str, typer.Argument(help="A preset such as gpt2, a pretrained model, or a saved folder")],
     length: Annotated[
         int | None, typer.Option(help="Positions, frames or pixels a side [default: the model's own]")
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences or images in the batch")] = 1,
     json: JsonOption = False,
 ) -> None:
-    """Count the parameters, multiply-adds and memory of a model."""
+    """Count the parameters, multiply-adds and memory of a model.
+
+    Example: regard count gpt2 --length 512
+    """
     from regard.models.count import count
     from regard.models.presets import PRESETS
     from regard.models.saving import load_config
 
-    config = load_config(name) if Path(name).exists() else PRESETS[name]
+    config = PRESETS[name] if is_untrained(name) else load_config(name)
     costs = count(config, batch=batch, length=length)
     if json:
         show_json({"model": name, **asdict(costs), "total_parameters": costs.total})

@@ -27,20 +27,23 @@ Dtype = StrEnum("Dtype", ["float32", "float64", "float16", "bfloat16"])  # the d
 
 def command(
     shape: Annotated[str, typer.Option(help="Sizes of q: b,h,i,c")] = "1,8,1024,64",
-    kv: Annotated[str | None, typer.Option(help="Sizes of k and v: g,j,e; default those of q")] = None,
-    mask: Annotated[str, typer.Option(help="A mask expression, as for `regard masks`")] = "full()",
+    kv: Annotated[str | None, typer.Option(help="Sizes of k and v: g,j,e [default: those of q]")] = None,
+    mask: Annotated[str, typer.Option(help="A mask expression, such as 'causal()'")] = "full()",
     scores: Annotated[
         list[str] | None,
-        typer.Option(help="alibi, softcap:30, sink, shaw:8, t5_buckets:32 or additive; repeat for several"),
+        typer.Option(help="alibi, softcap:30, sink, shaw:8, t5_buckets:32 or additive; may be repeated"),
     ] = None,
     beta: Annotated[
-        float | None, typer.Option(help="Inverse temperature; default c ** -0.5, inf for hard attention")
+        float | None, typer.Option(help="Inverse temperature, inf for hard attention [default: c ** -0.5]")
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="dtype of q, k and v")] = Dtype.float32,
     dropout: Annotated[float, typer.Option(help="Dropout probability of weights")] = 0.0,
     json: JsonOption = False,
 ) -> None:
-    """Show which kernel runs a call and why others refuse."""
+    """Show which kernel runs a call, and why.
+
+    Example: regard explain --shape 1,8,4096,64 --mask 'causal() & window(before=255)'
+    """
     import regard
     from regard.core.masks.expression import parse_mask
 

@@ -1,46 +1,89 @@
-"""`regard explore`: the explorer, a web page that shows attention and masks."""
+"""`regard explore`: the explorer, a web page that shows attention, masks, models, lessons and the sheets."""
 
 import secrets
 import socket
+import threading
 import webbrowser
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import ConfigError
+from regard.base.extras import import_optional
 
 
 def command(
+    model: Annotated[str | None, typer.Argument(help="A model to open: a name or a folder")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one")] = 8765,
     host: Annotated[str, typer.Option(help="Address to listen on; others need a token")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser")] = True,
-    export: Annotated[Path | None, typer.Option(help="Write the page into this folder instead, and stop")] = None,
+    lesson: Annotated[Path | None, typer.Option(help="A lesson of your own, a Markdown file")] = None,
+    report: Annotated[Path | None, typer.Option(help="A report of `regard check --save`")] = None,
+    export: Annotated[Path | None, typer.Option(help="Write a page that needs no server into this folder")] = None,
 ) -> None:
-    """Open the web page that shows attention and masks."""
-    from regard.explorer.page import build_page
+    """Open the explorer: attention, masks and models on a web page.
 
+    Example: regard explore digits-vit
+    """
+    from regard.explorer.views.lessons import load_lesson
+
+    if lesson is not None:
+        load_lesson(lesson)  # an error in it is shown here, with its line
     if export is not None:
-        export.mkdir(parents=True, exist_ok=True)
-        write_atomically(export / "index.html", lambda path: path.write_text(build_page(), encoding="utf-8"))
-        typer.echo(f"{export / 'index.html'}: open it in a browser; it needs no server")
+        write_export(export, lesson)
         return
-    serve(host, port, browser)
+    serve(host, port, browser, model, lesson, report)
 
 
-def serve(host: str, port: int, browser: bool) -> None:
+def write_export(folder: Path, lesson: Path | None) -> None:
+    """Write the page with lessons, sheets, lab and the model that runs in it."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from regard.explorer.page import build_page
+    from regard.explorer.views.browser_model import load_browser_model
+    from regard.explorer.views.lessons import load_lessons
+    from regard.explorer.views.sheets import build_claims, build_sheets, figure_address
+
+    claims = build_claims()
+    data: dict[str, Any] = {
+        "sheets": build_sheets(),
+        "claims": claims,
+        "lessons": load_lessons(lesson),
+        "browser_model": load_browser_model(),
+        "start": "lessons" if lesson else "",
+    }
+    for claim in track(claims, "figures", console=Console(stderr=True), transient=True):
+        if claim["sentence"]:
+            data[f"figures/{claim['id']}"] = {"address": figure_address(claim["id"])}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "index.html", lambda path: path.write_text(build_page(data), encoding="utf-8"))
+    typer.echo(f"{folder / 'index.html'}: open it in a browser; it needs no server")
+
+
+def serve(
+    host: str,
+    port: int,
+    browser: bool,
+    model: str | None = None,
+    lesson: Path | None = None,
+    report: Path | None = None,
+) -> None:
     """Serve the explorer until Ctrl-C, and print its address."""
-    try:
-        import uvicorn
+    purpose = "`regard explore --export FOLDER` writes the page as a file; its server"
+    uvicorn = import_optional("uvicorn", "web", purpose)
+    api = import_optional("regard.explorer.api", "web", purpose)
+    from regard.cli.exploring import list_offered, tasks
+    from regard.explorer.views.browser_model import load_browser_model
+    from regard.explorer.views.reports import load_report
 
-        from regard.explorer.api import create_app
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the server of the explorer needs {error.name}: pip install 'regard[web]'. "
-            "Without it, `regard explore --export FOLDER` writes the page as a file"
-        ) from None
+    if report is not None:
+        load_report(report)
+    content = api.Content(models=partial(list_offered, model), own=model, tasks=tasks, lesson=lesson, report=report)
     try:
         local = ip_address(host).is_loopback
     except ValueError:
@@ -55,8 +98,14 @@ def serve(host: str, port: int, browser: bool) -> None:
     typer.echo(f"{address}  (Ctrl-C stops it)")
     if browser and _has_browser():
         webbrowser.open(address)
-    server = uvicorn.Server(uvicorn.Config(create_app(hosts, token), log_level="warning", server_header=False))
-    server.run(sockets=[listener])
+    app = api.create_app(hosts, token, content)
+    # the page is shown while torch, which takes seconds, is imported beside it
+    threading.Thread(target=load_browser_model, daemon=True).start()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
+    try:
+        server.run(sockets=[listener])
+    finally:
+        app.state.worker.stop()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.base.files import read_json
 from regard.base.validation import check_integer
 from regard.cli.output import JsonOption, show_json, tell, write_text
+from regard.cli.pretrained import example_input, is_untrained
 from regard.cli.text_input import check_argument, read_stdin
 
 if TYPE_CHECKING:
@@ -35,30 +36,38 @@ EarlyStopping = StrEnum("EarlyStopping", ["true", "false", "never"])
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A saved folder, ours or Hugging Face's, a finished run, or a preset")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A pretrained model, a saved folder, ours or Hugging Face's, a finished run, or a preset"),
+    ] = "text-gpt",
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue, or to answer; - reads it from stdin without its last line break"),
+        typer.Argument(
+            help="The text to continue, or to answer; - reads it from stdin without its last line break "
+            "[default: the example of a pretrained model]"
+        ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens")] = 64,
-    temperature: Annotated[float | None, typer.Option(help="Sample: divide the logits by this [1.0]")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sample: divide the logits by this [default: 1.0]")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
-    seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [default: 0]")] = None,
     num_return_sequences: Annotated[int, typer.Option(help="Sample: number of independent texts")] = 1,
     num_beams: Annotated[int | None, typer.Option(help="Beam search: number of beams")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Beam search: alpha of log-probability / tokens ** alpha [0]")
+        float | None, typer.Option(help="Beam search: alpha of log-probability / tokens ** alpha [default: 0]")
     ] = None,
     early_stopping: Annotated[
-        EarlyStopping | None, typer.Option(help="Beam search: end once enough texts are finished [false]")
+        EarlyStopping | None, typer.Option(help="Beam search: end once enough texts are finished [default: false]")
     ] = None,
     strategy: Annotated[
         StrategyName | None, typer.Option(help="Decoding strategy [default: by the options above, else greedy]")
     ] = None,
-    kth: Annotated[int | None, typer.Option(help="--strategy kth: always the k-th most likely token [2]")] = None,
+    kth: Annotated[
+        int | None, typer.Option(help="--strategy kth: always the k-th most likely token [default: 2]")
+    ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output, matched as tokens; can be repeated")
+        list[str] | None, typer.Option(help="Text that ends the output, matched as tokens; may be repeated")
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Run a whole pass for every token")] = False,
     tokenizer: Annotated[
@@ -66,13 +75,17 @@ def command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Continue a prompt, or answer it with an encoder-decoder."""
+    """Continue a prompt, or answer it with an encoder-decoder.
+
+    Example: regard generate text-gpt 'The for statement' --temperature 0.8 --seed 1
+    """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     early = None if early_stopping is None else {"true": True, "false": False}.get(early_stopping, "never")
     beam = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": early}
     strategies = make_strategies(strategy, kth, num_return_sequences, **sampling, **beam)
-    text = read_prompt(prompt)
+    text = read_prompt(prompt, model)
     folder = find_model(model)
+    untrained = is_untrained(folder)
     network = load_model(folder)
     words = find_tokenizer(folder, network.config.vocab, tokenizer)
     tokens = encode("the prompt", text, words)
@@ -82,12 +95,15 @@ def command(
     stops = [encode("--stop", check_argument("--stop", each), words, special=False) for each in stop or ()]
     stops += [[token] for token in special_tokens(folder, "eos_token_id", network.config.vocab)]
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": stops, "use_cache": not no_cache}
+    if untrained and not json:
+        write_text(f"{model} is a preset without trained weights, so the text is random:\n")
     generated = [generate_text(generator, first, words, each, options, show=not json) for each in strategies]
     if json:
         chosen = {"name": strategies[0].name, **asdict(strategies[0])}  # type: ignore[call-overload]
         texts = [{"text": words.decode(each.body), **asdict(each)} for each in generated]
-        about = {"model": model, "prompt": text, "strategy": chosen, "max_new_tokens": max_new_tokens}
-        show_json({**about, "texts": texts})
+        weights = "random" if untrained else "trained"
+        about = {"model": model, "weights": weights, "prompt": text, "strategy": chosen}
+        show_json({**about, "max_new_tokens": max_new_tokens, "texts": texts})
 
 
 def make_strategies(
@@ -107,10 +123,11 @@ def make_strategies(
     return [replace(made, stream=number) for number in range(count)]
 
 
-def read_prompt(prompt: str | None) -> str:
-    """The prompt, from the argument or from stdin."""
+def read_prompt(prompt: str | None, model: str) -> str:
+    """The prompt, from the argument or from stdin, or the example of a pretrained model."""
     if prompt is None:
-        raise ConfigError("there is no prompt; give one after the model, or - to read it from stdin")
+        prompt = example_input(model, "there is no prompt; give one after the model, or - to read it from stdin")
+        tell(f"the prompt is {prompt!r}, the example of {model}")
     return (
         read_stdin().replace("\r\n", "\n").removesuffix("\n") if prompt == "-" else check_argument("the prompt", prompt)
     )
@@ -134,12 +151,14 @@ def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> 
 
 
 def find_model(name: str) -> str:
-    """The folder of the model if `name` is a finished run whose model continues a text; else `name`."""
-    folder = Path(name)
-    if (folder / "config.json").is_file() or not any((folder / file).is_file() for file in (RUN, RESULT)):
-        return name
+    """The folder of a model: of a finished run, if its model continues a text, of a path or of a name; else `name`."""
     from regard.models.gpt import GPT
-    from regard.models.saving import load_config
+    from regard.models.presets import find_pretrained
+    from regard.models.saving import find_folder, load_config
+
+    folder = Path(name) if Path(name).exists() else find_pretrained(name) or Path(name)
+    if (folder / "config.json").is_file() or not any((folder / file).is_file() for file in (RUN, RESULT)):
+        return str(find_folder(name) or name)
 
     if not (folder / RESULT).is_file():
         recipe = read_json(folder / RUN, CheckpointError, "recipe")["recipe"]
@@ -157,19 +176,14 @@ def find_model(name: str) -> str:
 def load_model(name: str) -> "GPT | Transformer":
     """Load the model of a folder, or build a preset."""
     from regard.models.gpt import GPT
-    from regard.models.presets import PRESETS, build, list_models
+    from regard.models.presets import PRESETS, build
     from regard.models.saving import load
     from regard.models.transformer import Transformer
 
-    if (
-        Path(name).exists()
-        or name in list_models(pretrained=True)
-        or (name not in PRESETS and ("/" in name or "\\" in name))
-    ):
+    if not is_untrained(name):
         model = load(name)
     elif isinstance(PRESETS[name], GPT.Config):
         model = build(name).eval()
-        tell(f"{name} is a preset with random weights, so the text is random too; a saved folder has trained ones")
     else:
         model = build(name, device="meta")
     if not isinstance(model, GPT | Transformer):

@@ -30,13 +30,13 @@ STYLES = {"supported": "green", "refuted": "red", "unclear": "yellow"}
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 Results = Annotated[
-    Path | None, typer.Option("--results", help="Folder of results; default regard/lab in the user's cache")
+    Path | None, typer.Option("--results", help="Folder of results [default: regard/lab in the user's cache]")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write an HTML page that works offline")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown")]
 Figures = Annotated[Path | None, typer.Option("--figures", help="Save figures as SVG in this folder")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Random seed; default the seed of the setup")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Random seed [default: the seed of the setup]")]
 
 
 def plainly(command: Callable[P, None]) -> Callable[P, None]:
@@ -54,7 +54,10 @@ def plainly(command: Callable[P, None]) -> Callable[P, None]:
 @app.callback(invoke_without_command=True)
 @plainly
 def listing(context: typer.Context, results: Results = None, html: Html = None, json: Json = False) -> None:
-    """Claims you can run, and the answers to the sheets."""
+    """Claims you can run, and the answers to the sheets.
+
+    Example: regard lab --json
+    """
     if context.invoked_subcommand is not None:
         for name, value in (("results", results), ("html", html), ("json", json)):
             if value:
@@ -84,7 +87,7 @@ def run(
     ids: Annotated[list[str], typer.Argument(metavar="ID...|all", help="Claims to run, or all of them")],
     smoke: Annotated[bool, typer.Option("--smoke", help="Use the quick setup, a few seconds per claim")] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; repeatable")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting; may be repeated")
     ] = None,
     seed: Seed = None,
     results: Results = None,
@@ -95,7 +98,10 @@ def run(
         bool, typer.Option("--save-shipped", help="For maintainers: also update the results shipped with the package")
     ] = False,
 ) -> None:
-    """Run claims and save their results."""
+    """Run claims and save their results.
+
+    Example: regard lab run beta --smoke
+    """
     from regard.lab.results import default_folder, make_folder, save_shipped_results
 
     if save_shipped and (smoke or settings or seed is not None):
@@ -140,7 +146,10 @@ def show_one(
     html: Html = None,
     json: Json = False,
 ) -> None:
-    """Show one claim in full: question, formula, code, result, figure."""
+    """Show one claim in full: question, formula, code, result, figure.
+
+    Example: regard lab show beta
+    """
     import inspect
 
     from regard.base.formulas import mathml, text
@@ -168,17 +177,20 @@ def show_one(
 @plainly
 def show_sheet(
     sheet: Annotated[
-        str | None, typer.Argument(metavar="SHEET", help="A course sheet, such as 002; default list")
+        str | None, typer.Argument(metavar="SHEET", help="A course sheet, such as 002 [default: list them]")
     ] = None,
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", help="A question, such as 1.2a; default all")
+        str | None, typer.Argument(metavar="QUESTION", help="A question, such as 1.2a [default: all]")
     ] = None,
     results: Results = None,
     html: Html = None,
     json: Json = False,
     markdown: Markdown = False,
 ) -> None:
-    """List the course sheets, the questions of one, or show one answer in full."""
+    """List the course sheets, the questions of one, or show one answer in full.
+
+    Example: regard lab sheet 002 1.2a
+    """
     from regard.lab import answers, html_page
 
     check_folder(html)
@@ -211,7 +223,10 @@ def show_sheet(
 @app.command("errata")
 @plainly
 def show_errata(results: Results = None, html: Html = None, json: Json = False) -> None:
-    """List wrong answers of the course sheets, what refutes them and what is right."""
+    """List wrong answers of the course sheets, what refutes them and what is right.
+
+    Example: regard lab errata --html errata.html
+    """
     from regard.lab.errata import errata, wrong_answers
     from regard.lab.html_page import errata_page
 

@@ -13,6 +13,7 @@ import typer
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer
 from regard.cli.output import JsonOption, show_json, tell, write_text
+from regard.cli.pretrained import example_input
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,16 +26,28 @@ PIECES_PER_SECOND = 100
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Folder of a finished run of the recipe speech")],
-    file: Annotated[str, typer.Argument(help="A WAV file, or - for raw 16-bit mono samples on stdin")],
-    rate: Annotated[int | None, typer.Option(help="Sample rate of stdin [that of the model]")] = None,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a finished run of the recipe speech, or a pretrained model")
+    ] = Path("tone-digits"),
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            help="A WAV file, or - for raw 16-bit mono samples on stdin [default: the example of a pretrained model]"
+        ),
+    ] = None,
+    rate: Annotated[int | None, typer.Option(help="Sample rate of stdin [default: that of the model]")] = None,
     json: JsonOption = False,
 ) -> None:
     """Recognise the words of a sound while it is streamed.
 
     Each word is printed with the time at which it is recognised, and its delay: the seconds of sound between its
     position and that time. The algorithmic latency is the maximum delay.
+
+    Example: regard listen tone-digits dialled.wav
     """
+    if file is None:
+        file = example_input(str(folder), "there is no sound; give a WAV file after the model, or - for stdin")
+        tell(f"the sound is {file}, the example of {folder}")
     settings, model = load_speech_run(folder)
     if file == "-":
         own = settings.log_mel.sample_rate if rate is None else check_integer("--rate", rate, 1, "samples per second")

@@ -21,32 +21,43 @@ if TYPE_CHECKING:
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A preset such as gpt2 or vit-ti/16, or the folder of a saved model")],
-    prompt: Annotated[str, typer.Argument(metavar="TEXT|IMAGE", help="The input text (- is stdin) or image file")],
+    model: Annotated[
+        str, typer.Argument(help="A pretrained model, a saved folder, or a preset such as gpt2 or vit-ti/16")
+    ] = "induction-gpt",
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT|IMAGE",
+            help="The input text (- is stdin) or image file [default: the example of a pretrained model]",
+        ),
+    ] = None,
     target: Annotated[str | None, typer.Option(help="The target text of an encoder-decoder")] = None,
     sort: Annotated[
         str, typer.Option(help="Sort heads by entropy, spread, distance, previous, first, induction or layer")
     ] = "spread",
     most: Annotated[int, typer.Option(help="Maximum number of heads to print", min=1)] = 12,
     layer: Annotated[
-        str | None, typer.Option(help="Layer to draw, by name or number; default: the one with the least spread")
+        str | None, typer.Option(help="Layer to draw, by name or number [default: the one with the least spread]")
     ] = None,
-    head: Annotated[int | None, typer.Option(help="Head to draw; default: the one with the least spread")] = None,
+    head: Annotated[int | None, typer.Option(help="Head to draw [default: the one with the least spread]")] = None,
     layers: Annotated[
         list[str] | None, typer.Option(help="Record only these modules, such as 'blocks.3*'; may be repeated")
     ] = None,
     rows: Annotated[
         str | None, typer.Option(help="Record only these queries: indices and ranges, such as 0,5,8:12,-1")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML report that needs no network")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page that works offline")] = None,
     picture: PictureOption = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json; default: that of the folder, else bytes")
+        Path | None, typer.Option(help="A tokenizer.json [default: that of the folder, else bytes]")
     ] = None,
-    device: Annotated[str, typer.Option(help="The device, such as cuda")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Show the attention heads, maps and relevance of a model."""
+    """Show the attention heads, maps and relevance of a model.
+
+    Example: regard look text-gpt 'The for statement' --html page.html
+    """
     check_folder(html)
     check_picture(picture)
     row_indices = parse_rows(rows)
@@ -54,7 +65,7 @@ def command(
 
     check_column(sort)  # before the model runs
     loaded = load_model(model, device)
-    inputs = build_input(loaded, read_prompt(prompt), target, tokenizer, device)
+    inputs = build_input(loaded, read_prompt(prompt, model), target, tokenizer, device)
     if loaded.weights.startswith("random"):
         tell(f"{model} is a preset with random weights, so its attention is random too")
     tell(f"running {model} on {inputs.size}")

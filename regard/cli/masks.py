@@ -48,21 +48,24 @@ class Summary:
 
 def command(
     expression: Annotated[
-        str | None, typer.Argument(help="For instance: 'causal() & window(before=3) | global_tokens(1)'")
+        str | None, typer.Argument(help="A mask expression, such as 'causal() & window(before=3)' [default: all forms]")
     ] = None,
     queries: Annotated[
-        int | None, typer.Option(min=1, help="Number of query positions; default 16, 12 in the gallery")
+        int | None, typer.Option(min=1, help="Number of query positions [default: 16, or 12 in the gallery]")
     ] = None,
     keys: Annotated[
-        int | None, typer.Option(min=1, help="Number of key positions; default the number of queries")
+        int | None, typer.Option(min=1, help="Number of key positions [default: the number of queries]")
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Positions in a block of the block table; default chosen by size")
+        int | None, typer.Option(min=1, help="Positions in a block of the block table [default: chosen by size]")
     ] = None,
     json: JsonOption = False,
     picture: PictureOption = None,
 ) -> None:
-    """Draw and count masks: all mask forms, or one expression."""
+    """Draw and count masks: all mask forms, or one expression.
+
+    Example: regard masks 'causal() & window(before=2)' --queries 8
+    """
     from regard.core.masks.expression import parse_mask
 
     check_picture(picture)

@@ -32,14 +32,16 @@ def command(
         Parallel, typer.Option(help="ddp: the whole model on each device. fsdp: a shard of each parameter")
     ] = Parallel.ddp,
     device: Annotated[
-        DeviceType | None, typer.Option(help="Type of the devices [cuda if this machine has a GPU, else cpu]")
+        DeviceType | None, typer.Option(help="Type of the devices [default: cuda if this machine has a GPU, else cpu]")
     ] = None,
-    memory: Annotated[float | None, typer.Option(help="GiB of one device [the GPU of this machine]")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB of one device [default: the GPU of this machine]")] = None,
     json: JsonOption = False,
 ) -> None:
     """Predict the memory of a recipe's run on each device. The exit code is 1 if it does not fit.
 
     A few training steps run on the CPU with small batches, and their memory is extrapolated to the whole batch.
+
+    Example: regard plan language --devices 2 --memory 24
     """
     import torch
 

@@ -21,7 +21,9 @@ def write_reference() -> str:
 
     lines = ["# Commands", "", "Written by `python -m regard.cli.reference` from the help texts.", ""]
     for name, command in iterate_commands(typer.main.get_command(app), "regard"):
-        lines += [f"## {name}", "", " ".join((command.help or "").split()), "", "| argument | meaning |", "|---|---|"]
+        about, _, example = " ".join((command.help or "").split()).partition("Example: ")
+        lines += [f"## {name}", "", about.strip(), "", "```text", f"$ {example}", "```", ""]
+        lines += ["| argument | meaning |", "|---|---|"]
         for option in command.params:
             if option.name != "help":
                 flag = "`, `".join([*option.opts, *option.secondary_opts]) if option.opts else option.name

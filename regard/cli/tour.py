@@ -1,22 +1,30 @@
 """`regard tour`: an introduction to attention in the terminal. Every number is computed when it runs."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
 from regard.cli.explain import blank, explanation_json, explanation_table
+from regard.cli.look import build_report, replace_nonfinite, report_as_json
+from regard.cli.looking.inputs import build_input
+from regard.cli.looking.models import load_model
+from regard.cli.looking.terminal import chosen_map, heads_table
 from regard.cli.masks import gallery, summarize_forms
 from regard.cli.output import JsonOption, show, show_json
+from regard.cli.pretrained import example_input
 from regard.cli.work import load_problem, to_json
 
 if TYPE_CHECKING:
     from regard.core.kernels import Explanation
+    from regard.see.report import AttentionReport
 
 POSITIONS = 12
+TRAINED = "induction-gpt"
+HEADS = 3  # of the trained model that are listed
 
 # one command a line; the tests run each of them
 NEXT = """\
@@ -25,11 +33,19 @@ regard masks "causal() & window(before=3) | global_tokens(1)" --queries 24
 regard masks "documents([0, 0, 0, 1, 1]) & causal()" --json
 regard explain --shape 1,8,8192,64 --mask "causal() & window(before=255)"
 regard explain --scores softcap:30 --mask "causal()"
+regard look digits-vit
+regard generate text-gpt "The while statement" --temperature 0.7
+regard translate number-words "three hundred forty one"
+regard ask
+regard listen
 regard --help"""
 
 
 def command(json: JsonOption = False) -> None:
-    """Show attention by hand, the masks and the kernels. Start here."""
+    """Show attention by hand, masks, kernels and a trained model.
+
+    Example: regard tour --json
+    """
     from regard.work.solution import solve
     from regard.work.writing import text
     from regard.work.writing.document import build_document
@@ -37,12 +53,14 @@ def command(json: JsonOption = False) -> None:
     worked = solve(load_problem("three-tokens", {}, {"scaled": True}, None))
     shown, summaries = summarize_forms(POSITIONS)
     calls = explanations()
+    report = look_inside()
     if json:
         show_json(
             {
                 "three_tokens": to_json(worked),
                 "masks": [asdict(each) for each in summaries],
                 "kernels": [{"code": code, **explanation_json(answer)} for code, _, answer in calls],
+                "trained": replace_nonfinite(report_as_json(report)),
             }
         )
         return
@@ -58,13 +76,31 @@ def command(json: JsonOption = False) -> None:
             "3. Kernels: which code computes it", "A kernel computes the request exactly or refuses with its reasons."
         ),
         *kernels(calls),
-        *chapter("4. Commands to try next", "Copy any of these lines."),
+        *chapter(
+            f"4. A trained model: what its heads do on {report.prompt!r}",
+            f"{TRAINED} has two layers of attention and no feed-forward network. It was trained on random strings "
+            "written twice. An induction head attends to the token after the previous occurrence of the same token, "
+            "and copies it.",
+        ),
+        heads_table(report, HEADS),
+        "",
+        *chosen_map(report, Console().width),
+        *chapter("5. Commands to try next", "Copy any of these lines."),
         Text(NEXT),
     )
 
 
 def chapter(title: str, words: str) -> tuple[RenderableType, ...]:
     return "", Rule(title, align="left", characters="-"), Text(words), ""
+
+
+def look_inside() -> "AttentionReport":
+    """The report of the trained model on its example, with the map of the head that has the best induction score."""
+    settings: dict[str, Any] = {"sort": "induction", "layers": None, "rows": None}
+    loaded = load_model(TRAINED, "cpu")
+    inputs = build_input(loaded, example_input(TRAINED, f"{TRAINED} is missing"), None, None, "cpu")
+    best = build_report(loaded, inputs, layer=None, head=None, **settings).table[0]
+    return build_report(loaded, inputs, layer=best.layer, head=best.head, **settings)
 
 
 def explanations() -> "list[tuple[str, str, Explanation]]":

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from regard.recipes.recipe import Recipe
     from regard.train.loop import Progress
 
+BAR_WIDTH = 12  # characters
 LINE_INTERVAL = 15.0  # seconds between progress lines if stderr is not a terminal
 
 
 Parallel = StrEnum("Parallel", ["ddp", "fsdp"])  # how several processes share a run
-Data = Annotated[Path | None, typer.Option(help="Folder or file of real data [the built-in data set]")]
+Data = Annotated[Path | None, typer.Option(help="Folder or file of real data [default: the built-in data set]")]
 MovedData = Annotated[Path | None, typer.Option(help="New path of the data, if it has moved")]
 Changes = Annotated[
     list[str] | None,
@@ -44,18 +45,21 @@ Changes = Annotated[
 Variant = Annotated[
     str | None, typer.Option(help="A variant of the recipe, or several: finetune,cpu. `regard train list` shows them")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [a GPU if there is one]")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 
 
 def command(
     name: Annotated[str, typer.Argument(help="Name of a recipe, or `list`")],
     listed: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="With `list`: the recipe whose settings to show [all recipes]")
+        str | None,
+        typer.Argument(metavar="NAME", help="With `list`: the recipe whose settings to show [default: all recipes]"),
     ] = None,
     data: Data = None,
     variant: Variant = None,
     settings: Changes = None,
-    folder: Annotated[Path | None, typer.Option(help="Folder for checkpoints, log and model [runs/NAME]")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints, log and model [default: runs/NAME]")
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -74,6 +78,8 @@ def command(
     `regard train list NAME` shows the settings of a recipe, which --set changes.
 
     torchrun --nproc-per-node 4 -m regard train NAME trains on several devices.
+
+    Example: regard train vision --set plan.steps=100 --folder runs/digits
     """
     if name == "list":
         return print_recipes(json) if listed is None else print_settings(listed, json)
@@ -135,7 +141,10 @@ def evaluate(
     device: Device = None,
     json: JsonOption = False,
 ) -> None:
-    """Compute the metrics of a finished run again."""
+    """Compute the metrics of a finished run again.
+
+    Example: regard eval runs/digits
+    """
     from regard.recipes.recipe import RunLocation, load_finished_run
     from regard.recipes.run_folder import find_data
     from regard.train.distributed import join_process_group
@@ -313,14 +322,15 @@ def show_progress(is_main: bool) -> Iterator[Callable[[str, "Progress"], None]]:
     else:
         from rich.progress import BarColumn, Progress as Bars, TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
+        columns = (TextColumn("{task.description}"), BarColumn(BAR_WIDTH), TextColumn("{task.fields[status]}"))
         with Bars(*columns, console=Console(stderr=True), transient=False) as bars:
             rows: dict[str, Any] = {}
 
             def update(phase: str, now: "Progress") -> None:
                 if phase not in rows:
                     rows[phase] = bars.add_task(phase, total=now.steps, status="")
-                bars.update(rows[phase], completed=now.step, status=format_progress(now))
+                room = bars.console.width - len(phase) - BAR_WIDTH - 2
+                bars.update(rows[phase], completed=now.step, status=wrap_fields(progress_fields(now), room))
 
             yield update
 
@@ -334,16 +344,31 @@ class _ProgressLines:
     def __call__(self, phase: str, now: "Progress") -> None:
         if time.monotonic() - self._last >= LINE_INTERVAL or now.step == now.steps:
             self._last = time.monotonic()
-            tell(f"{phase} {format_progress(now)}")
+            tell(f"{phase} {'  '.join(progress_fields(now))}")
 
 
-def format_progress(now: "Progress") -> str:
-    """Return the progress of a run as one line."""
+def progress_fields(now: "Progress") -> list[str]:
+    """The progress of a run: step, loss, learning rate, speed, remaining time and validation metrics, with units."""
     minutes, seconds = divmod(round(now.seconds_left), 60)
-    metrics = "".join(f"  {name} {value:.3g}" for name, value in now.metrics.items())
     speed = f"{now.samples_per_second:,.0f}" if now.samples_per_second >= 10 else f"{now.samples_per_second:.2g}"
-    left = f"{minutes}:{seconds:02d} left"
-    return f"{now.step:,}/{now.steps:,}  loss {now.loss:.4f}  lr {now.lr:.2g}  {speed}/s  {left}{metrics}"
+    return [
+        f"{now.step:,}/{now.steps:,} steps",
+        f"loss {now.loss:.4f}",
+        f"lr {now.lr:.2g}",
+        f"{speed} samples/s",
+        f"{minutes}:{seconds:02d} min left",
+        *(f"{name} {value:.3g}" for name, value in now.metrics.items()),
+    ]
+
+
+def wrap_fields(fields: list[str], width: int) -> str:
+    """Fields separated by two blanks, on as many lines as the width needs. No field is cut or divided."""
+    lines = [""]
+    for each in fields:
+        if lines[-1] and len(lines[-1]) + 2 + len(each) > width:
+            lines.append("")
+        lines[-1] += f"  {each}" if lines[-1] else each
+    return "\n".join(lines)
 
 
 def ignore(*args: object) -> None:

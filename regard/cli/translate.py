@@ -10,6 +10,7 @@ import typer
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.base.files import read_json
 from regard.cli.output import JsonOption, show_json, tell
+from regard.cli.pretrained import example_input
 from regard.cli.text_input import check_argument, read_stdin
 
 if TYPE_CHECKING:
@@ -19,21 +20,33 @@ if TYPE_CHECKING:
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="The folder of a finished run of `regard train translation`")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of a finished run of the recipe translation, or a pretrained model"),
+    ] = Path("number-words"),
     text: Annotated[
-        str | None, typer.Argument(help="A sentence; - reads sentences from stdin, one on each line")
+        str | None,
+        typer.Argument(
+            help="A sentence; - reads one on each line of stdin [default: the example of a pretrained model]"
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="A file with a sentence on each line")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding instead of beam search")] = False,
-    num_beams: Annotated[int | None, typer.Option(help="Number of beams [as in the run]")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Number of beams [default: as in the run]")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="alpha of log-probability / tokens ** alpha [as chosen in the run]")
+        float | None, typer.Option(help="alpha of log-probability / tokens ** alpha [default: as chosen in the run]")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Translate sentences, one on each line; empty lines stay empty."""
+    """Translate sentences, one on each line; empty lines stay empty.
+
+    Example: regard translate number-words 'two hundred seven'
+    """
     if greedy and (num_beams is not None or length_penalty is not None):
         raise ConfigError("--num-beams and --length-penalty are for beam search; leave out --greedy")
+    if text is None and file is None:
+        text = example_input(str(folder), "give one of: a sentence, - for lines from stdin, or --file")
+        tell(f"the text is {text!r}, the example of {folder}")
     origin, lines = read_sentences(text, file)
     run = load_run(folder)
     strategy = run.strategy(greedy, num_beams, length_penalty)
@@ -52,7 +65,7 @@ def read_sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]
     """The name of the source for errors, and its lines."""
     from regard.data.plain_text import decode_text, read_bytes
 
-    if (text is None) == (file is None):
+    if text is not None and file is not None:
         raise ConfigError("give one of: a sentence, - for lines from stdin, or --file")
     if file is not None:
         origin, content = str(file), decode_text(file, read_bytes(file))
@@ -133,12 +146,12 @@ class TranslationRun:
 def load_run(folder: Path) -> TranslationRun:
     """Load a finished run of this recipe."""
     from regard.models.transformer import Transformer
-    from regard.recipes.recipe import RESULT_FILE, load_finished_run
+    from regard.recipes.recipe import RESULT_FILE, find_run, load_finished_run
     from regard.recipes.translation import LENGTH_PENALTY
 
     recipe, settings, model, pairs = load_finished_run(folder)
     if recipe.name != "translation":
         raise ConfigError(f"{folder} has a run of {recipe.name}, which does not translate; give one of translation")
     assert isinstance(model, Transformer)
-    metrics = read_json(folder / RESULT_FILE, CheckpointError, "metrics")["metrics"]
+    metrics = read_json(find_run(folder) / RESULT_FILE, CheckpointError, "metrics")["metrics"]
     return TranslationRun(settings, model, pairs, metrics[LENGTH_PENALTY])

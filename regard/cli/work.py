@@ -52,19 +52,19 @@ def command(
     wv: Annotated[str | None, typer.Option(help="Projection weights of the values")] = None,
     wo: Annotated[str | None, typer.Option(help="Weights of the output projection")] = None,
     convention: Annotated[
-        str | None, typer.Option(help="rows (a token is a row) or columns; default rows, or as in the problem")
+        str | None, typer.Option(help="rows (a token is a row) or columns [default: rows, or as in the problem]")
     ] = None,
     scaled: Annotated[
         bool | None,
         typer.Option(
             "--scaled/--unscaled",
-            help="Divide the scores by the square root of the width [as in the problem; scaled if it does not say]",
+            help="Divide the scores by the square root of the width [default: as in the problem, else scaled]",
         ),
     ] = None,
-    mask: Annotated[str | None, typer.Option(help="Mask, for example 'causal()'")] = None,
+    mask: Annotated[str | None, typer.Option(help="A mask expression, such as 'causal()'")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Number of heads that share the width")] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="text, markdown, latex or html; default by the ending of --out")
+        str | None, typer.Option("--format", help="text, markdown, latex or html [default: by the ending of --out]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: .txt, .md, .tex or .html")] = None,
     picture: PictureOption = None,
@@ -73,11 +73,13 @@ def command(
     check: Annotated[
         Path | None, typer.Option(help="Check a student's answer, a .json file, and show its first mistake")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Work out attention step by step, or check a student's steps with --check.
 
     Other commands: regard work quiz, regard work exercises, regard work grade.
+
+    Example: regard work three-tokens --format latex
     """
     from regard.work.solution import solve
 

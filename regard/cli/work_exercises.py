@@ -36,7 +36,10 @@ def command(
     seconds: Seconds = 60.0,
     json: JsonOption = False,
 ) -> None:
-    """List exercise sets, write one as a notebook, or grade a file."""
+    """List exercise sets, write one as a notebook, or grade a file.
+
+    Example: regard work exercises self-attention --export attention.ipynb
+    """
     from regard.work.exercises import EXERCISE_SETS
 
     if name is None:

@@ -19,7 +19,8 @@ def command(
     folder: Annotated[Path, typer.Argument(help="Folder of submissions: ann.ipynb, ben.py, or a folder per student")],
     csv: Annotated[Path | None, typer.Option(help="Write the points to this .csv file")] = None,
     exercises: Annotated[
-        list[str] | None, typer.Option(help="Grade this exercise set; may be repeated [those that a file defines]")
+        list[str] | None,
+        typer.Option(help="Grade this exercise set; may be repeated [default: those that a file defines]"),
     ] = None,
     quiz: Annotated[int, typer.Option(min=0, help="Number of questions of the quiz; 0: no quiz")] = 0,
     class_seed: ClassSeed = None,
@@ -27,7 +28,10 @@ def command(
     megabytes: Annotated[int, typer.Option(help="Memory limit for a submission")] = 2048,
     json: JsonOption = False,
 ) -> None:
-    """Grade a class: each submission runs in its own process, on inputs drawn afterwards."""
+    """Grade a class: each submission runs in its own process, on inputs drawn afterwards.
+
+    Example: regard work grade submissions --exercises self-attention --csv points.csv
+    """
     from dataclasses import asdict
 
     from regard.work.exercises.answer_process import Limits

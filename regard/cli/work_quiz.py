@@ -20,8 +20,8 @@ DEFAULTS: dict[str, Any] = {"student": "student", "count": 5, "seed": 0}
 
 def command(
     student: StudentOption = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Number of questions; default 5")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the questions; default 0")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Number of questions [default: 5]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the questions [default: 0]")] = None,
     class_seed: ClassSeed = None,
     answers: Annotated[
         Path | None, typer.Option(help='Grade a file of answers: {"student": ..., "answers": {"1": "b"}}')
@@ -30,7 +30,10 @@ def command(
     key: KeyOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Predict the results of experiments of the lab, then run them."""
+    """Predict the results of experiments of the lab, then run them.
+
+    Example: regard work quiz --student ann --count 3
+    """
     from regard.work.quiz import Quiz
 
     if class_seed is not None:

@@ -13,6 +13,7 @@ from regard.cli.ask import percent
 from regard.data.tokenizers import load_tokenizer
 from regard.models.gpt import GPT
 from regard.models.saving import load, save
+from regard.recipes import birthplaces
 from regard.recipes.span_infilling import MAX_ANSWER
 
 QUESTION = "Where was Ada Nemo born?"
@@ -87,3 +88,19 @@ def test_learned_facts_are_reported(folder: Path, tmp_path: Path) -> None:
     ran = regard("ask", "--learn", "--steps", "1", "--device", "cpu", "--json", *there)
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout)["learned"] == [{"question": QUESTION, "answer": said, "learned": True}]
+
+
+def test_the_pretrained_model_answers_its_example_and_knows_what_it_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    splits = birthplaces.load_data(None, birthplaces.built_in())
+    example = regard("ask")
+    assert (example.exit_code, example.stdout) == (0, f"{splits.test[0].place}\n")
+    assert f"the question is {splits.test[0].text!r}, the example of biographies-gpt" in example.stderr
+    assert regard("ask", splits.test[3].text).stdout == f"{splits.test[3].place}\n"
+    assert regard("ask", QUESTION).exit_code == 1
+    assert list(tmp_path.iterdir()) == []
+    assert regard("ask", QUESTION, "--answer", "Nowhere").exit_code == 0
+    assert regard("ask", QUESTION).stdout == "Nowhere\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["facts.sqlite"], "nothing is written into the package"

@@ -1,5 +1,7 @@
 """Every argument and option of every command has a help text, is used in a test and is in docs/commands.md."""
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,25 @@ def test_an_option_is_explained_and_tested(command, option):
 def test_the_reference_is_up_to_date():
     page = (ROOT / "docs" / "commands.md").read_text()
     assert page == write_reference(), "run python -m regard.cli.reference > docs/commands.md"
+
+
+COMMANDS = dict(iterate_commands(typer.main.get_command(app), "regard"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_short_text_and_an_example_that_parses(name):
+    help_text = COMMANDS[name].help
+    assert len(help_text.splitlines()) <= 20
+    example = shlex.split(re.search(r"^Example: (.+)$", help_text, re.M)[1])
+    words = name.removesuffix(" solve").split()
+    assert example[: len(words)] == words
+    COMMANDS[name].make_context(name, example[len(words) :], resilient_parsing=True)  # raises for an unknown option
+
+
+@pytest.mark.parametrize(("command", "option"), OPTIONS, ids=[f"{name} {option.name}" for name, option in OPTIONS])
+def test_help_texts_use_the_same_words(command, option):
+    text = getattr(option, "help", None) or ""
+    assert not re.search(r"; default|can be repeated|repeatable|repeat for several|[Ff]or instance|for example", text)
+    assert not re.search(r" \[(?!default: )[^\]]*\]$", text), "write [default: ...]"
+    if option.name == "json":
+        assert text == "Print JSON"

@@ -12,10 +12,29 @@ from typer.testing import CliRunner
 from regard.cli import app
 
 
-def test_export_writes_a_page_that_needs_no_server(tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["explore", "--export", str(tmp_path / "site")])
+def test_the_export_holds_ones_own_lesson_and_an_error_in_it_names_its_line(tmp_path: Path) -> None:
+    lesson = tmp_path / "mine.md"
+    lesson.write_text("# Mine\n\n```regard plane beta=3\nLook.\n```\n", encoding="utf-8")
+    found = CliRunner().invoke(app, ["explore", "--lesson", str(lesson), "--export", str(tmp_path / "site")])
     assert found.exit_code == 0
-    assert (tmp_path / "site" / "index.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert '"title": "Mine"' in page
+    assert page.count("data:image/svg+xml;base64,") > 40  # figures of the lab
+    lesson.write_text("# Mine\n\n```regard plane gamma=3\n```\n", encoding="utf-8")
+    found = CliRunner().invoke(app, ["explore", "--lesson", str(lesson), "--export", str(tmp_path / "site")])
+    assert found.exit_code == 2
+    assert "mine.md, line 3" in found.stderr
+    assert "gamma=3" in found.stderr
+
+
+def test_a_damaged_report_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the extra `web` is not installed")
+    (tmp_path / "report.json").write_text("{}", encoding="utf-8")
+    command = ["explore", "text-gpt", "--report", str(tmp_path / "report.json"), "--no-browser", "--port", "0"]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 2
+    assert "is no report" in found.stderr
 
 
 def test_the_server_prints_its_address_and_answers() -> None:

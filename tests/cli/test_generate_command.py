@@ -233,10 +233,22 @@ def test_a_tokenizer_can_be_named(tmp_path: Path, folder: str) -> None:
 def test_a_preset_says_that_its_weights_are_random() -> None:
     result = run.invoke(app, ["generate", "birthplace-rotary", "Where", "--max-new-tokens", "4"])
     assert result.exit_code == 0
-    assert result.stderr.startswith("birthplace-rotary is a preset with random weights, so the text is random too")
+    first, text = result.stdout.split("\n", 1)
+    assert first == "birthplace-rotary is a preset without trained weights, so the text is random:"
     model = build("birthplace-rotary").eval()
     assert isinstance(model, GPT)
-    assert result.stdout == ByteTokenizer().decode(generate(model, [list(b"Where")], max_new_tokens=4)[0].tokens) + "\n"
+    assert text == ByteTokenizer().decode(generate(model, [list(b"Where")], max_new_tokens=4)[0].tokens) + "\n"
+    assert told("birthplace-rotary", "Where", "--max-new-tokens", "4")["weights"] == "random"
+
+
+def test_a_pretrained_model_continues_its_example() -> None:
+    result = run.invoke(app, ["generate", "--max-new-tokens", "9"])
+    assert (result.exit_code, result.stderr) == (0, "the prompt is 'The for statement', the example of text-gpt\n")
+    assert (
+        run.invoke(app, ["generate", "text-gpt", "The for statement", "--max-new-tokens", "9"]).output == result.stdout
+    )
+    found = told("induction-gpt", "q8Zw#kT q8Z", "--max-new-tokens", "4")
+    assert (found["texts"][0]["text"], found["weights"]) == ("w#kT", "trained")
 
 
 def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,8 +296,18 @@ def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPa
         (["FOLDER", "x", "--strategy", "kth", "--kth", "257"], "k is 257, but the vocabulary has only 256"),
         (["FOLDER", "x", "--stop", ""], "an empty sequence, which would end every text at once"),
         (["FOLDER", "x", "--tokenizer", "absent.json"], "absent.json does not exist; pass a tokenizer.json"),
-        (["gtp2", "x"], "unknown model 'gtp2'; did you mean 'gpt2'?"),
-        (["./absent", "x"], "absent is not a folder; a model is a folder with config.json and its weights"),
+        (["gtp2", "x"], "there is no folder 'gtp2', and no model of this name; did you mean 'gpt2'?"),
+        (["digit-vit", "x"], "there is no folder 'digit-vit', and no model of this name; did you mean 'digits-vit'?"),
+        (["./absent", "x"], "there is no folder './absent', and no model of this name; `regard.list_models(pretrained"),
+        (
+            ["runs/no/model", "x"],
+            "there is no folder 'runs/no/model'; a model is a folder with config.json",
+        ),
+        (
+            ["number-words", "x"],
+            "number-words has a run of translation, whose model does not continue a text;",
+        ),
+        (["gpt2"], "there is no prompt; give one after the model, or - to read it from stdin"),
         (
             ["transformer-tiny", "x"],
             "transformer-tiny is a Transformer, which needs a start token, but it has no config.json with a "
@@ -293,7 +315,7 @@ def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPa
         ),
         (["vit-b/16", "x"], "vit-b/16 is a ViT, which does not generate text; a GPT does: "),
         (["bert-base", "x"], "bert-base is a BERT, which does not generate text; a GPT does: "),
-        (["vit-b/17", "x"], "vit-b/17 is not a folder"),
+        (["vit-b/17", "x"], "there is no folder 'vit-b/17', and no model of this name; did you mean 'vit-b/16' or"),
     ],
 )
 def test_errors_are_one_line(folder: str, words: list[str], error: str) -> None:

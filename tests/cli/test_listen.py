@@ -24,6 +24,7 @@ from regard.data.resample import resample
 from regard.data.tones import tones
 from regard.models.presets import build_from_config
 from regard.models.speech import Speech, SpeechConfig
+from regard.recipes import speech
 from regard.recipes.digit_listener import DIGITS, normalized_log_mel, recognize
 from regard.recipes.recipe import RecipeResult, save_result
 from regard.recipes.speech import SpeechSettings
@@ -237,3 +238,11 @@ def test_a_folder_without_a_speech_run_is_refused(tmp_path: Path) -> None:
     result = run.invoke(app, [str(tmp_path), "-"])
     assert result.exit_code == 2
     assert "has a run of the recipe birthplaces; `regard listen` needs a run of speech" in result.stderr
+
+
+def test_the_pretrained_model_recognises_its_example() -> None:
+    digits = speech.load_data(None, replace(speech.built_in(), test=1)).test.labels[0].tolist()
+    result = run.invoke(app, ["--json"])
+    assert [int(word["text"]) for word in json.loads(result.stdout)["words"]] == digits
+    assert result.stderr.startswith("the sound is ")
+    assert "example.wav, the example of tone-digits" in result.stderr

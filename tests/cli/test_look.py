@@ -28,6 +28,7 @@ from regard.models.saving import load
 from regard.models.transformer import TransformerConfig
 from regard.models.vit import ViTConfig
 from regard.nn.windows import merge
+from regard.recipes import vision
 from regard.see.images import normalise_pixels, read_image
 from regard.see.record import Seen
 from regard.see.relevance import encoder_decoder_rollout, patch_map, rollout
@@ -397,8 +398,8 @@ def test_a_missing_transformers_is_an_error(t5: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert error_of(t5, "a", "--target", "b") == (
         f"{t5} is a t5, which regard cannot load itself (it can load: gpt2, llama, mistral, qwen2, qwen3, phi3, "
-        "bert, roberta, distilbert, vit, deit, dinov2, bart, marian); install transformers to look at it: "
-        "pip install transformers"
+        "bert, roberta, distilbert, vit, deit, dinov2, bart, marian); it needs the package transformers, which is not "
+        "installed: pip install 'regard[huggingface]'"
     )
 
 
@@ -432,11 +433,41 @@ def test_a_long_text_is_not_repeated_on_the_page(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_suggests_the_nearest() -> None:
-    assert error_of("brthplace", "x").startswith("unknown model 'brthplace'; did you mean 'birthplace'?")
-    assert error_of("vit-ti/61", "x").startswith("unknown model 'vit-ti/61'; did you mean 'vit-ti/16'?")
-    assert error_of("no/such/place", "x").startswith(
-        "no/such/place is not a folder; a model is a folder with config.json"
+    assert error_of("brthplace", "x").startswith(
+        "there is no folder 'brthplace', and no model of this name; did you mean 'birthplace'"
     )
+    assert "did you mean 'vit-ti/16'" in error_of("vit-ti/61", "x")
+    assert error_of("no/such/place", "x").startswith(
+        "there is no folder 'no/such/place'; a model is a folder with config.json"
+    )
+    assert error_of("vit-ti/16") == "there is no prompt; give one after the model, or - to read it from stdin"
+
+
+def test_a_pretrained_model_is_shown_on_its_example() -> None:
+    found = json.loads(look("--json", "--sort", "induction").stdout)
+    assert (found["model"], found["weights"]) == ("induction-gpt", "trained, from the package")
+    assert (found["heads"][0]["layer"], found["heads"][0]["induction"] > 0.9) == ("blocks.1.attention", True)
+    assert found["chosen"]["queries"][:3] == ["K", "x", "7"]
+    assert "words = load_tokenizer(pretrained_folder('induction-gpt'))" in found["code"]
+    layer, head = found["chosen"]["layer"], found["chosen"]["head"]
+    again = run_code(found["code"])["seen"][layer].weights()[0, head]
+    torch.testing.assert_close(again, torch.tensor(found["chosen"]["map"]))
+
+
+def test_an_image_is_scaled_as_in_the_training_of_the_pretrained_model() -> None:
+    found = json.loads(look("digits-vit", "--json").stdout)
+    assert any("mean=(0.5,), std=(0.25,) (from preprocessor_config.json)" in note for note in found["notes"])
+    image = run_code(found["code"])["image"]
+    pixels = vision.load_data(None, vision.built_in()).test.pixels[:1]
+    torch.testing.assert_close(image, vision.normalize_pixels(pixels / 255))
+
+
+def test_the_target_of_a_pretrained_translation_begins_with_its_start_token() -> None:
+    found = json.loads(
+        look("number-words", "twenty", "--target", "zwanzig", "--layer", "decoder.blocks.0.attention", "--json").stdout
+    )
+    assert found["chosen"]["queries"] == ["<1>", "zwanzig"]
+    assert "target = torch.tensor([[1] + words.encode('zwanzig', special=False)])" in found["code"]
 
 
 def test_errors_of_text_and_images(gpt: str, vit: str, picture: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -48,10 +49,15 @@ def test_the_numbers_come_as_json() -> None:
         "causal()": 78,
     }.items()
     assert all(entry["chosen"] for entry in shown["kernels"])
+    best = shown["trained"]["heads"][0]
+    assert (best["layer"], best["induction"] > 0.9) == ("blocks.1.attention", True)
+    assert (shown["trained"]["chosen"]["layer"], shown["trained"]["chosen"]["head"]) == (best["layer"], best["head"])
+    assert shown["trained"]["weights"] == "trained, from the package"
 
 
 @pytest.mark.parametrize("line", NEXT.splitlines())
-def test_the_commands_at_the_end_of_the_tour_work(line: str) -> None:
+def test_the_commands_at_the_end_of_the_tour_work(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     program, *words = shlex.split(line)
     assert program == "regard"
     assert len(line) <= 80

@@ -1,7 +1,9 @@
 """`regard train`, `eval` and `ask`: results, resuming, settings and error messages."""
 
 import dataclasses
+import io
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +20,7 @@ from typer.testing import CliRunner, Result
 from regard.base.config import to_json
 from regard.cli import app
 from regard.cli.settings import apply_settings, list_settings, parse_value
-from regard.cli.train import build_settings, read_run
+from regard.cli.train import build_settings, progress_fields, read_run, show_progress
 from regard.models.gpt import GPT, Learned, SyntheticAttention
 from regard.models.presets import build_from_config
 from regard.models.saving import load, save
@@ -159,7 +161,7 @@ def test_an_interrupted_run_saves_a_checkpoint_and_prints_how_to_resume(
     )
     again = regard(*birthplaces, "--resume", "--device", "cpu", "--set", "steps=15")
     assert (again.exit_code, "15/15" in again.stderr) == (0, True), again.stderr
-    assert f'next: regard ask {tmp_path / "run"} "Where was NAME born?"' in again.stdout
+    assert f'next: regard ask --folder {tmp_path / "run"} "Where was NAME born?"' in again.stdout
 
 
 @contextmanager
@@ -309,13 +311,16 @@ def test_the_help_names_the_command_that_lists_settings(words: tuple[str, ...]) 
         (("train", "birthplaces", "--set", "validation"), "--set takes name=value"),
         (("train", "birthplaces", "--data", "nowhere"), "--data nowhere does not exist"),
         (("eval", "nowhere"), "has no finished run"),
-        (("ask",), "pass either a question or --learn"),
+        (("ask", "Where?", "--learn"), "pass either a question or --learn"),
+        (("ask", "--learn", "--folder", "biographies-gpt"), "part of the package and is not trained further; train yo"),
+        (("ask", "--folder", "nowhere"), "pass either a question or --learn"),
         (("ask", "Where?", "--folder", "nowhere"), "has no finished run"),
         (("ask", ""), "the question '' is empty; ask one such as"),
         (("ask", " ?", "--folder", "nowhere"), "the question ' ?' is empty"),
         (("translate", "nowhere", "Hi"), "has no finished run"),
         (("listen", "nowhere", "sound.wav"), "has no finished run"),
-        (("generate", "./nowhere", "Hi"), "nowhere is not a folder"),
+        (("translate", "numbr-words", "Hi"), "there is no folder numbr-words; did you mean number-words?"),
+        (("generate", "./nowhere", "Hi"), "there is no folder './nowhere'"),
     ],
 )
 def test_errors_are_one_line(words: tuple[str, ...], said: str) -> None:
@@ -383,3 +388,22 @@ def test_a_run_of_another_recipe_is_refused_in_a_line(words: tuple[str, ...], sa
     ran = regard(*(word.replace("RUN", str(tmp_path)) for word in words))
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.output
     assert said in ran.stderr
+
+
+@pytest.mark.parametrize("columns", [60, 80, 132])
+def test_the_progress_bar_loses_no_field_on_a_narrow_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in {"COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    now = Progress(1910, 2000, 3.2731, 1.1e-3, 1121.0, 63.0, {"nats per character": 3.27, "bits per character": 4.71})
+    fields = ["1,910/2,000 steps", "loss 3.2731", "lr 0.0011", "1,121 samples/s", "1:03 min left"]
+    fields += ["nats per character 3.27", "bits per character 4.71"]
+    assert progress_fields(now) == fields
+    with show_progress(is_main=True) as update:
+        update("pretraining", now)
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n").splitlines()
+    assert all(any(each in line for line in lines) for each in fields)
+    assert max(map(len, lines)) <= columns
+    assert "pretraining ━" in terminal.getvalue()

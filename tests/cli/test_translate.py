@@ -197,3 +197,11 @@ def test_a_run_of_another_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.
     result = run.invoke(app, [str(tmp_path), "one"])
     assert result.exit_code == 2
     assert "has a run of vision, which does not translate" in result.stderr
+
+
+def test_the_pretrained_model_translates_its_example_and_any_number() -> None:
+    example = run.invoke(app, [])
+    assert (example.exit_code, example.stdout) == (0, "sieben tausend vier hundert drei und zwanzig\n")
+    assert example.stderr == "the text is 'seven thousand four hundred twenty three', the example of number-words\n"
+    found = run.invoke(app, ["number-words", "three hundred forty one"])
+    assert (found.stdout, found.stderr) == ("drei hundert ein und vierzig\n", "")

@@ -1,10 +1,10 @@
 """Models of Hugging Face that regard cannot load itself: loaded by transformers, if it is installed."""
 
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from regard.base.errors import CheckpointError, ConfigError
+from regard.base.extras import import_optional
 from regard.cli.looking.models import LoadedModel
 
 
@@ -25,13 +25,8 @@ def load_transformers_model(folder: str, model_type: str, device: str) -> Loaded
     from regard.models.saving import read_config
 
     let_torchvision_load()
-    try:
-        transformers = import_module("transformers")  # an optional dependency
-    except ImportError:
-        raise ConfigError(
-            f"{folder} is a {model_type}, which regard cannot load itself (it can load: {', '.join(FAMILIES)}); "
-            "install transformers to look at it: pip install transformers"
-        ) from None
+    purpose = f"{folder} is a {model_type}, which regard cannot load itself (it can load: {', '.join(FAMILIES)}); it"
+    transformers = import_optional("transformers", "huggingface", purpose)
     name = choose_class(transformers, read_config(Path(folder)).get("architectures"))
     progress = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
@@ -51,6 +46,7 @@ def load_transformers_model(folder: str, model_type: str, device: str) -> Loaded
     on = "" if device == "cpu" else f".to({device!r})"
     return LoadedModel(
         name=folder,
+        folder=Path(folder),
         model=model.to(device).eval(),
         weights="from the folder",
         code=f"model = {name}.from_pretrained({folder!r}){on}.eval()",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.base.files import read_json
@@ -71,21 +71,23 @@ def build_text_input(
     """Tokenize a text, or a source and a target."""
     import torch
 
+    from regard.data.tokenizers import special_index
     from regard.see.report import TokenLabels
 
-    words = find_tokenizer(loaded.name, loaded.vocab, tokenizer)
+    words: Any = find_tokenizer(loaded.name if loaded.folder is None else str(loaded.folder), loaded.vocab, tokenizer)
     names = ("source", "target") if loaded.kind == "pair" else ("tokens",)
     ids = {names[0]: words.encode(text)}
-    file = getattr(words, "file", None)
-    maker = "ByteTokenizer" if file is None else "load_tokenizer"
+    imports, maker = tokenizer_code(loaded, tokenizer)
     lines = [
-        f"words = {maker}({'' if file is None else repr(str(file))})",
+        f"words = {maker}",
         f"{names[0]} = torch.tensor([words.encode({_quote_text(text)})])",
     ]
     if loaded.kind == "pair":
         if target is None:
             raise ConfigError(f"{loaded.name} is an encoder-decoder: give the target text with --target")
-        start = special_tokens(loaded.name, "decoder_start_token_id", loaded.vocab)[:1]
+        start = special_tokens(str(loaded.folder or ""), "decoder_start_token_id", loaded.vocab)[:1]
+        if not start and "start" in getattr(words, "special", ()):  # as in the recipe `translation`
+            start = [special_index(words.special, "start")]
         ids["target"] = start + words.encode(target, special=False)
         before = f"{start} + " if start else ""
         lines.append(f"target = torch.tensor([{before}words.encode({_quote_text(target)}, special=False)])")
@@ -107,11 +109,27 @@ def build_text_input(
         inputs=tuple(inputs.values()),
         prompt=prompt if len(prompt) <= LONGEST_TEXT else f"{prompt[:LONGEST_TEXT]} ... ({len(prompt):,} characters)",
         size=", ".join(sizes),
-        imports=(f"from regard.data.tokenizers import {maker}",),
+        imports=imports,
         code="\n".join(lines),
         call=f"model({', '.join(arguments)})",
         sides=lambda record: token_sides(record, named_words),
     )
+
+
+def tokenizer_code(loaded: "LoadedModel", tokenizer: Path | None) -> tuple[tuple[str, ...], str]:
+    """Python code that makes the tokenizer of `find_tokenizer`: imports and an expression."""
+    from regard.data.tokenizers import TOKENIZER_FILE
+    from regard.models.presets import find_pretrained
+
+    module = "from regard.data.tokenizers import"
+    if tokenizer is not None:
+        return (f"{module} load_tokenizer",), f"load_tokenizer({str(tokenizer)!r})"
+    if loaded.folder is None or not (loaded.folder / TOKENIZER_FILE).is_file():
+        return (f"{module} ByteTokenizer",), "ByteTokenizer()"
+    if loaded.folder.parent == find_pretrained(loaded.name):
+        imports = (f"{module} load_tokenizer", "from regard.models.saving import pretrained_folder")
+        return imports, f"load_tokenizer(pretrained_folder({loaded.name!r}))"
+    return (f"{module} load_tokenizer",), f"load_tokenizer({str(loaded.folder / TOKENIZER_FILE)!r})"
 
 
 def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
@@ -162,7 +180,8 @@ def token_labels(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
     texts = [words.decode([token]) for token in tokens]
     if file is None:
         return tuple(
-            text if text != REPLACEMENT else f"\\x{token:02x}" for token, text in zip(tokens, texts, strict=True)
+            (text if text != REPLACEMENT else f"\\x{token:02x}") or f"<{token}>"
+            for token, text in zip(tokens, texts, strict=True)
         )
     if all(text and REPLACEMENT not in text for text in texts):
         return tuple(texts)
@@ -205,9 +224,9 @@ def build_image_input(loaded: "LoadedModel", path: str, device: str) -> ModelInp
 
 def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
     """Mean and standard deviation of pixels, the resampling filter, and where they were read."""
-    file = Path(loaded.name) / PREPROCESSOR
     half = (0.5, 0.5, 0.5)
-    if not file.is_file():
+    file = None if loaded.folder is None else loaded.folder / PREPROCESSOR
+    if file is None or not file.is_file():
         return half, half, 2, f"the default, without {PREPROCESSOR}"
     try:
         about = read_json(file, CheckpointError)

@@ -1,11 +1,12 @@
 """Load the model of `regard look`: a preset, a folder of regard, or a folder of Hugging Face."""
 
 from dataclasses import dataclass
-from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.base.errors import ConfigError
 from regard.cli.looking.inputs import path_exists
+from regard.cli.pretrained import is_untrained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,12 +18,14 @@ KINDS = {"GPT": "text", "BERT": "text", "Transformer": "pair", "RNN": "pair", "V
 class LoadedModel:
     """A model, what it takes as input, and the Python code that loads it.
 
+    folder       where its files are; None for a preset
     kind         the kind of input: "text", "pair" (source and target text) or "image"
     max_length   the largest number of tokens; None if there is no limit
     input_names  keywords of the inputs, if transformers loaded the model
     """
 
     name: str
+    folder: Path | None
     model: Any
     weights: str
     code: str
@@ -47,18 +50,19 @@ class LoadedModel:
 def load_model(name: str, device: str) -> LoadedModel:
     """Load the model in a folder, or build a preset with random weights."""
     from regard.cli.looking.huggingface import foreign_model_type, load_transformers_model
-    from regard.models.presets import PRESETS, build, model_class
-    from regard.models.saving import load
+    from regard.models.presets import PRESETS, build, find_pretrained, model_class
+    from regard.models.saving import load, pretrained_folder
     from regard.see.arguments import check_device
 
     check_device("--device", device)
-    exists = path_exists(name)
+    folder = None if not path_exists(name) and is_untrained(name) else pretrained_folder(name)
     on = "" if device == "cpu" else f", device={device!r}"
-    if exists or (name not in PRESETS and ("/" in name or "\\" in name) and not get_close_matches(name, PRESETS, n=1)):
-        if exists and (kind := foreign_model_type(name)) is not None:
-            return load_transformers_model(name, kind, device)
+    if folder is not None:
+        if (kind := foreign_model_type(str(folder))) is not None:
+            return load_transformers_model(str(folder), kind, device)
         model: Any = load(name, device=device)
-        code, origin = f"model = load({name!r}{on})", "from the folder"
+        code = f"model = load({name!r}{on})"
+        origin = "trained, from the package" if folder.parent == find_pretrained(name) else "from the folder"
         check_kind(name, type(model).__name__)
     else:
         check_kind(name, model_class(PRESETS[name]).__name__)
@@ -67,10 +71,11 @@ def load_model(name: str, device: str) -> LoadedModel:
     limits = [getattr(model.config, limit, None) for limit in ("max_length", "context")]
     return LoadedModel(
         name=name,
+        folder=folder,
         model=model,
         weights=origin,
         code=code,
-        imports=f"from regard import {'load' if exists else 'build'}",
+        imports=f"from regard import {'build' if folder is None else 'load'}",
         kind=KINDS[type(model).__name__],
         vocab=getattr(model.config, "vocab", 0),
         max_length=min((limit for limit in limits if limit), default=None),

@@ -1,0 +1,26 @@
+"""Models by name on the command line: pretrained models with an example input, and presets without weights."""
+
+from regard.base.errors import ConfigError
+
+
+def is_untrained(name: str) -> bool:
+    """Whether the name is a preset, and neither a folder nor a pretrained or downloaded model."""
+    from regard.models.presets import PRESETS
+    from regard.models.saving import find_folder
+
+    return name in PRESETS and find_folder(name) is None
+
+
+def example_input(name: str, missing: str) -> str:
+    """The example of a pretrained model's card: a text, or the path of a file.
+
+    missing  the error for other models, which have no example
+    """
+    from regard.models.cards import read_card
+    from regard.models.presets import find_pretrained
+
+    folder = find_pretrained(name)
+    if folder is None:
+        raise ConfigError(missing)
+    example = read_card(name).example
+    return str(folder / example) if (folder / example).is_file() else example
