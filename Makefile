@@ -11,24 +11,25 @@ PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # tests that show how much of base and core runs
 COVERING := tests/base tests/core tests/fuzz tests/integrations tests/models/test_count.py
-CODE := regard tests $(wildcard bench)
+CODE := regard tests $(wildcard bench tools)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check fix slow faults bench docs clean help
+.PHONY: run test check fix slow faults bench zoo docs site release-check clean help
 
-run: $(VENV)/.run  ## the tour
-	$(PY) -m regard tour
+run: $(VENV)/.run  ## the explorer, a web page; `regard tour` is the tour in the terminal
+	$(PY) -m regard explore
 
 test: check  ## all quick tests, with coverage of base and core
 	$(PYTEST) -n $(WORKERS) -m "not slow" $(COVERING) \
 		--cov=regard/base --cov=regard/core --cov-branch --cov-report=term:skip-covered --cov-fail-under=95
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not slow" $(addprefix --ignore=,$(COVERING))
 
-check: $(VENV)/.test  ## style, types and who imports whom
+check: $(VENV)/.test  ## style, types, who imports whom, known vulnerabilities
 	$(PY) -m ruff check $(CODE)
 	$(PY) -m ruff format --check $(CODE)
 	$(PY) -m mypy --strict
 	$(PYTEST) -q tests/test_architecture.py
+	$(PY) -m tools.audit
 
 fix: $(VENV)/.test  ## let ruff put style right
 	$(PY) -m ruff check --fix $(CODE)
@@ -47,16 +48,25 @@ bench: $(VENV)/.test  ## ratios against peers
 	$(PY) -m bench.huggingface
 	$(PY) -m bench.watching
 
-docs: $(VENV)/.test  ## run every code block of the pages, and list them
-	$(PYTEST) -q tests/test_docs.py
-	@ls README.md CONTRIBUTING.md CHANGELOG.md && find docs -name '*.md' | sort
+zoo: $(VENV)/.test  ## train the pretrained models of regard/models/zoo again
+	OMP_NUM_THREADS=1 $(PY) -m regard.recipes.zoo
+
+docs: $(VENV)/.test  ## run the code of every page, check links, build the pages into site/
+	$(PYTEST) -q tests/test_docs.py tests/test_api_reference.py tests/test_site.py
+	$(PY) -m tools.site
+
+site: $(VENV)/.test  ## the pages and the explorer in one folder, site/, for a file or any web server
+	$(PY) -m tools.site --explorer
+
+release-check: $(VENV)/.test  ## build wheel and sdist, test them in a fresh environment, write SBOM and hashes
+	$(PY) -m tools.release --out dist
 
 clean:  ## caches and build outputs; .venv stays
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov build dist *.egg-info
-	find regard tests $(wildcard bench) -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov build dist site *.egg-info
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/\1 \2/p' Makefile | while read -r name words; do printf '%-6s %s\n' "$$name" "$$words"; done
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1 \2/p' Makefile | while read -r name words; do printf '%-13s %s\n' "$$name" "$$words"; done
 
 # Some systems ship Python without ensurepip; then the pip outside puts one inside.
 $(PY):
@@ -64,7 +74,7 @@ $(PY):
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(PY) install -c constraints.txt pip; }
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(PY)
-	$(PIP) -e .
+	$(PIP) -e '.[web]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(PY)

@@ -1,10 +1,10 @@
-"""What every test stands on: one seed, one thread, no GPU assumed, and shape annotations that are checked.
+"""What all tests share: one seed, one thread, no GPU required, and shape annotations that are checked.
 
-Annotations such as `Float[Tensor, "b h i c"]` are checked at run time by jaxtyping and beartype, in two ways unlike
-their defaults. Inside torch.compile nothing is checked, because their wrappers cannot be traced; a compile test needs
-to do nothing for that. And where an argument breaks its annotation, the function is asked first: an error of its own
-is what the test sees, so error texts are tested as users meet them. Only if it accepts the argument does the check
-fail.
+Annotations such as `Float[Tensor, "b h i c"]` are checked at run time by jaxtyping and beartype, in three ways unlike
+their defaults. Inside torch.compile nothing is checked, because their wrappers cannot be traced. A function runs before
+its arguments are checked, so that tests see its own errors; if it accepts a wrong argument, the check fails. A call
+whose arguments and result have the shapes, dtypes and types of an earlier one is not checked again: that takes most
+of the time of small calls.
 """
 
 import dataclasses
@@ -12,7 +12,10 @@ import functools
 import importlib.util
 import inspect
 import random
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import jaxtyping
@@ -24,11 +27,14 @@ from tests.slow import find_without_quick_case, select_quick
 
 ROOT = Path(__file__).parent.parent
 SHAPES_CHECKED = importlib.util.find_spec("beartype") is not None
+# tests that share cached runs of claims or checks: one process runs each once
+ONE_PROCESS = ("tests/lab/", "tests/conform/test_mutants.py")
 _strictly = jaxtyping.jaxtyped
+_checkers: dict[tuple[str, CodeType], Callable[..., None]] = {}
 
 
 def checked(thing: Any = None, *, typechecker: Any) -> Any:
-    """jaxtyping's decorator, which its import hook puts on every function and class, with the two changes above."""
+    """jaxtyping's decorator, which its import hook puts on every function and class, with the changes above."""
     if thing is None:
         return functools.partial(checked, typechecker=typechecker)
     if torch.compiler.is_compiling():
@@ -37,22 +43,76 @@ def checked(thing: Any = None, *, typechecker: Any) -> Any:
         if dataclasses.is_dataclass(thing) and "__init__" in vars(thing):
             thing.__init__ = checked(thing.__init__, typechecker=typechecker)  # type: ignore[method-assign]
         return thing
-    strict = _strictly(thing, typechecker=typechecker)
+    name = thing.__qualname__, thing.__code__  # equal dataclasses have equal code
+    if name not in _checkers:  # a function inside another is defined at each call of that
+        _checkers[name] = make_checker(thing, typechecker)
+    check = _checkers[name]
 
     @functools.wraps(thing)
-    def either(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return thing(*args, **kwargs)
-        try:
-            return strict(*args, **kwargs)
-        except jaxtyping.TypeCheckError as found:
-            error = found
-        if not hasattr(error, "asked") and thing(*args, **kwargs) is NotImplemented:
-            return NotImplemented  # an operator that passes the question on
-        error.asked = True  # type: ignore[attr-defined]
-        raise error
+    def run_and_check(*args: Any, **kwargs: Any) -> Any:
+        out = thing(*args, **kwargs)
+        if not torch.compiler.is_compiling() and out is not NotImplemented:  # an operator that refuses its operand
+            check(out, args, kwargs)
+        return out
 
-    return either
+    return run_and_check
+
+
+def make_checker(thing: FunctionType, typechecker: Any) -> Callable[..., None]:
+    """Return a function that checks the result and the arguments of a call."""
+    held = threading.local()
+    seen: set[Any] = set()
+
+    def result_of_the_call(*args: Any, **kwargs: Any) -> Any:
+        return held.out
+
+    strict: list[Any] = []  # made at the first call: many functions are never called
+
+    def make_strict() -> Any:
+        code, closure = result_of_the_call.__code__, result_of_the_call.__closure__
+        # jaxtyping evaluates annotations in quotes among the globals of the function
+        stand_in = FunctionType(code, thing.__globals__, thing.__name__, None, closure)
+        return _strictly(functools.update_wrapper(stand_in, thing), typechecker=typechecker)
+
+    def check(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            kind = (describe(out), *map(describe, args), *kwargs, *map(describe, kwargs.values()))
+            if kind in seen:
+                return
+        except TypeError:  # sizes of a traced tensor cannot be hashed
+            kind = None
+        held.out = out
+        if not strict:
+            strict.append(make_strict())
+        try:
+            strict[0](*args, **kwargs)
+        finally:
+            del held.out
+        if kind is not None:
+            seen.add(kind)
+
+    return check
+
+
+def describe(value: Any, depth: int = 0) -> Any:
+    """Return what annotations can distinguish: shape and dtype, a text, and the type of anything else."""
+    if depth > 6:  # lists that contain themselves have no end, and some grow without bounds
+        raise TypeError("nested too deeply to describe")
+    kind = type(value)
+    if kind not in _descriptions:
+        _descriptions[kind] = next((how for base, how in _descriptions.items() if issubclass(kind, base)), None)
+    how = _descriptions[kind]
+    return kind if how is None else how(value, depth + 1)
+
+
+_descriptions: dict[type, Callable[[Any, int], Any] | None] = {
+    # a nested tensor has no shape
+    torch.Tensor: lambda value, depth: (type(value), value.dtype, None if value.is_nested else value.shape),
+    str: lambda value, depth: value,
+    tuple: lambda value, depth: (type(value), *(describe(each, depth) for each in value)),
+    list: lambda value, depth: (list, *(describe(each, depth) for each in value)),
+    dict: lambda value, depth: (dict, *(describe(each, depth) for pair in value.items() for each in pair)),
+}
 
 
 if SHAPES_CHECKED:
@@ -91,9 +151,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"no case of these tests runs in `make test`; see tests/slow.py: {', '.join(missing)}")
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.nodeid.startswith("tests/lab/test_every_claim.py"):
-                # all tests of one claim run in one process, which runs the claim once
-                item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("[")[2]))
+            shared = next((start for start in ONE_PROCESS if item.nodeid.startswith(start)), None)
+            if shared is not None:
+                item.add_marker(pytest.mark.xdist_group(shared))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 # at most 40; `make slow` runs them
 SLOW: set[str] = {
     "tests/cli/test_train_command.py::test_several_processes_print_metrics_once",
+    "tests/explorer/test_load.py::test_fifty_clients_get_answers_and_memory_stays",
     "tests/lab/test_attention.py::test_the_full_setup_gives_the_shares_to_four_digits",
     "tests/lab/test_every_claim.py::test_the_full_run_supports_the_claim_and_refutes_its_wrong_answers",
     "tests/recipes/test_birthplaces.py::test_the_built_in_run_reaches_its_accuracy_and_abstains_on_unknown_people",

@@ -20,7 +20,7 @@ BELOW["models"] = {"nn", "core", "base"}
 BELOW["see"] = {"core", "base"}
 BELOW["integrations"] = {"nn", "core", "see", "base"}
 BELOW["conform"] = {"core", "see", "integrations", "base"}
-BELOW["recipes"] = {"models", "nn", "core", "data", "train", "base"}
+BELOW["recipes"] = {"models", "nn", "core", "see", "data", "train", "base"}
 BELOW["lab"] = set(BELOW)
 BELOW["work"] = {"core", "lab", "base"}
 BELOW["explorer"] = set(BELOW)
@@ -29,7 +29,10 @@ BELOW["cli"] = set(BELOW)
 DOOR = ("regard.core.attend", "regard.core.channel", "regard.core.cache")  # what stands on the kernels
 MAY_USE_SURFACE = {"lab", "work", "explorer", "cli"}  # `import regard` hides what is used, so only the top may
 OPTIONAL = {"triton"}  # comes with torch where there is a GPU
-IMPORTED_AS = {"pillow": "PIL"}  # where a package has another name than its distribution
+IMPORTED_AS = {
+    "markdown_it_py": "markdown_it",
+    "pillow": "PIL",
+}  # where a package has another name than its distribution
 
 
 @dataclass(frozen=True)

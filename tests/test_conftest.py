@@ -30,6 +30,18 @@ class Pair:
         return self if isinstance(other, Pair) else NotImplemented
 
 
+@dataclass(frozen=True)
+class Texts:
+    left: str
+    right: str
+
+
+@dataclass(frozen=True)
+class Numbers:
+    left: int
+    right: int
+
+
 def told(x: Float[Tensor, "a b"]) -> Float[Tensor, "b a"]:
     return x.mT
 
@@ -82,6 +94,22 @@ def test_fields_of_a_dataclass_are_checked_together(module: ModuleType) -> None:
     module.Pair(torch.zeros(3, 5), torch.zeros(5))
     with pytest.raises(jaxtyping.TypeCheckError, match="right"):
         module.Pair(torch.zeros(3, 5), torch.zeros(3))
+
+
+def test_classes_with_equal_code_are_checked_by_their_own_annotations(module: ModuleType) -> None:
+    assert module.Texts("a", "b").left == "a"
+    assert module.Numbers(1, 2).right == 2
+    with pytest.raises(jaxtyping.TypeCheckError, match="left"):
+        module.Numbers("a", "b")
+
+
+def test_a_call_like_an_earlier_one_but_of_another_shape_is_checked(module: ModuleType) -> None:
+    assert module.lied(torch.zeros(3, 3)).shape == (3, 3)
+    for _ in range(2):
+        with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
+            module.lied(torch.zeros(3, 5))
+        with pytest.raises(jaxtyping.TypeCheckError):
+            module.told(torch.zeros(3, 5, dtype=torch.int64))
 
 
 def test_an_error_of_the_function_itself_comes_first(module: ModuleType) -> None:

@@ -8,7 +8,21 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = ("run", "test", "check", "fix", "slow", "faults", "bench", "docs", "clean", "help")
+TARGETS = (
+    "run",
+    "test",
+    "check",
+    "fix",
+    "slow",
+    "faults",
+    "bench",
+    "zoo",
+    "docs",
+    "site",
+    "release-check",
+    "clean",
+    "help",
+)
 
 
 @pytest.fixture
@@ -40,17 +54,20 @@ def test_the_tests_come_after_the_checks_and_measure_coverage(makefile: str) -> 
         assert words in test
 
 
-def test_the_checks_are_style_types_and_architecture(makefile: str) -> None:
+def test_the_checks_are_style_types_architecture_and_security(makefile: str) -> None:
     check = recipe(makefile, "check")
-    for words in ("ruff check", "ruff format --check", "mypy --strict", "tests/test_architecture.py"):
+    for words in ("ruff check", "ruff format --check", "mypy --strict", "tests/test_architecture.py", "tools.audit"):
         assert words in check
 
 
 def test_the_other_targets_do_what_they_say(makefile: str) -> None:
-    assert "-m regard tour" in recipe(makefile, "run")
+    assert "-m regard explore" in recipe(makefile, "run")
     assert "-m slow" in recipe(makefile, "slow")
     assert "-m bench" in recipe(makefile, "bench")
     assert "tests/test_docs.py" in recipe(makefile, "docs")
+    assert "-m tools.site" in recipe(makefile, "docs")
+    assert "-m tools.site --explorer" in recipe(makefile, "site")
+    assert "-m tools.release" in recipe(makefile, "release-check")
     assert ".venv" not in recipe(makefile, "clean").partition("\n")[2]
 
 

@@ -67,6 +67,7 @@ def test_results_are_printed_as_json(fast, capsys):
         f"torch {torch.__version__} on CPU, {torch.get_num_threads()} threads; ratio = peer's"
     )
     assert printed_["notes"] == []
+    inside = "causal() & window(before=255) inside torch.compile"
     assert [(result["name"], result["shape"], result["kernel"], result["peer"]) for result in printed_["results"]] == [
         ("full(), forward", "1 x 8 x 256 x 64", "sdpa", "torch sdpa"),
         ("full(), forward + backward", "1 x 8 x 256 x 64", "sdpa", "torch sdpa"),
@@ -74,6 +75,10 @@ def test_results_are_printed_as_json(fast, capsys):
         ("causal(), forward + backward", "1 x 8 x 256 x 64", "sdpa", "torch sdpa"),
         ("window(before=255), forward", "1 x 2 x 1024 x 64", "blocked", "eager"),
         ("window(before=255), forward + backward", "1 x 2 x 1024 x 64", "blocked", "eager"),
+        (f"{inside}, forward", "1 x 2 x 1024 x 64", "blocked", "not compiled"),
+        (f"{inside}, forward + backward", "1 x 2 x 1024 x 64", "blocked", "not compiled"),
+        (f"{inside}, dynamic, forward", "1 x 2 x 1024 x 64", "blocked", "not compiled"),
+        (f"{inside}, dynamic, forward + backward", "1 x 2 x 1024 x 64", "blocked", "not compiled"),
     ]
     for result in printed_["results"]:
         assert set(result) == set(COLUMNS)
@@ -90,7 +95,10 @@ def test_results_are_printed_as_json(fast, capsys):
 def test_only_selects_masks(fast, capsys):
     bench.main(["--quick", "--device", "cpu", "--json", "--only", "causal"])
     printed_ = json.loads(capsys.readouterr().out)
-    assert {result["name"].split(",")[0] for result in printed_["results"]} == {"causal()"}
+    assert {result["name"].split(",")[0] for result in printed_["results"]} == {
+        "causal()",
+        "causal() & window(before=255) inside torch.compile",
+    }
 
 
 @pytest.fixture

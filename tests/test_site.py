@@ -1,0 +1,73 @@
+"""The documentation site: every page is in the navigation, links are rewritten, nothing is loaded from elsewhere."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import diagram
+from tools.api_reference import MODULES
+from tools.site import OUTSIDE, list_decisions, nav_pages, remote_addresses, rewrite_links, sheets
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if page.parent.name != "decisions"}
+    generated = {f"reference/{module}.md" for module in MODULES} | {"decisions/index.md"}
+    outside = set(OUTSIDE.values()) - {"index.md"}
+    pages = nav_pages()
+    assert len(pages) == len(set(pages))
+    assert {page for page in pages if not page.startswith("sheets/")} == written | generated | outside
+
+
+def test_the_list_of_decisions_has_every_decision() -> None:
+    page = list_decisions()
+    assert all(f"]({file.name})" in page for file in (DOCS / "decisions").glob("0*.md"))
+
+
+@pytest.mark.parametrize(
+    ("origin", "link", "expected"),
+    [
+        ("docs/masks.md", "[x](kernels.md)", "[x](kernels.md)"),
+        ("docs/masks.md", "[x](kernels.md#work)", "[x](kernels.md#work)"),
+        ("docs/tutorials/teach.md", "[x](../work.md)", "[x](../work.md)"),
+        ("docs/tutorials/teach.md", "[x](../../CONTRIBUTING.md#add-a-model)", "[x](../contributing.md#add-a-model)"),
+        ("CONTRIBUTING.md", "[x](docs/log.md)", "[x](log.md)"),
+        ("docs/log.md", "[x](decisions)", "[x](decisions/index.md)"),
+        ("docs/log.md", "[code](../regard/core/attend.py)", "`regard/core/attend.py`"),
+        ("docs/log.md", "[x](https://example.org/a.md)", "[x](https://example.org/a.md)"),
+        ("docs/log.md", "```text\n[x](../README.md)\n```", "```text\n[x](../README.md)\n```"),
+    ],
+)
+def test_links_are_those_of_the_site(origin: str, link: str, expected: str) -> None:
+    assert rewrite_links(link, ROOT / origin) == expected
+
+
+def test_a_page_that_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "good.html").write_text('<a href="https://example.org">x</a><script src="a.js"></script>')
+    assert remote_addresses(tmp_path) == []
+    (tmp_path / "bad.html").write_text('<script src="https://example.org/a.js"></script>')
+    assert remote_addresses(tmp_path) == ["bad.html: https://example.org/a.js"]
+
+
+def test_a_sheet_has_its_answers_with_formulas_as_mathml() -> None:
+    name, text = next(sheets())
+    assert f"sheets/{name}.md" in nav_pages()
+    assert "<math" in text
+    assert "$$" not in text
+
+
+def test_every_sheet_is_in_the_navigation() -> None:
+    from regard.lab.answers import sheet_titles
+
+    assert {f"sheets/{name}.md" for name in sheet_titles()} == {
+        page for page in nav_pages() if page.startswith("sheets/")
+    }
+
+
+def test_the_diagram_is_drawn_from_the_imports() -> None:
+    rows, shown = diagram.rows(), (DOCS / "images" / "architecture.svg").read_text("utf-8")  # the site draws it again
+    assert rows[0] == ["base"]
+    assert rows[-1] == ["cli"]
+    assert all(f">{name}</text>" in shown and f">{name}</text>" in diagram.draw() for row in rows for name in row)

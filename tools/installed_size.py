@@ -1,0 +1,48 @@
+"""How much an installation of regard adds to torch and numpy: `python -m tools.installed_size`.
+
+Counts the files of all packages that regard needs at run time, without those that torch and numpy need, and without
+byte code. The sizes are those of the current environment.
+"""
+
+import re
+from importlib import metadata
+
+
+def closure(*names: str) -> set[str]:
+    """The packages of these names and all that they need, without extras; names are normalised."""
+    found, waiting = set[str](), list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            needs = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:  # for another platform or version of Python
+            continue
+        found.add(name)
+        waiting += [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs if "extra ==" not in need]
+    return found
+
+
+def added_packages() -> set[str]:
+    """What regard needs beyond torch and numpy, with itself."""
+    return closure("regard") - closure("torch", "numpy")
+
+
+def installed_bytes(name: str) -> int:
+    """The bytes of the files of a package."""
+    files = [file.locate() for file in metadata.files(name) or [] if file.suffix != ".pyc"]
+    return sum(file.stat().st_size for file in files if file.is_file())  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Print the packages, the largest first, and the sum."""
+    sizes = {name: installed_bytes(name) for name in added_packages()}
+    for name in sorted(sizes, key=lambda each: -sizes[each]):
+        print(f"{sizes[name] / 1e6:8.1f} MB  {name}")
+    total = sum(sizes.values())
+    print(f"{total / 1e6:8.1f} MB  ({total / 2**20:.1f} MiB) together")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Documentation site: gather the pages, write the generated ones, and build them with zensical.
+
+    python -m tools.site [--explorer]
+
+Pages are in docs/. Generated are the API reference, the sheets with their answers and the list of decisions.
+CONTRIBUTING.md and CHANGELOG.md become pages too. Formulas become MathML. The site loads nothing from elsewhere.
+`--explorer` adds the explorer's static export.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools import api_reference, diagram
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "build" / "docs"
+SITE = ROOT / "site"
+# files outside docs/ that are pages of the site
+OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+
+
+def gather(folder: Path = PAGES) -> None:
+    """Write all pages of the site into a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
+    sources = {page: page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
+    sources |= {ROOT / name: Path(OUTSIDE[name]) for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
+    for source, target in sources.items():
+        (folder / target).write_text(rewrite_links(source.read_text("utf-8"), source), encoding="utf-8")
+    api_reference.write_pages(folder / "reference")
+    for name, text in sheets():
+        file = folder / "sheets" / f"{name}.md"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    (folder / "decisions" / "index.md").write_text(list_decisions(), encoding="utf-8")
+    (folder / "images" / "architecture.svg").write_text(diagram.draw(), encoding="utf-8")
+
+
+def rewrite_links(text: str, origin: Path) -> str:
+    """Return a page with its links as the site has them; a link to a source file becomes its path in code style."""
+
+    def rewrite(found: re.Match[str]) -> str:
+        label, target, anchor = found[1], found[2], found[3] or ""
+        file = (origin.parent / target).resolve()
+        if file.is_dir():
+            file /= "index.md"
+        below = ROOT / "docs"
+        try:
+            path = str(file.relative_to(below))
+        except ValueError:
+            name = str(file.relative_to(ROOT))
+            if name not in OUTSIDE:
+                return f"`{name}`"
+            path = OUTSIDE[name]
+        here = origin.parent.relative_to(below) if origin.is_relative_to(below) else Path()
+        return f"[{label}]({'../' * len(here.parts)}{path}{anchor})"
+
+    parts = re.split(r"(?ms)(^```.*?^```$)", text)
+    for at in range(0, len(parts), 2):  # code is left alone
+        parts[at] = re.sub(r"\[([^\]\n]+)\]\(([^)\s:#]+)(#[^)\s]*)?\)", rewrite, parts[at])
+    return "".join(parts)
+
+
+def sheets() -> Iterator[tuple[str, str]]:
+    """The name and the Markdown of every sheet with its answers, formulas as MathML."""
+    from regard.base.formulas import mathml, parse_latex
+    from regard.lab.answers import sheet_titles
+
+    for name, title in sheet_titles().items():
+        command = [sys.executable, "-m", "regard", "lab", "sheet", name, "--markdown"]
+        text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        text = re.sub(r"^(#+) ", r"#\1 ", text, flags=re.M)
+        text = re.sub(r"\$\$(.+?)\$\$", lambda found: mathml(parse_latex(found[1])), text)
+        yield name, f"# Sheet {name}\n\n{title}. Written by `regard lab sheet {name} --markdown`.\n\n{text}"
+
+
+def list_decisions() -> str:
+    """The page that lists the decisions by their titles."""
+    lines = ["# Decisions", "", "Each page has one decision: what was decided, and why.", ""]
+    for file in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
+        title = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
+        lines.append(f"- [{title}]({file.name})")
+    return "\n".join(lines) + "\n"
+
+
+def build() -> None:
+    """Build the site; a warning is an error."""
+    shutil.rmtree(SITE, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
+    if found := remote_addresses(SITE):
+        raise SystemExit("pages load from elsewhere:\n" + "\n".join(found))
+
+
+def remote_addresses(folder: Path) -> list[str]:
+    """Scripts, styles, fonts and pictures that a page would load from another server."""
+    pattern = (
+        r'<(?:script|img|iframe)[^>]+src="?(https?://[^"\s>]+)|<link[^>]+stylesheet[^>]+href="?(https?://[^"\s>]+)'
+    )
+    return [
+        f"{page.relative_to(folder)}: {found[1] or found[2]}"
+        for page in sorted(folder.rglob("*.html"))
+        for found in re.finditer(pattern, page.read_text("utf-8"))
+    ]
+
+
+def nav_pages() -> list[str]:
+    """The files of the navigation, in order."""
+    config = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
+
+    def walk(entry: object) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        for each in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+            yield from walk(each)
+
+    return list(walk(config["nav"]))
+
+
+def add_explorer(folder: Path = PAGES) -> None:
+    """Export the explorer into the pages, and link it from the first page."""
+    command = [sys.executable, "-m", "regard", "explore", "--export", str(folder / "explorer")]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    page = folder / "index.md"
+    text = page.read_text("utf-8")
+    link = '<a href="explorer/index.html">Open the explorer</a>: drag a query, see the weights change.'
+    page.write_text(text.replace("\n\n|", f"\n\n{link}\n\n|", 1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    gather()
+    if "--explorer" in sys.argv[1:]:
+        add_explorer()
+    build()
+    print(f"{SITE / 'index.html'}: open it in a browser")
