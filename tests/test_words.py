@@ -55,13 +55,13 @@ def is_participle(name: str) -> bool:
 
 
 def prose(path: Path) -> str:
-    """The docstrings, comments and texts of a source file, or a page without its code blocks."""
+    """The docstrings, comments and texts of a source file, or a page without its code blocks, on one line."""
     text = path.read_text()
     if path.suffix == ".md":
-        return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)
+        return " ".join(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S).split())
     strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     comments = re.findall(r"#\s.*", text)
-    return "\n".join([*(string for string in strings if isinstance(string, str)), *comments])
+    return " ".join("\n".join([*(string for string in strings if isinstance(string, str)), *comments]).split())
 
 
 def test_functions_are_verbs_or_nouns() -> None:

@@ -2,7 +2,8 @@
 
 Python's own `pickle` runs whatever a pickle names. This reader interprets the opcodes that build dictionaries, lists,
 tuples, strings, bytes, integers and numpy arrays of uint8. It refuses any other opcode by name. A small file takes
-little time and memory: opcodes are limited, keys are text, bytes or integers, and no call makes the same bytes twice.
+little time and memory: the number of opcodes is limited, keys are text, bytes or integers, and equal bytes are encoded
+once and shared.
 """
 
 import pickletools  # it lists opcodes and runs none  # nosec B403

@@ -21,7 +21,7 @@ NOT_SHOWN = ("number-words", "tone-digits")  # an encoder-decoder and a speech m
 
 
 def list_offered(own: str | None) -> list[dict[str, str]]:
-    """The models of the page: one's own first, then those of the package, then runs in this folder."""
+    """The models of the page: the user's own first, then those of the package, then runs in this folder."""
     from regard.models.cards import read_card
     from regard.models.presets import list_models
 

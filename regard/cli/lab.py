@@ -350,10 +350,12 @@ def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -
 
 
 def write(file: Path, text: str) -> None:
+    """Write a text file and report its size on stderr."""
     write_file(file, lambda: file.write_text(text, encoding="utf-8"))
 
 
 def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") -> None:
+    """Write the HTML page of these claims, if a file is named."""
     if file is not None:
         from regard.lab.html_page import claims_page
 

@@ -142,6 +142,7 @@ def drawing(mask: "Mask", queries: int, keys: int, width: int = 80) -> Text:
 
 
 def drawing_or_reason(mask: "Mask", queries: int, keys: int) -> Text:
+    """The drawing of a mask, or why it is too large to be drawn."""
     if max(queries, keys) > LARGEST_DRAWN:
         return Text(f"not drawn, only counted: {max(queries, keys):,} positions are more than {LARGEST_DRAWN:,}")
     picture = drawing(mask, queries, keys)

@@ -91,6 +91,7 @@ def command(json: JsonOption = False) -> None:
 
 
 def chapter(title: str, words: str) -> tuple[RenderableType, ...]:
+    """The heading and the first sentences of a chapter."""
     return "", Rule(title, align="left", characters="-"), Text(words), ""
 
 

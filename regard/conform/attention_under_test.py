@@ -77,11 +77,11 @@ class AttentionUnderTest:
 
     @property
     def uses_causal_argument(self) -> bool:
-        """Whether calls set the causal argument: it has one that works alone, and was not declared not causal."""
+        """Whether calls set the causal argument: one works without a mask, and causal=False was not declared."""
         return self.causal_argument is not None and self.causal_works_alone and self.declared.causal is not False
 
     def causal_keywords(self, causal: bool) -> dict[str, bool]:
-        """The causal argument of a call. It is set to False too, if it was declared not causal."""
+        """The causal argument of a call. It is passed as False if causal=False was declared."""
         if self.causal_argument is None or not (causal or self.declared.causal is False):
             return {}
         return {self.causal_argument: causal}
@@ -174,7 +174,7 @@ def find_abilities(a: A) -> A:
 
 
 def find_mask(a: AttentionUnderTest, names: list[str], axes: tuple[str, ...] = AXES) -> MaskArgument | None:
-    """The argument of these that takes a mask, and what True means in it."""
+    """Find which of these arguments takes a mask, and what True means in it."""
     inputs = a.random_inputs(6, 6, h=4, e=6, causal=False).with_zero_queries()
     return find_mask_argument(lambda **mask: a.weights(inputs, **mask), names, inputs.pair_shape, inputs.dtype, axes)
 

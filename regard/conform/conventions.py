@@ -101,7 +101,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def leak_in_batch(self) -> tuple[int, ...] | None:
-        """The sequence, head, row and key of a later key that is visible in a batch, but not to its first sequence."""
+        """Sequence, head, row and key of a later key that some sequence of a batch sees and the first does not."""
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0
         later = (seen & ~seen[:1]).triu(1).nonzero()
         return None if not len(later) else tuple(later[0].tolist())
@@ -113,7 +113,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def alignment(self) -> str | None:
-        """The position of fewer queries than keys by the mask; None if the mask does not show it."""
+        """How fewer queries than keys are aligned, "top-left" or "bottom-right"; None if the mask does not show it."""
         if not self.free_lengths or self.band is None or self.band == VisibleBand(None, None):
             return None
         seen = self.visible(3, 9)[0]
@@ -124,7 +124,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def rotary_alignment(self) -> str | None:
-        """The position of fewer queries than keys by rotary; None if there is no rotary."""
+        """How fewer queries than keys are aligned by rotary positions; None without rotary positions."""
         if not self.free_lengths or self.scores.rotary is None:
             return None
         return self.measurement(3, 9).rotary_alignment(self.scores)

@@ -33,10 +33,11 @@ class DecoderCache:
 
     @property
     def access_code(self) -> str:
-        """The code behind an output that gets the cache."""
+        """The code that gets the cache from an output, such as `.past_key_values`."""
         return f".{self.key}" if self.is_attribute else f"[{self.key!r}]"
 
     def keywords(self, cache: object) -> dict[str, object]:
+        """The keyword arguments that pass a cache to the decoder."""
         return {self.argument: cache, **dict.fromkeys(self.flags, True)}
 
     def __str__(self) -> str:

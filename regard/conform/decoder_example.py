@@ -78,7 +78,7 @@ def call_code(d: DecoderUnderTest, tokens: str, *more: str) -> str:
 
 
 def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
-    """The code behind a call that gets the logits. With a cache the output may have more entries."""
+    """The code that gets the logits from the output of a call. With a cache the output may have more entries."""
 
     def find() -> str:
         try:

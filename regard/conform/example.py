@@ -26,6 +26,7 @@ class Raised:
 
     @classmethod
     def from_error(cls, error: Exception) -> "Raised":
+        """The type of an exception and the first line of its message."""
         return cls(type(error).__name__, (str(error).strip().splitlines() or [""])[0])
 
     def __str__(self) -> str:
@@ -53,10 +54,12 @@ class CallWriter:
 
     @property
     def name(self) -> str:
+        """The name to call, such as `f`."""
         return self.attention.code.name
 
     @property
     def keywords(self) -> list[str]:
+        """The keyword arguments of the call as code: causal, grouping and mask."""
         a, inputs = self.attention, self.inputs
         given = {**a.causal_keywords(inputs.causal), **a.grouped_keywords(inputs.q, inputs.k)}
         written = [f"{name}={value!r}" for name, value in given.items()]
@@ -116,7 +119,7 @@ def write_example(
     lines: WriteLines | None = None,
     seeds: Seeds | None = None,
 ) -> str:
-    """The code. `seeds` is for those of q, k and v that are too large to be written out."""
+    """The code of an example. `seeds` is for those of q, k and v that are too large to be written out."""
     call = CallWriter(a, inputs)
     written = list(call.before)
     for name in QKV:
@@ -141,7 +144,7 @@ def randn_code(x: Tensor, factor: float) -> str:
 
 
 def randn_like(x: Tensor, seed: int, factor: float) -> Tensor:
-    """What that call gives after `torch.manual_seed(seed)`."""
+    """The tensor that the call of `randn_code` gives after `torch.manual_seed(seed)`."""
     source = torch.Generator().manual_seed(seed)
     return (torch.randn(x.shape, generator=source, dtype=torch.float64) * factor).to(x.dtype)
 

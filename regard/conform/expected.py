@@ -21,7 +21,7 @@ class ExpectedAttention:
     scale: float
     grouping: str = "repeat"
     rotation: Rotation | None = None  # of q and k, by position
-    rotary_alignment: str = "bottom-right"  # the position of fewer queries than keys
+    rotary_alignment: str = "bottom-right"  # how fewer queries than keys are aligned
     norm: str | None = None  # of q and k
     epsilon: float = 0.0  # of that norm
     bias: Float[Tensor, "#b h i j"] | None = None

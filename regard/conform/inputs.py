@@ -40,6 +40,7 @@ class AttentionInputs:
         return self.q.dtype
 
     def to(self, dtype: torch.dtype) -> "AttentionInputs":
+        """The same call in another dtype."""
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
     def with_tensors(self, **tensors: Tensor) -> "AttentionInputs":

@@ -39,7 +39,7 @@ class CheckOptions:
     causal: bool | None = _option("No query sees a later key, or some do")
     window_before: int | None = _option("Number of earlier keys that a query sees, besides its own", least=0)
     window_after: int | None = _option("Number of later keys that a query sees", least=0)
-    alignment: str | None = _option("position of fewer queries than keys", "bottom-right", "top-left")
+    alignment: str | None = _option("how fewer queries than keys are aligned", "bottom-right", "top-left")
     grouping: str | None = _option("order of key heads, 0 0 1 1 (expected) or 0 1 0 1", "repeat", "tile")
     scale: float | None = _option("Factor of q . k; 1/sqrt(c) is expected by default")
     rotary: str | None = _option("pairing of rotary positions", "half", "interleaved")

@@ -102,14 +102,20 @@ def smallest_failure(
 def failure_of(
     a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, found: str, declare: str = "", **options: Any
 ) -> Failure:
-    """As `smallest_failure`, for a rule that is known to be broken: without an example if these inputs keep it."""
+    """The failure of a rule that is known to be broken, as `smallest_failure` returns it.
+
+    If these inputs do not break the rule, the failure has no example.
+    """
     return smallest_failure(a, inputs, detect, found, declare, **options) or Failure(
         found, declare=declare, grade=options.get("grade", "")
     )
 
 
 def _same_kind(detect: Detect, first: Violation) -> Detect:
-    """Ignore NaN if there was none at first, and other exceptions than the first: smaller inputs may add a fault."""
+    """While shrinking, ignore violations of another kind: NaN if the first had none, and other exceptions.
+
+    Smaller inputs may break the attention in a way of their own.
+    """
 
     def kind(violation: Violation) -> object:
         if isinstance(violation.got, Raised):

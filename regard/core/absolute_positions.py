@@ -55,6 +55,7 @@ class Positions:
 
     @classmethod
     def last_rows(cls, i: int, j: int) -> "Positions":
+        """The default positions: keys at 0 .. j - 1, queries at the last i of these."""
         return cls(j - i)
 
     @property
@@ -82,7 +83,7 @@ def _is_integer(x: Tensor) -> bool:
 def check_positions(positions: Positions | None, i: int, j: int, b: int | None = None) -> Positions:
     """Return `positions`, checked against i queries, j keys and b sequences.
 
-    None stands for the default: keys at 0 .. j - 1, queries at the last i of these positions.
+    None means the default: keys at 0 .. j - 1, queries at the last i of these positions.
     """
     if positions is None:
         return Positions.last_rows(i, j)

@@ -79,11 +79,12 @@ class Elementwise(FeatureMap):
 
 @dataclass(frozen=True)
 class Performer(FeatureMap):
-    """phi(x)_r = exp(w_r . y - |y|^2 / 2) / sqrt(count) with y = x beta^(1/2): positive random features, FAVOR+.
+    """The feature map of `performer`: positive random features (FAVOR+).
 
-    The w_r are standard normal (orthogonal in groups of `width`), hence E[phi(q) . phi(k)] = exp(beta q . k): an
-    unbiased estimate of the weights of softargmax before they are normalised. Choromanski et al. 2021,
-    arXiv:2009.14794. The values range over hundreds of powers of e, so only logarithms of them are ever held.
+    phi(x)_r = exp(w_r . y - |y|^2 / 2) / sqrt(count) with y = x beta^(1/2). The w_r are standard normal (orthogonal in
+    groups of `width`), hence E[phi(q) . phi(k)] = exp(beta q . k): an unbiased estimate of the weights of softargmax
+    before they are normalised. Choromanski et al. 2021, arXiv:2009.14794. The values range over hundreds of powers of
+    e, so only logarithms of them are ever held.
     """
 
     width: int
@@ -127,7 +128,7 @@ class Performer(FeatureMap):
 
 @FEATURE_MAPS.add("elu_plus_one")
 def elu_plus_one() -> FeatureMap:
-    """phi(x) = elu(x) + 1: exp(x) below zero, x + 1 above. Katharopoulos et al. 2020, arXiv:2006.16236.
+    """Feature map phi(x) = elu(x) + 1: exp(x) below zero, x + 1 above. Katharopoulos et al. 2020, arXiv:2006.16236.
 
     >>> elu_plus_one()(torch.tensor([[[[0.0, 2.0]]]]))
     tensor([[[[1., 3.]]]])
@@ -137,8 +138,9 @@ def elu_plus_one() -> FeatureMap:
 
 @FEATURE_MAPS.add("relu")
 def relu() -> FeatureMap:
-    """phi(x) = max(x, 0). A query that shares no feature with a visible key gets zeros. Kasai et al. 2021,
-    arXiv:2103.13076.
+    """Feature map phi(x) = max(x, 0). Kasai et al. 2021, arXiv:2103.13076.
+
+    A query that shares no feature with a visible key gets zeros.
 
     >>> relu()(torch.tensor([[[[-1.0, 2.0]]]]))
     tensor([[[[0., 2.]]]])
@@ -148,7 +150,7 @@ def relu() -> FeatureMap:
 
 @FEATURE_MAPS.add("squared_relu")
 def squared_relu() -> FeatureMap:
-    """phi(x) = max(x, 0)^2, sharper than relu. The activation of So et al. 2021, arXiv:2109.08668, as features.
+    """Feature map phi(x) = max(x, 0)^2, sharper than relu: the activation of So et al. 2021, arXiv:2109.08668.
 
     >>> squared_relu()(torch.tensor([[[[-1.0, 2.0]]]]))
     tensor([[[[0., 4.]]]])

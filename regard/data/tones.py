@@ -40,7 +40,7 @@ def tones(
     """Generate `count` digit strings. String i does not depend on the count.
 
     length         minimum and maximum number of digits
-    noise          standard deviation of the noise, beside tones of 0.1 to 0.4
+    noise          standard deviation of the noise; tones have amplitudes of 0.1 to 0.4
     silence_share  share of the strings with long silences before, between or after digits, and less noise or none
     max_seconds    maximum length of these strings; a string that is longer without silences gets none
 

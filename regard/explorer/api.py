@@ -114,7 +114,7 @@ class Content:
     models  returns the models that may be asked for: {"name", "what", "example"}
     own     the model to open first
     tasks   a function of a module that returns the long computations by name; it is called in the worker process
-    lesson  a lesson of one's own
+    lesson  a lesson of the user
     report  a report of `regard check --save`
     """
 
@@ -129,7 +129,7 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
     """The application.
 
     hosts    values of the Host header that are answered, such as "127.0.0.1:8765"
-    token    a secret that the first address must carry; None answers everybody who reaches it
+    token    a secret that the first URL must contain; None serves every client that can connect
     content  models, tasks and files to offer
     """
     app = FastAPI(title="regard explorer", docs_url=None, redoc_url=None)
@@ -263,7 +263,7 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
 
 
 def start_address(content: Content) -> str:
-    """The view to open first, as the part of the address after #."""
+    """The view to open first, as the fragment of the URL (after #)."""
     if content.lesson is not None:
         return "lessons"
     if content.report is not None:

@@ -37,7 +37,7 @@ class Worker:
         return self._process.pid if self._process else None
 
     async def run(self, name: str, body: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[Message]:
-        """Messages of a job. Where `gone()` becomes true the job is killed."""
+        """Yield the messages of a job. The job is killed when `gone()` returns True."""
         while True:
             try:
                 await asyncio.wait_for(self._lock.acquire(), POLL)

@@ -116,6 +116,7 @@ class Claim:
         return Verdict(decision.word, sentence + missing)
 
     def draw(self, numbers: Numbers) -> Figure:
+        """Draw the figure of the claim from the numbers of a run."""
         figure: Figure = self.module.draw(numbers)
         return figure
 

@@ -24,6 +24,7 @@ class Digits(NamedTuple):
     labels: Int[Tensor, "n"]
 
     def subset(self, rows: Int[Tensor, "m"]) -> "Digits":
+        """The images with these indices."""
         return Digits(self.images[rows], self.labels[rows])
 
     def shuffle_pixels(self, seed: int) -> "Digits":

@@ -43,7 +43,7 @@ def plot_lines(
 ) -> None:
     """Plot named curves over `x`, each with its own colour and marker.
 
-    overlapping  whether to use different dashes and open markers, so that curves on top of each other can be told apart
+    overlapping  whether to use different dashes and open markers, so that overlapping curves can be distinguished
     legend       whether to draw a legend if there are several curves
     options      passed to `Axes.plot`
     """

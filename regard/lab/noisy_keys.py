@@ -43,6 +43,7 @@ class NoisyKeysSetup:
 
     @property
     def means(self) -> Float[Tensor, "j c"]:
+        """The orthonormal means of the keys."""
         return torch.eye(self.width, dtype=torch.float64)[: self.keys]
 
     @property

@@ -43,6 +43,7 @@ class PerturbationSetup:
             raise ConfigError(f"sizes must fall from large to small and be above 0: sizes={self.sizes}")
 
     def sample(self) -> "Inputs":
+        """Sample queries, keys, values and a direction of change."""
         i, j, c, e = self.queries, self.keys, self.width, self.value_width
         shapes = [(self.inputs, 1, *shape) for shape in ((i, c), (j, c), (j, e), (1, c))]
         one_hot = torch.eye(j, dtype=torch.float64).expand(self.inputs, 1, -1, -1)

@@ -41,7 +41,7 @@ class Caches:
 
 
 def check_caches(caches: Caches, depth: int) -> Caches:
-    """Raise where the caches are not those of a model of this depth."""
+    """Raise if these are not the caches of a model of this depth."""
     if not isinstance(caches, Caches):
         raise CacheError(f"cache takes the result of model.cache(), not {type(caches).__name__}")
     if len(caches.layers) != depth:

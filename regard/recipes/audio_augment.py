@@ -1,6 +1,7 @@
 """Audio augmentation of a batch on its device: speed, gain, noise and SpecAugment masks.
 
-Random numbers come in as tensors, so that a sound is augmented alike in the whole batch and in a share of it.
+Random numbers are passed as tensors, so that a sound is augmented in the same way whether one process has the whole
+batch or a share of it.
 """
 
 from dataclasses import dataclass

@@ -382,7 +382,7 @@ def _half_examples(
 def _make_example(
     corpus: SentenceCorpus, objective: str, *sentences: Sequence[int], pair: int = IGNORED
 ) -> PretrainingExample:
-    """[objective] first [between] second [between]"""
+    """Join the tokens of one example: [objective] first [between] second [between]."""
     tokens, segments = [corpus.special_ids[objective]], [0]
     for number, each in enumerate(sentences):
         tokens += [*each, corpus.special_ids["between"]]

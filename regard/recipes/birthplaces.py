@@ -3,7 +3,7 @@
 Expected: built-in all of 50 questions about people never asked about in training (98 % and more), and 2 % without
 pretraining (--variant no_pretraining); of the real set 90 %, with rotary or learned positions, 50 % with --variant
 finetune and with --variant synthesizer at pretraining.steps=5000.
-Time: built-in one minute of one core; the real set four to six minutes on one H200 that five other runs share.
+Time: built-in one minute of one core; the real set four to six minutes on one H200 shared with five other runs.
 Memory: built-in under 1 GB; the real set 5.7 GiB of GPU memory.
 """
 
@@ -62,7 +62,7 @@ class BirthplaceSettings:
     position_offset      position of the first character of a text. In a question the name starts at position ten, and
                          a model with learned positions recognises a name only at positions where it has read it
     validation           training questions that are held out, to select and to calibrate the model; as many questions
-                         about unknown people are asked beside them
+                         about unknown people are asked in addition
     precision            target share of correct answers among the answers the model gives; it abstains from the rest
     people               people with a biography in the built-in set; half of them are asked about in training
     learned              questions that a finished model was taught by `regard ask --learn`: it is not tested on them

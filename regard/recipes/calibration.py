@@ -27,7 +27,7 @@ class AnswerLikelihood(NamedTuple):
 
     @property
     def odds(self) -> float:
-        """Log-odds of the answer, which tell 99 % from 99.9 % where log-probabilities hardly differ."""
+        """Log-odds of the answer, which distinguish 99 % from 99.9 % where log-probabilities hardly differ."""
         answer = min(MAX_LOG_PROBABILITY, self.answer)
         return answer - math.log(-math.expm1(answer))
 

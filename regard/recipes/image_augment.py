@@ -1,7 +1,7 @@
 """Image augmentation of a batch on its device: shift, flip, TrivialAugment, random erasing, mixup and cutmix.
 
-Pixels are from 0 to 1. Random numbers come in as tensors, so that an image is augmented alike in the whole batch and in
-a share of it.
+Pixels are from 0 to 1. Random numbers are passed as tensors, so that an image is augmented in the same way whether one
+process has the whole batch or a share of it.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ Expected: built-in GPT 1.32 nats per character on the test part (1.91 bits), aga
     words 14 % (± 2; the most frequent word 3 %). Seed 0. On tinyshakespeare GPT 1.53 nats per character (trigrams
     2.11), and BERT 66 % (± 3), 77 % (± 3), 59 % (± 4) and 31 % (± 2; the most frequent word 6 %).
 Time: built-in 130 seconds of one core for GPT and 120 for BERT; tinyshakespeare two minutes for GPT and six for BERT,
-    on one H200 that five other runs share.
+    on one H200 shared with five other runs.
 Memory: built-in 0.7 GB; tinyshakespeare 2.7 GiB of GPU memory for GPT and 3.4 GiB for BERT.
 """
 
@@ -363,7 +363,7 @@ def make_task(settings: LanguageSettings, splits: Splits[str], tokenizer: Recipe
 def evaluate(
     settings: LanguageSettings, model: Model, tokenizer: RecipeTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Cross-entropy of GPT beside that of n-gram models, or accuracies of BERT beside chance."""
+    """Cross-entropy of GPT compared with n-gram models, or accuracies of BERT compared with chance."""
     splits = load_data(location.data, settings)
     texts = {"test": splits.test, "validation": splits.validation}
     metrics = dict[str, float]()

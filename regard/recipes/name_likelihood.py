@@ -1,4 +1,4 @@
-"""Name likelihood: the log-probability a model gives to the name in a question, which tells known from unknown people.
+"""Name likelihood: the log-probability of the name in a question, which distinguishes known from unknown people.
 
 A name that the model has read is likely. An unknown name is not, and neither is one that joins two known names. The
 likelihood of the answer alone is not enough, since a model can give a likely answer about anybody.

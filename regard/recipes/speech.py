@@ -9,7 +9,7 @@ Expected: built-in a token error rate of at most 1 % on tones, streamed, and no 
 strings of 3 to 10 digits, streamed (two seeds: 100 % and 0.4 %, 99.7 % and 0.1 %; on a CPU, with plan.steps=800,
 plan.batch_size=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %), and no digits in silence. The
 algorithmic latency is 175 ms built-in and 215 ms for speech, by the settings.
-Time: built-in one minute of one core; real five minutes on an H200 that five other runs share, or with those settings
+Time: built-in one minute of one core; real five minutes on an H200 shared with five other runs, or with those settings
 eight of one core.
 Memory: built-in 1 GB; real 0.9 GB on a CPU, 1.2 GiB of GPU memory.
 """

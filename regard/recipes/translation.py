@@ -2,7 +2,7 @@
 
 Expected: built-in at least 99 % exact matches on numbers in words that are not in training; Multi30k English to German
 41 BLEU on test2016 (lower-cased, tokenised, beam of 5) with 2.6 M parameters.
-Time: built-in one minute of one core; Multi30k nine minutes on one H200 that five other runs share.
+Time: built-in one minute of one core; Multi30k nine minutes on one H200 shared with five other runs.
 Memory: built-in 1 GB; Multi30k 26 GiB of GPU memory, most of which the allocator keeps because batches differ in
 width.
 """

@@ -1,7 +1,7 @@
 """Image classification: a Vision Transformer on handwritten digits or on CIFAR-100.
 
 Expected: built-in 98 % of test digits; 80 % of 5,000 held-out images of CIFAR-100.
-Time: built-in one minute of one core; CIFAR-100 17 minutes on one H200 that five other runs share.
+Time: built-in one minute of one core; CIFAR-100 17 minutes on one H200 shared with five other runs.
 Memory: built-in 1 GB; CIFAR-100 6.6 GiB of GPU memory.
 """
 

@@ -23,7 +23,7 @@ def layered_max_flow(capacities: Integers, sink: int) -> Integers:
 
 
 class _ResidualGraph:
-    """What may still flow along each edge; the graph is restored after every source."""
+    """The residual graph of Dinic's algorithm: the remaining capacity of each edge, restored after every source."""
 
     def __init__(self, capacities: Integers) -> None:
         self.depth, self.n, _ = capacities.shape

@@ -154,7 +154,7 @@ def _own_tokens(sides: Sides) -> TokenLabels:
 
 
 def rank_heads(table: HeadTable, column: str) -> HeadTable:
-    """Heads sorted by a column: smallest entropy or spread first, largest number of others. `layer` keeps the order."""
+    """Sort heads by a column: smallest first for entropy and spread, largest first for others; "layer" does nothing."""
     return table if column == "layer" else table.sorted(column, descending=column not in ASCENDING)
 
 

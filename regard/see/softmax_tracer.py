@@ -167,6 +167,7 @@ class Operation:
 
     @property
     def is_in_place(self) -> bool:
+        """Whether the function overwrites its first argument, such as `add_` or `+=`."""
         name = getattr(self.func, "__name__", "")
         return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
@@ -196,6 +197,7 @@ class Operation:
         return self.name in RESHAPES
 
     def rearranges(self, source: Tensor) -> bool:
+        """Whether entries may have moved to another row or key."""
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:

@@ -27,8 +27,10 @@ def value_zeroing(
     normalised: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "b i r"]:
-    """1 - cos(y_i, y_i without v_j) for every row y_i of the block around an attention layer: how much output i changes
-    when the value of key j is zero in all heads of that layer, and nothing else. Mohebbi et al. 2023, arXiv:2301.12971.
+    """Value zeroing: how much output i of a block changes when the value of key j is zero in all heads of a layer.
+
+    Mohebbi et al. 2023, arXiv:2301.12971: 1 - cos(y_i, y_i without v_j) for every row y_i of the block around an
+    attention layer.
 
     A key with a zero value or zero weights has a column of zeros. Attention is linear in its values, so w_ij v_j is
     subtracted from its output. Weights do not change, and any kind of attention is supported. The model runs once for

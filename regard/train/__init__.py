@@ -1,1 +1,1 @@
-"""Training: one loop for every model and task, whose runs can be killed at any instant and go on as if they had not."""
+"""Training: one loop for every model and task, with checkpoints; a killed run resumes from one with the same result."""

@@ -55,6 +55,7 @@ class PeakFit:
         return PeakFit(tuple(highest))
 
     def at(self, size: float) -> float:
+        """The predicted bytes for a micro-batch of this size."""
         return max(0.0, *(slope * size + intercept for slope, intercept in self.lines))
 
 
@@ -67,6 +68,7 @@ class StepPeak:
 
     @staticmethod
     def through(sizes: tuple[int, int], small: MemoryTracker, large: MemoryTracker) -> "StepPeak":
+        """Fit the peaks of two measured steps with micro-batches of these sizes."""
         return StepPeak(
             PeakFit.through(sizes, small.alive, large.alive),
             PeakFit.through(sizes, small.alive_activations, large.alive_activations),

@@ -36,6 +36,7 @@ class MemoryTracker(TorchDispatchMode):
 
     @property
     def peak(self) -> int:
+        """The largest number of bytes alive at once."""
         return max(self.alive, default=0)
 
     def __enter__(self) -> "MemoryTracker":

@@ -135,6 +135,7 @@ class CombinedOptimizer:
         return float(self.param_groups[0]["lr"])
 
     def gradients(self) -> list[Tensor]:
+        """The gradients of all parameters that have one."""
         return [p.grad for _, p in self._named if p.grad is not None]
 
     def clip_grad_norm(self, max_norm: float) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Prefetcher:
-    """Calls `load` for each step from `start` to `stop` in a thread. `next` raises the error of the step it returns."""
+    """Calls `load` for each step from `start` to `stop` in a thread. `next` raises the exception of its step."""
 
     def __init__(self, load: Callable[[int], Any], start: int, stop: int) -> None:
         self._load, self._step, self._stop = load, start, stop

@@ -42,6 +42,7 @@ class Expected:
     alternatives: tuple[Array, ...] = ()
 
     def wrong_entries(self, written: StudentMatrix) -> Entries:
+        """The entries of a student's matrix that equal none of the values this step may have."""
         return [
             (r, c)
             for r, c, cell in written
@@ -61,7 +62,7 @@ class StepVerdict:
 
 @dataclass
 class HeadProgress:
-    """The steps of one head so far: as the student wrote them, and as the mistakes make them."""
+    """The steps of one head so far: as the student wrote them, and as they follow from the mistakes."""
 
     head: HeadInputs
     written: dict[str, Array] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class HeadProgress:
         return correct_steps(self.head, {})[step]
 
     def expected(self, step: str) -> Expected:
+        """The values that the next step may have after the student's earlier steps."""
         matrix = self.carried_forward(step)
         if not self.mistaken:
             return Expected(matrix, np.zeros_like(matrix))

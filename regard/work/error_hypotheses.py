@@ -33,7 +33,7 @@ def step_hypotheses(
 ) -> Iterator[ErrorHypothesis]:
     """Yield every hypothesis for a step: early rounding of written steps, common mistakes, rounding of unwritten steps.
 
-    judged   the steps with a mistake, as the mistake makes them
+    judged   the steps with a mistake, with the values that the mistake gives
     written  the steps as the student wrote them
     digits   the decimals of each row of the written steps
     own      this step, calculated from the student's numbers

@@ -41,6 +41,7 @@ class HeadMatrices:
     v: Matrix | LinearProjection
 
     def role(self, name: str) -> Matrix | LinearProjection:
+        """The matrix or projection of "q", "k" or "v"."""
         return {"q": self.q, "k": self.k, "v": self.v}[name]
 
 
@@ -87,6 +88,7 @@ class Problem:
 
     @property
     def by_rows(self) -> bool:
+        """Whether a token is a row."""
         return self.convention == "rows"
 
     @property

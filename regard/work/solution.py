@@ -93,6 +93,7 @@ class Solution:
         return next(step for step in self.steps if step.key == key and (head is None or step.head in (None, head)))
 
     def has(self, key: str) -> bool:
+        """Whether there is a step of that name."""
         return any(step.key == key for step in self.steps)
 
     @property
@@ -233,6 +234,7 @@ def weight_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
 
 
 def bias_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
+    """b_Q if tokens are rows, beta_q if they are columns, as textbooks of each convention write it."""
     return Symbol("b", role.upper(), mark) if problem.by_rows else Symbol("β", role, mark)
 
 
@@ -368,7 +370,7 @@ def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]
 
 
 def _flip(rows: tuple[tuple[T, ...], ...], by_rows: bool) -> tuple[tuple[T, ...], ...]:
-    """Between queries in rows and the convention of the problem."""
+    """Transpose a matrix with queries in rows if tokens are columns in this problem, and back."""
     return rows if by_rows else tuple(zip(*rows, strict=True))
 
 

@@ -34,6 +34,7 @@ class WrittenNumber:
         return rounding + (0.0 if self.digits is None else 0.5 * 10.0 ** -max(self.digits, MIN_DIGITS))
 
     def matches(self, true: float) -> bool:
+        """Whether the true number rounds to this one."""
         return abs(self.value - true) <= self.tolerance
 
     def truncates(self, true: float) -> bool:
@@ -45,7 +46,7 @@ class WrittenNumber:
 
 @dataclass(frozen=True)
 class StudentMatrix:
-    """A matrix of a student's answer; None where the student left a gap."""
+    """A matrix of a student's answer; an entry that the student left empty is None."""
 
     cells: tuple[tuple[WrittenNumber | None, ...], ...]
 
@@ -79,6 +80,7 @@ class StudentMatrix:
         return [(r, c) for r, c, cell in self if not cell.matches(float(true[r, c]))]
 
     def matches(self, true: Array) -> bool:
+        """Whether every number is correct in the digits written."""
         return true.shape == self.shape and not self.wrong_entries(true)
 
     def fill_gaps(self, true: Array) -> Array:

@@ -54,6 +54,7 @@ def compute_relevance(
 
 
 def no_relevance(reason: object) -> RelevanceResult:
+    """A result without relevance, and the reason."""
     return RelevanceResult(notes=(f"No relevance: {reason}.",))
 
 

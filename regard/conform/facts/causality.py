@@ -52,7 +52,7 @@ def _band_for(band: VisibleBand, inputs: AttentionInputs) -> dict[str, Any]:
 
 
 def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", causal: bool = False) -> Failure:
-    """The failure of a mask, with an output under the declared band. `causal` expects no later key in any case."""
+    """The failure of a wrong mask. The expected output has the declared band, and with `causal` no later key."""
     causal = causal or bool(
         a.declared.causal is not False and (a.declared.causal or a.uses_causal_argument or a.causal)
     )

@@ -129,7 +129,10 @@ def scores(a: MeasuredAttention) -> Failure | None:
 
 
 def _softcap_before_scale(a: MeasuredAttention) -> str:
-    """In words that the soft-cap falls with the scale, or is the declared one times the scale; empty if it is not."""
+    """Describe a soft-cap that is applied before the scale; empty if there is none.
+
+    Such a soft-cap varies with the width of heads, or is the declared one times the scale.
+    """
     caps = {c: a.measurement(c=c).scores.softcap for c in (a.random_inputs(c=width).sizes[5] for width in (4, 12))}
     cap, *others = caps.values()
     varies = any(cap and other and not math.isclose(cap, other, rel_tol=1e-2) for other in others)

@@ -178,6 +178,7 @@ class KernelAnswer:
 
     @property
     def able(self) -> bool:
+        """Whether the kernel can run the request."""
         return not self.reasons
 
 

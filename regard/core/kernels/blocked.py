@@ -275,6 +275,7 @@ def _plan_key(request: Request) -> Hashable | None:
 
 
 def get_plan(request: Request) -> GatherPlan:
+    """The gather plan of a request, from the cache if the mask and sizes were planned before."""
     i, j, device = request.q.shape[2], request.k.shape[2], request.q.device
     make = lambda: _build_plan(request.mask, request.positions, i, j, device)  # noqa: E731 (a name for a long argument)
     return _plans.get(_plan_key(request), request.mask, make, lambda plan: plan.pairs <= _KEEP)

@@ -118,7 +118,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
     factor, scale = split_scale(beta, q.dtype)
     out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
     if not _is_small(lse, lse_limit(q)):
-        # scores that tie exactly must go on to do so, which the rounding of q * factor would prevent
+        # scores that are exactly equal must stay equal, which rounding q * factor would prevent
         out, lse = _kernel(q, k, v, added, causal, beta)[0], torch.full_like(lse, math.nan)
     if not _is_exact(out, q, k):
         out, lse = _by_rows(q, k, v, added, causal, beta), torch.full_like(lse, math.nan)
@@ -148,8 +148,9 @@ def backward(
 def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
     """Two factors of beta: one for q and a power of two for the kernel.
 
-    The kernel rounds score * scale in other ways forward and backward, which makes gradients several times less exact
-    than the naive method's. By a power of two nothing is rounded. In half precision q itself would be rounded.
+    The kernel rounds score * scale differently in the forward and in the backward pass, which makes gradients several
+    times less exact than those of the naive method. Multiplying by a power of two rounds nothing. In half precision
+    beta is not split, because the product of q and the first factor would be rounded.
     """
     mantissa, exponent = math.frexp(beta)
     if dtype.itemsize < 4 or mantissa in (0.0, 0.5, -0.5):

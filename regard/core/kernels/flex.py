@@ -341,8 +341,9 @@ def _call_flex(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, **settings: Any)
 def _get_compiled(structure: Hashable) -> Callable[..., Any]:
     """The compiled function of one structure.
 
-    The compiler counts recompilations by code object and gives up after a few; a code object for each structure
-    keeps one mask's from using up another's. fullgraph makes it raise instead of running the dense path unseen.
+    The compiler counts recompilations per code object and gives up after a few. Each structure has its own code
+    object, so that recompilations of one mask do not count for another. With fullgraph=True the compiler raises an
+    error instead of silently running the dense path.
     """
     if structure not in _functions:
         while len(_functions) >= _MOST_FUNCTIONS:

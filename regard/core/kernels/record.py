@@ -19,4 +19,5 @@ def open_record() -> list[str]:
 
 
 def close_record(names: list[str]) -> None:
+    """End a record that `open_record` started."""
     _names.set(tuple(other for other in _names.get() if other is not names))

@@ -57,10 +57,12 @@ class Spans:
 
     @cached_property
     def row_blocks(self) -> Blocks:
+        """The assignment of the queries to blocks."""
         return _cut_into_blocks(torch.arange(self.i) + self.positions.queries, self.size, self.steps)
 
     @cached_property
     def column_blocks(self) -> Blocks:
+        """The assignment of the keys to blocks."""
         return _cut_into_blocks(key_positions(self.positions, self.j, torch.device("cpu")), self.size, self.steps)
 
     @property
@@ -70,28 +72,35 @@ class Spans:
 
     @property
     def columns(self) -> Int[Tensor, "k s"]:
+        """The column indices of each block of keys."""
         return self.column_blocks.index
 
     def query_positions(self) -> Int[Tensor, "q s"]:
+        """The positions of the queries in each block."""
         return self.rows + self.positions.queries
 
     def key_positions(self) -> Int[Tensor, "k s"]:
+        """The positions of the keys in each block."""
         return key_positions(self.positions, self.j, torch.device("cpu"))[self.columns]
 
     @cached_property
     def first(self) -> Int[Tensor, "q 1"]:
+        """The smallest query position in each block."""
         return self.query_positions().amin(1)[:, None]
 
     @cached_property
     def last(self) -> Int[Tensor, "q 1"]:
+        """The largest query position in each block."""
         return self.query_positions().amax(1)[:, None]
 
     @cached_property
     def start(self) -> Int[Tensor, "1 k"]:
+        """The smallest key position in each block."""
         return self.key_positions().amin(1)[None, :]
 
     @cached_property
     def stop(self) -> Int[Tensor, "1 k"]:
+        """The largest key position in each block."""
         return self.key_positions().amax(1)[None, :]
 
     def evaluate(self, mask: Mask) -> BoxVisibility:
@@ -160,6 +169,7 @@ _tables: Memo[BlockTable] = Memo(64)
 def block_table(
     mask: Mask, queries: int, keys: int | None = None, size: int = 128, *, positions: Positions | None = None
 ) -> BlockTable:
+    """The block table of a mask, cached; see `Mask.block_table`."""
     positions, keys = resolve_positions(queries, keys, positions)
     size = check_integer("block_table(size)", size, 1, "the positions of a block")
     if positions.offsets is not None:

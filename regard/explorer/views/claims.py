@@ -22,5 +22,5 @@ def run_claim(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def svg_address(svg: str) -> str:
-    """An SVG picture as a data address."""
+    """An SVG picture as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -24,6 +24,6 @@ def load_lesson(path: Path) -> dict[str, Any]:
 
 
 def load_lessons(own: Path | None = None) -> list[dict[str, Any]]:
-    """The lessons of the package in order, with one's own first."""
+    """The lessons of the package in order, after the user's own."""
     shipped = [load_lesson(path) for path in sorted(SHIPPED.glob("*.md"))]
     return ([load_lesson(own)] if own else []) + shipped

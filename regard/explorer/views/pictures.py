@@ -1,4 +1,4 @@
-"""Pictures that come from the page and go to it, as data addresses."""
+"""Pictures that the page uploads and shows, as data URLs."""
 
 import base64
 import binascii
@@ -31,7 +31,7 @@ def read_upload(address: str, folder: Path) -> Path:
 
 
 def pixels_address(pixels: Tensor) -> str:
-    """Pixels (channels, height, width) of any range as a PNG data address."""
+    """Pixels (channels, height, width) of any range as a data URL of a PNG."""
     from PIL import Image
 
     low, high = pixels.min(), pixels.max()

@@ -70,5 +70,5 @@ def _claim(claim: Claim, result: Result | None) -> dict[str, Any]:
 
 
 def figure_address(name: str) -> str:
-    """The figure of a claim's shipped result as a data address."""
+    """The figure of a claim's shipped result as a data URL."""
     return svg_address(figure_svg(claims()[name], shipped_results()[name].numbers, "none"))

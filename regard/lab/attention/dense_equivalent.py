@@ -69,6 +69,7 @@ def dense(weights: Tensor) -> nn.Linear:
 
 
 def over_positions(layer: nn.Linear, v: Tensor) -> Tensor:
+    """Apply a layer over positions to values (j, e)."""
     out: Tensor = layer(v.mT).mT
     return out
 

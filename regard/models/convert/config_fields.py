@@ -37,7 +37,7 @@ def get_bool(hf: HFConfig, name: str, default: bool) -> bool:
 
 
 def get_strings(hf: HFConfig, name: str) -> list[str]:
-    """A list of words; empty if it is missing."""
+    """A list of strings; empty if it is missing."""
     return list(_get(hf, name, [], _is_list_of_words, "a list of words"))
 
 

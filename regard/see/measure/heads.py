@@ -10,7 +10,7 @@ from regard.see.measure.raw_weights import RawWeights
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReading:
-    """Which key head serves which query head."""
+    """Which key head each query head uses."""
 
     value_heads: tuple[int, ...] | None = None  # the key head whose values each query head reads
     key_heads: tuple[int, ...] = ()  # the key head whose keys each query head is compared with
@@ -18,7 +18,10 @@ class HeadReading:
 
 
 def read_heads(raw: RawWeights, steady: bool) -> HeadReading:
-    """v = 1 in one key head shows who reads its values; a change of its keys shows whose weights they make.
+    """Find the key head that each query head uses, for its values and for its weights.
+
+    Setting v = 1 in one key head shows which query heads read its values. Changing the keys of one key head shows
+    which query heads compute their weights from them.
 
     steady  two readings of the weights are equal
     """

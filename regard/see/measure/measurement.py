@@ -79,7 +79,7 @@ class AttentionMeasurement:
             return read_training_dropout(self.raw, self.dropout_in_eval)
 
     def rotary_alignment(self, square: ScoreReading) -> str | None:
-        """The position of these queries among more keys, by the rotation measured with as many queries as keys."""
+        """How fewer queries than keys are aligned by rotary positions, given the scores of as many queries as keys."""
         with self._isolated():
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 

@@ -93,7 +93,7 @@ class WeightReader:
         return out - self.raw_output(q, k, 0 * v, **keywords) if self.affine else out
 
     def value_width(self, j: int) -> int:
-        """The width of v. It differs from the number of keys, so that a scale by the one is not taken for the other."""
+        """The width of v, different from the number of keys: a scale may depend on either, and must show which."""
         return self.e or j + 3
 
     def weights_once(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:

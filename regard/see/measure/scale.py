@@ -131,7 +131,7 @@ def prepare_products(
 
 
 def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
-    """The position of fewer queries than keys, as rotary has it: "bottom-right", "top-left" or None.
+    """How fewer queries than keys are aligned by rotary positions: "bottom-right", "top-left" or None.
 
     reading  the scores of as many queries as keys, at the same width
     """

@@ -42,7 +42,7 @@ class ProcessEndedError(Exception):
 
 @contextmanager
 def reject_malformed_replies() -> Iterator[None]:
-    """End the grading of a process that sends something else than a result: its code may write what it likes."""
+    """Stop grading a process that sends anything but a result: a submission may write arbitrary data to the pipe."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

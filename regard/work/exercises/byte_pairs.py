@@ -18,6 +18,7 @@ BANANA = "banana banana bananas anna aaa aaaa cabana can nab"
 
 
 def count_words(text: str) -> Words:
+    """The words of a text as tuples of letters, with their counts."""
     return {tuple(word): times for word, times in Counter(text.split()).items()}
 
 

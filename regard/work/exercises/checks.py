@@ -127,7 +127,7 @@ def match_parameters(
 
 
 def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two shapes hold the same numbers in the same order: axes of length 1 and the axes of a kernel aside."""
+    """Whether two shapes hold the same numbers in the same order: axes of length 1 and of a kernel do not count."""
     flat = [(shape[0], math.prod(shape[1:])) for shape in (one, other) if shape]
     return [n for n in one if n != 1] == [n for n in other if n != 1] or (len(flat) == 2 and flat[0] == flat[1])
 
@@ -159,7 +159,7 @@ def compare_results(
 ) -> CheckResult | None:
     """Compare the results of an answer with those of the solution, then with those of each known mistake.
 
-    requests   what the solution and the wrong solutions are asked
+    requests   the calls that gave these results, repeated on the solution and on the wrong solutions
     transform  applied to every result before the comparison
     """
 

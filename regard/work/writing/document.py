@@ -157,6 +157,7 @@ def _shown_exactly(grid: Matrix, digits: int) -> bool:
 
 
 def matrix(grid: Matrix) -> MatrixLiteral:
+    """A matrix as a formula, with exact numbers where they are known."""
     return MatrixLiteral(tuple(tuple(format_value(value) for value in row) for row in grid))
 
 
