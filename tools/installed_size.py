@@ -6,6 +6,11 @@ byte code. The sizes are those of the current environment.
 
 import re
 from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import regard
 
 
 def closure(*names: str) -> set[str]:
@@ -15,12 +20,10 @@ def closure(*names: str) -> set[str]:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
         if name in found:
             continue
-        try:
-            needs = metadata.requires(name) or []
-        except metadata.PackageNotFoundError:  # for another platform or version of Python
-            continue
         found.add(name)
-        waiting += [re.split(r"[^\w.-]", need, maxsplit=1)[0] for need in needs if "extra ==" not in need]
+        needs = map(Requirement, metadata.requires(name) or [])
+        # without extras, and without what another platform or version of Python needs
+        waiting += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
     return found
 
 
@@ -31,8 +34,11 @@ def added_packages() -> set[str]:
 
 def installed_bytes(name: str) -> int:
     """The bytes of the files of a package."""
-    files = [file.locate() for file in metadata.files(name) or [] if file.suffix != ".pyc"]
-    return sum(file.stat().st_size for file in files if file.is_file())  # type: ignore[attr-defined]
+    if name == "regard":  # an editable installation lists no files
+        files = list(Path(regard.__file__).parent.rglob("*"))
+    else:
+        files = [Path(str(file.locate())) for file in metadata.files(name) or []]
+    return sum(file.stat().st_size for file in files if file.suffix != ".pyc" and file.is_file())
 
 
 def main() -> None:

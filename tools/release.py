@@ -128,11 +128,13 @@ def compare_names(what: str, expected: set[str], found: set[str]) -> None:
 
 
 def install(release: Release) -> str:
-    """The wheel installs into a fresh environment, without extras, with the versions of constraints.txt."""
+    """The wheel installs into a fresh environment, without extras, with the versions of constraints.txt, in 130 MB."""
     run([release.base_python, "-m", "venv", str(release.scratch / "environment")], ROOT)
     pip = [release.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*pip, "-c", str(ROOT / "constraints.txt"), str(release.artefact(".whl"))], release.scratch)
-    return run([release.python, "--version"], release.scratch).strip()
+    size = run([release.python, str(ROOT / "tools" / "installed_size.py")], release.scratch).splitlines()[-1].split()
+    demand(float(size[0]) <= 130, f"the installation adds {size[0]} MB to torch and numpy, at most 130 MB are allowed")
+    return f"{run([release.python, '--version'], release.scratch).strip()}; {size[0]} MB beyond torch and numpy"
 
 
 def use(release: Release) -> str:
