@@ -38,6 +38,22 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names} |
 __all__ = ["__version__", *sorted((*_HOME, *_PACKAGES))]
 
 if TYPE_CHECKING:
+    from regard import (
+        base as base,
+        cli as cli,
+        conform as conform,
+        core as core,
+        data as data,
+        explorer as explorer,
+        integrations as integrations,
+        lab as lab,
+        models as models,
+        nn as nn,
+        recipes as recipes,
+        see as see,
+        train as train,
+        work as work,
+    )
     from regard.base.errors import RegardError as RegardError
     from regard.conform import Report as Report, check as check, conformance as conformance
     from regard.core.absolute_positions import Positions as Positions
@@ -81,16 +97,16 @@ if TYPE_CHECKING:
     from regard.models.saving import load as load
     from regard.see.interventions.intervene import intervene as intervene
     from regard.see.watch import watch as watch
+else:  # a type checker would take every unknown name for Any
 
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"regard.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return import_module(f"regard.{name}")
+        if name not in _HOME:
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,20 @@ def test_type_checkers_see_the_names_that_exist() -> None:
         module = declared[name]
         assert module
         assert getattr(importlib.import_module(module), name) is getattr(regard, name)
+
+
+def test_no_public_name_is_any_to_mypy(tmp_path: Path) -> None:
+    """`make check` has filled the cache of mypy, so this takes a second."""
+    shown = [*NAMES, "nn.Attention", "see.statistics", "work.grade", "integrations.huggingface.register"]
+    snippet = tmp_path / "snippet.py"
+    # `windw` does not exist
+    snippet.write_text("\n".join(["import regard", *(f"reveal_type(regard.{name})" for name in shown), "regard.windw"]))
+    root = Path(regard.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", snippet], cwd=root, capture_output=True, text=True)
+    kinds = re.findall(r'Revealed type is "(.*)"', done.stdout)
+    assert len(kinds) == len(shown), done.stdout
+    assert [name for name, kind in zip(shown, kinds, strict=True) if kind == "Any"] == []
+    assert 'Module has no attribute "windw"' in done.stdout
 
 
 def test_attend_imports_no_compiler_and_nothing_for_pages_pictures_or_commands() -> None:

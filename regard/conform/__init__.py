@@ -15,8 +15,9 @@ __all__ = ["Report", "check", "conformance"]
 
 _MODULES = {"Report": "report", "check": "checker", "conformance": "pytest_class"}
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
