@@ -376,7 +376,7 @@ def test_a_gpu_pools_its_own_tiles() -> None:
     found = statistics(q, k, mask=causal())
     w = dense(q.cpu(), k.cpu(), mask=causal())
     truth = w.unflatten(3, (8, -1)).sum(4).unflatten(2, (4, -1)).mean(3)
-    assert found._lines.cells is not None
+    assert found._row_statistics.cells is not None
     assert (found.pooled((4, 8)).cpu().double() - truth).abs().max() < 1e-5
     uneven = found.pooled((3, 7)).cpu().double()  # cells that no tile fits: a pass of its own
     row, column = (torch.arange(1024) * parts // 1024 for parts in (3, 7))
