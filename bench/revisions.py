@@ -1,4 +1,4 @@
-"""Compare the speed of ordinary attention calls with an earlier revision: `python -m bench.revisions REV`."""
+"""Compare the speed of attention calls with an earlier revision: `python -m bench.revisions REV [--linear]`."""
 
 import argparse
 import json
@@ -12,8 +12,9 @@ from statistics import median
 ROOT = Path(__file__).parent.parent
 # runs in both trees, so it uses only names that both have: medians of milliseconds, forward and with the gradient
 SCRIPT = """
-import json, time, torch
-from regard import alibi, attend, causal, window
+import json, sys, time, torch
+from regard import alibi, attend, causal, elu_plus_one, linear_attend, performer, relu, squared_relu, window
+linear = sys.argv[1] == "linear"
 gpu = torch.cuda.is_available()
 device, half = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
 cases = {
@@ -23,34 +24,39 @@ cases = {
     "alibi 512": ((1, 8, 512, 64), half, dict(mask=causal(), scores=alibi(heads=8))),
     "window 4096": ((1, 2, 4096, 64), half, dict(mask=causal() & window(before=255))),
 }
-if gpu:
+if linear:  # one call of each, which takes seconds
+    long, maps = (1, 16, 16384, 64), (elu_plus_one(), relu(), squared_relu(), performer(64, 64))
+    cases = {f"{type(f).__name__} {getattr(f, 'name', '')}": (long, torch.float32, dict(features=f)) for f in maps}
+elif gpu:
     cases |= {
         "causal 4096": ((4, 16, 4096, 128), half, dict(mask=causal())),
         "window 16384": ((1, 8, 16384, 64), half, dict(mask=causal() & window(before=255))),
         "causal 1024 float32": ((2, 8, 1024, 64), torch.float32, dict(mask=causal())),
     }
+run = (lambda *x, **rest: linear_attend(*x, mask=causal(), **rest).out) if linear else attend
 def typical(call, repeats):
-    times = []
-    for _ in range(repeats + 3):
+    times, warm = [], 0 if linear else 3
+    for _ in range(repeats + warm):
         start = time.perf_counter()
         call()
         if gpu: torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return 1e3 * sorted(times[3:])[repeats // 2]
+    return 1e3 * sorted(times[warm:])[repeats // 2]
 for name, (shape, dtype, rest) in cases.items():
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     with torch.no_grad():
-        forward = typical(lambda: attend(q, k, v, **rest), 30)
+        forward = typical(lambda: run(q, k, v, **rest), 1 if linear else 30)
     for x in (q, k, v): x.requires_grad_()
-    training = typical(lambda: torch.autograd.grad(attend(q, k, v, **rest).sum(), (q, k, v)), 15)
+    training = typical(lambda: torch.autograd.grad(run(q, k, v, **rest).sum(), (q, k, v)), 1 if linear else 15)
     print(json.dumps([name, forward, training]), flush=True)
 """
 
 
-def measure(tree: Path) -> dict[str, tuple[float, float]]:
+def measure(tree: Path, cases: str) -> dict[str, tuple[float, float]]:
     """Milliseconds of each case in one tree: forward, and forward and backward."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], cwd=tree, env=environment, capture_output=True)
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, cases]
+    run = subprocess.run(command, cwd=tree, env=environment, capture_output=True)
     if run.returncode:
         raise SystemExit(run.stderr.decode()[-2000:])
     return {name: (forward, training) for name, forward, training in map(json.loads, run.stdout.splitlines())}
@@ -60,7 +66,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("revision", help="the earlier revision, such as v0.1.0, or a folder that holds its tree")
     options.add_argument("--rounds", type=int, default=5, help="times that both are measured, in turns")
+    options.add_argument("--linear", action="store_true", help="causal linear attention of 16,384 tokens instead")
     chosen = options.parse_args()
+    cases = "linear" if chosen.linear else "attention"
     with tempfile.TemporaryDirectory() as folder:
         old = Path(chosen.revision).resolve()
         if not old.is_dir():
@@ -69,7 +77,7 @@ def main() -> None:
                 ["git", "archive", chosen.revision, "regard"], cwd=ROOT, check=True, stdout=subprocess.PIPE
             )
             subprocess.run(["tar", "-x", "-C", old], input=tree.stdout, check=True)
-        rounds = [(measure(old), measure(ROOT)) for _ in range(chosen.rounds)]
+        rounds = [(measure(old, cases), measure(ROOT, cases)) for _ in range(chosen.rounds)]
     print(
         f"| case | forward | forward and backward |  (times as fast as {chosen.revision}: median, range)\n|---|---|---|"
     )

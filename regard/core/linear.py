@@ -2,15 +2,16 @@
 
     out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
 
-S and z do not grow with the sequence. The three forms differ in how many keys are processed at once: all (parallel),
-`chunk` of them (chunked) or one (recurrent). Feature maps are registered in FEATURE_MAPS.
+S and z do not grow with the sequence. The three forms differ in how many keys are read without S and z: all (parallel),
+`chunk` of them (chunked) or one (recurrent). The chunked form computes its chunks as one batch. Feature maps are
+registered in FEATURE_MAPS.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import ClassVar, NamedTuple
 
@@ -31,6 +32,7 @@ from regard.core.masks import as_mask
 from regard.core.masks.algebra import And, Mask
 
 FORMS = ("parallel", "chunked", "recurrent")
+_AT_ONCE = 1 << 26  # numbers in the states of chunks that are computed together
 FEATURE_MAPS: Registry[Callable[..., "FeatureMap"]] = Registry("feature map")
 
 
@@ -254,16 +256,23 @@ def linear_attend(
             keys = keys.masked_fill(~visible, nothing)
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
 
-        rows = []
-        for start in range(0, k.shape[2], step):
-            some = slice(start, start + step)
-            if is_causal:
-                here, own_keys, own_values = queries[:, :, some], keys[:, :, some], values[:, :, some]
-                rows.append(_read_state(state, here, own_keys, own_values, features, nonfinite))
-            state = _add_keys(state, keys[:, :, some], values[:, :, some], features)
-        if not is_causal:
-            rows.append(_read_state(state, queries, keys[:, :, :0], values[:, :, :0], features, nonfinite))
-        out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
+        at_once = step * (_chunks_at_once(features, step, size) if is_causal else 1)
+        # split, because the gradient of many slices would fill the whole tensor with zeros once for each
+        parts = [x.split(at_once, 2) if k.shape[2] else () for x in (queries, keys, values)]
+        if is_causal:
+            rows = []
+            for here, *own in zip(*parts, strict=True):
+                if features.logarithmic:
+                    rows.append(_read_log_chunk(state, here, *own, nonfinite))
+                    state = _add_keys(state, *own, features)
+                else:
+                    out, state = _read_chunks(state, here, *own, step, nonfinite)
+                    rows.append(out)
+            out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
+        else:
+            for own in zip(*parts[1:], strict=True):
+                state = _add_keys(state, *own, features)
+            out = _read_state(state, queries, features)
     return LinearResult(out.to(q.dtype), state)
 
 
@@ -282,35 +291,82 @@ def _add_keys(
     return LinearState(weighted, total + keys.sum(2), peak, state.length + keys.shape[2], features)
 
 
-def _read_state(
+def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int]) -> int:
+    """The number of chunks in one batched product: as many as memory for their states allows.
+
+    One for the recurrent form, whose point is that memory does not grow, and for logarithmic features, whose sums are
+    rescaled from chunk to chunk.
+    """
+    return 1 if step == 1 or features.logarithmic else max(1, _AT_ONCE // max(1, math.prod(size)))
+
+
+def _read_chunks(
     state: LinearState,
-    queries: Float[Tensor, "b h i r"],
-    keys: Float[Tensor, "b h j r"],
-    values: Float[Tensor, "b h j e"],
-    features: FeatureMap,
+    queries: Float[Tensor, "b h n r"],
+    keys: Float[Tensor, "b h n r"],
+    values: Float[Tensor, "b h n e"],
+    step: int,
     nonfinite: bool,
-) -> Float[Tensor, "b h i e"]:
-    """The outputs of queries that see all keys of the state and, of their own chunk, the keys up to their own."""
+) -> LinearResult:
+    """Causal outputs of all chunks of `step` keys at once, and the state after them.
+
+    A query sees the sums of all chunks before its own, which one cumulative sum gives, and its own chunk up to itself.
+    """
+    (b, h, n, r), e = queries.shape, values.shape[3]
+    chunks = -(-n // step)
+    values = torch.cat((values, values.new_ones(b, h, n, 1)), 3)  # the last column sums up the weights
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, chunks * step - n)) for x in (queries, keys, values)]
+    q, k, v = (x.reshape(b * h, chunks, step, x.shape[3]) for x in padded)
+    before = torch.cat((state.weighted, state.total[..., None]), 3).reshape(b * h, 1, r, e + 1)
+    sums = torch.cat((before, k.mT @ v), 1).cumsum(1)
+    own = dot_products(q, k, nonfinite).tril()
+    visible = torch.ones_like(own, dtype=torch.bool).tril() if nonfinite else None
+    found = (q @ sums[:, :-1] + weighted_sum(own, v, visible)).reshape(b, h, chunks * step, e + 1)[:, :, :n]
+    weighted, total = sums[:, -1].reshape(b, h, r, e + 1).split((e, 1), 3)
+    after = replace(state, weighted=weighted, total=total[..., 0], length=state.length + n)
+    return LinearResult(_normalise(*found.split((e, 1), 3)), after)
+
+
+def _read_log_chunk(
+    state: LinearState,
+    queries: Float[Tensor, "b h n r"],
+    keys: Float[Tensor, "b h n r"],
+    values: Float[Tensor, "b h n e"],
+    nonfinite: bool,
+) -> Float[Tensor, "b h n e"]:
+    """Outputs of queries that see all keys of the state and the keys of their own chunk up to their own.
+
+    Adds logarithms pair by pair and subtracts the largest of a row: two factors that are each scaled by their own peak
+    could both underflow where their product does not.
+    """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
+    pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
+    pairs = torch.cat(((queries + state.peak[:, :, None])[:, :, :, None], pairs), 3)
+    pairs = (pairs - _or_zero(pairs.detach().amax((3, 4), keepdim=True))).exp()
+    past, own = pairs[:, :, :, 0], pairs[:, :, :, 1:].sum(-1)
+    found = past @ state.weighted + weighted_sum(own, values, ~later.expand_as(own) if nonfinite else None)
+    return _normalise(found, past @ state.total[..., None] + own.sum(-1, keepdim=True))
+
+
+def _read_state(
+    state: LinearState, queries: Float[Tensor, "b h i r"], features: FeatureMap
+) -> Float[Tensor, "b h i e"]:
+    """The outputs of queries that see all keys of the state."""
     if features.logarithmic:
-        # add logarithms pair by pair and subtract the largest of a row: two factors that are each scaled by their own
-        # peak could both underflow where their product does not
-        pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
-        pairs = torch.cat(((queries + state.peak[:, :, None])[:, :, :, None], pairs), 3)
-        pairs = (pairs - _or_zero(pairs.detach().amax((3, 4), keepdim=True))).exp()
-        past, own = pairs[:, :, :, 0], pairs[:, :, :, 1:].sum(-1)
-    else:
-        past, own = queries, dot_products(queries, keys, nonfinite).masked_fill(later, 0)
-    found = torch.einsum("bhir,bhre->bhie", past, state.weighted)
-    found = found + weighted_sum(own, values, ~later.expand_as(own) if nonfinite else None)
-    mass = (torch.einsum("bhir,bhr->bhi", past, state.total) + own.sum(-1))[..., None]
+        queries = queries + state.peak[:, :, None]
+        queries = (queries - _or_zero(queries.detach().amax(-1, keepdim=True))).exp()
+    return _normalise(queries @ state.weighted, queries @ state.total[..., None])
+
+
+def _normalise(found: Float[Tensor, "b h i e"], mass: Float[Tensor, "b h i 1"]) -> Float[Tensor, "b h i e"]:
+    """The weighted sums divided by the sums of weights; zeros where these are zero."""
     nothing = mass == 0
     return (found / mass.masked_fill(nothing, 1)).masked_fill(nothing, 0)
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    # exp, because elu rounds exp(x) - 1 to -1 where x is very negative; the clamp keeps exp(large) out
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    # exp, because elu rounds exp(x) - 1 to -1 where x is very negative
+    return x.clamp(max=0).exp() + x.relu()
 
 
 def _squared_relu(x: Tensor) -> Tensor:

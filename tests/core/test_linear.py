@@ -234,6 +234,54 @@ def test_a_causal_mask_is_chunked_and_a_full_one_parallel_unless_told() -> None:
         assert torch.equal(linear_attend(q, k, v, mask=mask, form="recurrent").out, one_by_one.out)
 
 
+class CountOperations(TorchDispatchMode):
+    """Counts the operations on tensors, forward and backward."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("features", [elu_plus_one(), relu(), squared_relu()], ids=["elu_plus_one", "relu", "squared"])
+def test_chunks_are_computed_as_one_batch(features: FeatureMap) -> None:
+    counts = []
+    for n in (67, 677):
+        with CountOperations() as operations:
+            with_gradients(lambda *x: linear_attend(*x, features=features, mask=causal(), chunk=8).out, *draw(n, n))
+        counts.append(operations.count)
+    assert counts[0] == counts[1], "the number of operations grows with the number of chunks"
+
+
+def test_memory_for_the_states_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = draw(67, 67)
+    whole = linear_attend(q, k, v, mask=causal(), chunk=4)
+    monkeypatch.setattr("regard.core.linear._AT_ONCE", 3 * B * H * C * E)  # three chunks of 4 at once
+    parts = linear_attend(q, k, v, mask=causal(), chunk=4)
+    torch.testing.assert_close(parts.out, whole.out, rtol=1e-12, atol=1e-12)
+    assert_same_content(parts.state, whole.state)
+
+
+@pytest.mark.parametrize("form", ["chunked", "recurrent"])
+def test_the_backward_pass_fills_no_tensor_of_the_whole_sequence_for_each_chunk(form: str) -> None:
+    made = []
+
+    class CountNumbers(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            made[-1] += sum(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor) and not x._is_view())
+            return out
+
+    for features in (elu_plus_one(), performer(C, R)):
+        for n in (64, 256):
+            made.append(0)
+            run = lambda *x, f=features: linear_attend(*x, features=f, mask=causal(), form=form, chunk=4).out  # noqa: E731
+            with CountNumbers():
+                with_gradients(run, *draw(n, n))
+        assert made[-1] < 6 * made[-2], "the numbers that are made grow faster than the sequence"
+
+
 @each_map
 @pytest.mark.parametrize("form", FORMS)
 def test_later_keys_and_values_change_no_earlier_row_by_a_bit(features: FeatureMap, form: str) -> None:
