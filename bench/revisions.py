@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 # runs in both trees, so it uses only names that both have: medians of milliseconds, forward and with the gradient
 SCRIPT = """
 import json, sys, time, torch
-from regard import alibi, attend, causal, elu_plus_one, linear_attend, performer, relu, squared_relu, window
+from regard import alibi, attend, causal, window
 linear = sys.argv[1] == "linear"
 gpu = torch.cuda.is_available()
 device, half = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
@@ -25,6 +25,7 @@ cases = {
     "window 4096": ((1, 2, 4096, 64), half, dict(mask=causal() & window(before=255))),
 }
 if linear:  # one call of each, which takes seconds
+    from regard.core.linear import elu_plus_one, linear_attend, performer, relu, squared_relu
     long, maps = (1, 16, 16384, 64), (elu_plus_one(), relu(), squared_relu(), performer(64, 64))
     cases = {f"{type(f).__name__} {getattr(f, 'name', '')}": (long, torch.float32, dict(features=f)) for f in maps}
 elif gpu:
