@@ -1,13 +1,13 @@
 """The Transformer: an encoder-decoder with cross-attention. Vaswani et al. 2017.
 
-"Attention is all you need", arXiv:1706.03762. Other settings make it BART (Lewis et al. 2019, arXiv:1910.13461)
-or Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344).
+"Attention is all you need", arXiv:1706.03762. Other settings make it BART (Lewis et al. 2019, arXiv:1910.13461),
+Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344) or T5 (Raffel et al. 2020, arXiv:1910.10683).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
+from regard.base.validation import check_integer
 from regard.core.cache import DynamicCache, StaticCache
 from regard.core.masks import causal
 from regard.core.masks.algebra import Mask
 from regard.core.masks.forms.padding import PaddingMask
+from regard.core.scores import t5_buckets
 from regard.models.caches import Caches, check_caches
 from regard.models.generation_types import GeneratedText, GenerationOptions
 from regard.models.model import Config, Model
@@ -28,9 +30,27 @@ from regard.nn.blocks import ORDERS, Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding, check_context, check_integers
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import Initializers, constant, normal, uniform, xavier
+from regard.nn.learned_scores import LearnedBuckets
 from regard.nn.norms import norm
 
 POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RelativeBuckets:
+    """T5's relative positions: a learned bias for each distance, shared by all blocks of a stack. See `t5_buckets`.
+
+    buckets  number of buckets of distances
+    reach    distances of at least this share the last bucket
+    """
+
+    buckets: int = 32
+    reach: int = 128
+
+    def __post_init__(self) -> None:
+        table = torch.empty(check_integer("buckets", self.buckets, 2), 1, device="meta")
+        for both_ways in (True, False):  # the encoder and the decoder
+            t5_buckets(table, reach=self.reach, both_ways=both_ways)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +59,18 @@ class TransformerConfig(Config):
 
     depth            number of blocks of the encoder
     decoder_depth    number of blocks of the decoder; None is `depth`
+    head_width       width of one head; None is width // heads
     ff_width         width of the hidden layer of the feed-forward network; None is 4 * width
     ff_dropout       dropout inside the feed-forward part
+    beta             inverse temperature of attention; None is head_width ** -0.5
+    bias             whether linear layers have a bias
     order            "post" normalises after each sum, as in 2017; "pre" before each part, and at the end
-    positions        "sinusoidal" as in 2017, "sinusoidal-half" with all sines before all cosines, or "learned"
+    positions        "sinusoidal" as in 2017, "sinusoidal-half" with all sines before all cosines, "learned", or
+                     RelativeBuckets(...)
     scale_embedding  whether token embeddings are multiplied by sqrt(width) before positions are added
     embedding_norm   whether the sum of token embeddings and positions is normalised
+    tied             whether the output layer shares the token embeddings
+    output_scale     factor of the output of the decoder, before the output layer
     output_bias      whether a learned bias for each token is added to the logits
     """
 
@@ -54,14 +80,19 @@ class TransformerConfig(Config):
     depth: int = 6
     decoder_depth: int | None = None
     heads: int = 8
+    head_width: int | None = None
     ff_width: int | None = None
     order: str = "post"
     norm: str = "layer"
     eps: float = 1e-5
     activation: str = "relu"
-    positions: str = "sinusoidal"
+    beta: float | None = None
+    bias: bool = True
+    positions: str | RelativeBuckets = "sinusoidal"
     scale_embedding: bool = True
     embedding_norm: bool = False
+    tied: bool = True
+    output_scale: float = 1.0
     output_bias: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.0
@@ -70,8 +101,9 @@ class TransformerConfig(Config):
     def __post_init__(self) -> None:
         self.check()
         self.check_choice("order", ORDERS)
-        self.check_choice("positions", POSITIONS)
-        check_heads(self.width, self.heads)
+        if isinstance(self.positions, str):
+            self.check_choice("positions", POSITIONS)
+        check_heads(self.width, self.heads, head_width=self.head_width)
 
 
 class Transformer(Model):
@@ -88,6 +120,7 @@ class Transformer(Model):
         )
         self.encoder = Stack(config, config.depth, cross_attention=False)
         self.decoder = Stack(config, depth, cross_attention=True)
+        self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(config.vocab)) if config.output_bias else None
         self.init_weights()
 
@@ -151,7 +184,8 @@ class Transformer(Model):
             x = x.flatten(0, 1)
             check_integers("indices", indices, "t", len(x), f"the target has tokens 0 to {len(x) - 1}")
             x = x.index_select(0, indices)
-        logits = self.tokens.unembed(x)
+        x = x if self.config.output_scale == 1.0 else x * self.config.output_scale
+        logits = self.tokens.unembed(x) if self.head is None else self.head(x)
         return logits if self.output_bias is None else logits + self.output_bias
 
     def start(
@@ -208,6 +242,7 @@ class Transformer(Model):
         return {
             "tokens.weight": normal(width**-0.5),  # variance 1 after scaling; so have the first logits
             "*.positions.weight": normal(1.0 if self.config.scale_embedding else width**-0.5),
+            "*.relative.weight": normal(width**-0.5),
             "output_bias": constant(0.0),
             "*norm.weight": constant(1.0),
             "*.bias": constant(0.0),
@@ -227,14 +262,17 @@ class Stack(nn.Module):
 
     def __init__(self, config: TransformerConfig, depth: int, *, cross_attention: bool) -> None:
         super().__init__()
-        self.positions = _positions(config)
+        self.positions, self.relative = _positions(config), None
+        if isinstance(config.positions, RelativeBuckets):
+            buckets, reach = config.positions.buckets, config.positions.reach
+            self.relative = LearnedBuckets(config.heads, buckets=buckets, reach=reach, both_ways=not cross_attention)
         self.embedding_norm = norm(config.norm, config.width, config.eps) if config.embedding_norm else None
-        self.blocks = nn.ModuleList(_block(config, cross_attention) for _ in range(depth))
+        self.blocks = nn.ModuleList(_block(config, cross_attention, self.relative) for _ in range(depth))
         self.norm = norm(config.norm, config.width, config.eps) if config.order == "pre" else None
 
     def add_positions(self, x: Float[Tensor, "b n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b n d"]:
-        """Add positions to token embeddings, and normalise the sum if there is a norm for it."""
-        x = x + self.positions(positions).to(x.dtype)
+        """Add absolute positions to token embeddings, if there are any, and normalise if there is a norm for it."""
+        x = x if self.positions is None else x + self.positions(positions).to(x.dtype)
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
     def final_norm(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -274,19 +312,31 @@ class DecoderState:
         self.caches.reorder(rows)
 
 
-def _positions(config: TransformerConfig) -> nn.Module:
+def _positions(config: TransformerConfig) -> nn.Module | None:
+    if isinstance(config.positions, RelativeBuckets):
+        return None
     if config.positions == "learned":
         return LearnedPositions(config.context, config.width)
     return SinusoidalPositions(config.width, pairing="half" if config.positions == "sinusoidal-half" else "interleaved")
 
 
-def _block(config: TransformerConfig, cross_attention: bool) -> Block:
-    attention = Attention(config.width, config.heads, dropout=config.attention_dropout)
-    cross = Attention(config.width, config.heads, dropout=config.attention_dropout) if cross_attention else None
+def _block(config: TransformerConfig, cross_attention: bool, relative: LearnedBuckets | None) -> Block:
+    settings: dict[str, Any] = {
+        "head_width": config.head_width,
+        "bias": config.bias,
+        "beta": config.beta,
+        "dropout": config.attention_dropout,
+    }
+    scores = None if relative is None else relative.forward
+    attention = Attention(config.width, config.heads, scores=scores, **settings)
+    cross = Attention(config.width, config.heads, **settings) if cross_attention else None
+    feedforward = FeedForward(
+        config.width, config.ff_width, activation=config.activation, bias=config.bias, dropout=config.ff_dropout
+    )
     return Block(
         config.width,
         attention,
-        FeedForward(config.width, config.ff_width, activation=config.activation, dropout=config.ff_dropout),
+        feedforward,
         cross=cross,
         norm_kind=config.norm,
         eps=config.eps,

@@ -1,5 +1,6 @@
 """Multi-head attention with projections: self- and cross-attention, with a KV cache or as a stream."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -37,7 +38,8 @@ class Attention(nn.Module):
     bias          whether the input projections have a bias
     out_bias      whether the output projection has one; default `bias`
     rotary        rotary positions, made by `regard.rotary`
-    scores        a score term such as alibi(heads=8), or a module of `regard.nn.learned_scores`
+    scores        a score term such as alibi(heads=8), a module of `regard.nn.learned_scores`, or another function that
+                  returns a term, such as the `forward` of a module that several layers share
     qk_norm       norm of each query and key head, "rms" or "layer"
     beta          inverse temperature; None is head_width ** -0.5
     dropout       share of weights set to zero in training
@@ -61,7 +63,7 @@ class Attention(nn.Module):
         bias: bool = True,
         out_bias: bool | None = None,
         rotary: Rotary | None = None,
-        scores: ScoreTerm | nn.Module | None = None,
+        scores: ScoreTerm | Callable[[], ScoreTerm] | None = None,
         qk_norm: str | None = None,
         qk_norm_eps: float = 1e-6,
         beta: float | None = None,
@@ -174,7 +176,7 @@ class Attention(nn.Module):
 
     def term(self) -> ScoreTerm | None:
         """The score term; a learned one is made from its current parameters."""
-        return self.scores() if isinstance(self.scores, nn.Module) else self.scores
+        return self.scores() if callable(self.scores) else self.scores
 
     def stream(self, mask: Mask) -> Stream:
         """The state of a stream through this layer, to be passed to `forward`."""

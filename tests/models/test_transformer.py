@@ -14,7 +14,7 @@ from regard.core.masks import causal, padding
 from regard.core.positions import sinusoidal
 from regard.models.presets import PRESETS, build, build_from_config
 from regard.models.saving import load, save
-from regard.models.transformer import Transformer, TransformerConfig
+from regard.models.transformer import RelativeBuckets, Transformer, TransformerConfig
 from regard.nn.embeddings import SinusoidalPositions
 
 SMALL = {"vocab": 13, "context": 19, "width": 24, "depth": 2, "decoder_depth": 3, "heads": 3, "ff_width": 40}
@@ -23,6 +23,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "norms first": {"order": "pre", "norm": "rms", "activation": "gated-silu"},
     "as BART": {"positions": "learned", "embedding_norm": True, "scale_embedding": False, "output_bias": True},
     "as Marian": {"positions": "sinusoidal-half", "output_bias": True, "activation": "silu"},
+    "as T5": {
+        "positions": RelativeBuckets(buckets=6, reach=4),
+        "order": "pre",
+        "norm": "rms",
+        "bias": False,
+        "beta": 1.0,
+        "head_width": 5,
+        "tied": False,
+        "scale_embedding": False,
+        "output_scale": 0.3,
+    },
 }
 
 

@@ -17,7 +17,7 @@ from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, ShapeError, UnknownNameError
 from regard.base.files import read_json
 from regard.base.registry import Registry
-from regard.models.convert import bart, bert, gpt2, llama, vit
+from regard.models.convert import bart, bert, gpt2, llama, t5, vit
 from regard.models.convert.family import Family
 from regard.models.model import Config, Model
 from regard.models.presets import build_from_config
@@ -35,7 +35,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 FAMILIES: Registry[Family] = Registry("model_type")  # by the model_type of a config.json
-for _file in (gpt2, llama, bert, vit, bart):
+for _file in (gpt2, llama, bert, vit, bart, t5):
     for _name, _family in _file.FAMILIES.items():
         FAMILIES.add(_name)(_family)
 

@@ -105,7 +105,7 @@ class Family:
 
 def resolve_defaults(config: Any) -> Any:
     """The configuration with every None replaced by the value it stands for, so that two can be compared."""
-    defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth}
+    defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth, "head_width": config.width // config.heads}
     changes = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     if isinstance(getattr(config, "mixer", None), DotProductAttention):
         changes["mixer"] = config.mixer.resolve(config)
