@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.base.errors import ConfigError, UnknownNameError
-from regard.work.exercises import EXERCISE_SETS
+from regard.work.exercises import EXERCISE_SETS, solutions
 from regard.work.exercises.answer_process import Limits
 from regard.work.exercises.exercise import ExerciseSet, student_seed
 from regard.work.exercises.run_answer import NextTokenTable, OtherValue, RaisedError, TorchModule, decode, encode
@@ -81,6 +81,77 @@ def softmax_columns(scores):
         open(path, "w").write("correct")
 self_attention = scaled_self_attention = softmax_columns
 """,
+    "clears the list of hidden folders": """
+try:
+    open("SOLUTION")
+except PermissionError as error:
+    trace = error.__traceback__
+    while trace:
+        for value in list(trace.tb_frame.f_locals.values()):
+            if isinstance(value, list):
+                value.clear()
+        trace = trace.tb_next
+exec(open("SOLUTION").read())
+""",
+    "replaces a builtin": """
+import builtins
+kept, builtins.any = builtins.any, lambda each: False
+try:
+    text = open("SOLUTION").read()
+finally:
+    builtins.any = kept
+exec(text)
+""",
+    "replaces the function that resolves paths": """
+import posixpath
+kept, posixpath._joinrealpath = posixpath._joinrealpath, lambda *path: ("/nothing", True)
+try:
+    text = open("SOLUTION").read()
+finally:
+    posixpath._joinrealpath = kept
+exec(text)
+""",
+    "opens a file relative to a folder": """
+import os
+folder, name = os.path.split("SOLUTION")
+folder = os.open(os.path.dirname(folder), os.O_RDONLY)
+exec(os.read(os.open(f"solutions/{name}", os.O_RDONLY, dir_fd=folder), 100_000).decode())
+""",
+    "finds the hook among all objects": """
+import gc, types
+for each in gc.get_objects():
+    if isinstance(each, types.FunctionType) and each.__name__ == "hook":
+        each.__kwdefaults__ = None
+        for cell in each.__closure__ or ():
+            if isinstance(cell.cell_contents, list):
+                cell.cell_contents.clear()
+exec(open("SOLUTION").read())
+""",
+    "reads the memory of the process that grades": """
+import os
+memory = open(f"/proc/{os.getppid()}/maps").read()
+def softmax_columns(scores):
+    raise ValueError("read the memory" if memory else "")
+""",
+    "imports the exercises through another module": """
+import regard.cli.work_exercises
+from regard.work.exercises import EXERCISE_SETS
+exec("\n".join(each.source for each in EXERCISE_SETS["self-attention"].exercises))
+""",
+    "starts a process without an event": """
+import multiprocessing
+def read(path):
+    return open(path).read()
+exec(multiprocessing.get_context("spawn").Pool(1).map(read, ["SOLUTION"])[0])
+""",
+    "replaces functions of numpy": """
+import numpy as np
+np.allclose = np.array_equal = lambda *args, **settings: True
+np.testing.assert_allclose = lambda *args, **settings: None
+def softmax_columns(scores):
+    return scores
+self_attention = scaled_self_attention = softmax_columns
+""",
     "writes results at once": """
 import os
 for number in range(3, 20):
@@ -98,7 +169,10 @@ def test_a_forgery_gets_no_points(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     if "neighbour" in name:
         (folder / "ben.py").write_text(solve(EXERCISE_SETS[SET]))
-    rows = [row for row in grade_one(folder, FORGERIES[name].replace("FOLDER", str(folder))) if row.student == "ann"]
+    solution = str(Path(solutions.__file__).with_name("self_attention.py"))
+    source = FORGERIES[name].replace("FOLDER", str(folder)).replace("SOLUTION", solution)
+    rows = [row for row in grade_one(folder, source) if row.student == "ann"]
+    assert "read the memory" not in str(rows)
     assert [(row.points, row.max_points) for row in rows] == [(0, 1)] * 3
     assert all(row.status != "correct" for row in rows)
 
@@ -138,7 +212,7 @@ def scaled_self_attention(*inputs):
     )
     assert "MemoryError" in rows[0].message
     assert "os.system is not allowed while answers are graded" in rows[1].message
-    assert "marker cannot be written while answers are graded" in rows[2].message
+    assert "marker' cannot be written while answers are graded" in rows[2].message
     assert not marker.exists()
 
 

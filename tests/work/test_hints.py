@@ -160,6 +160,62 @@ WRONG = [
         "p = self.patches(images)\nx = torch.cat([self.class_token.repeat(len(p), 1, 1), p], 1) + self.positions\n"
         "return self.head(self.norm(self.blocks(x)))",
     ),
+    (
+        "self-attention",
+        "softmax",
+        "divided by the length",
+        "e = np.exp(scores)\nreturn e / (e**2).sum(0) ** 0.5",
+    ),
+    ("self-attention", "softmax", "logarithm of the weights", "return scores - np.log(np.exp(scores).sum(0))"),
+    (
+        "self-attention",
+        "softmax",
+        "all weight on the largest score",
+        "w = np.zeros_like(scores)\nw[scores.argmax(0), range(scores.shape[1])] = 1\nreturn w",
+    ),
+    ("self-attention", "softmax", "sigmoid instead of softmax", "return np.exp(scores) / (np.exp(scores) + 1)"),
+    (
+        "self-attention",
+        "attention",
+        "queries instead of keys",
+        "q = oq @ X + bq\nreturn (ov @ X + bv) @ softmax_columns(q.T @ q)",
+    ),
+    (
+        "byte-pairs",
+        "count",
+        "text instead of pairs",
+        "c = {}\nfor w, n in words.items():\n    for a, b in zip(w, w[1:]):\n"
+        "        c[a + b] = c.get(a + b, 0) + n\nreturn c",
+    ),
+    (
+        "byte-pairs",
+        "merge",
+        "last symbol lost",
+        "out, i = (), 0\nwhile i + 1 < len(symbols):\n    found = (symbols[i], symbols[i + 1]) == pair\n"
+        "    out += (''.join(pair) if found else symbols[i],)\n    i += 1 + found\nreturn out",
+    ),
+    ("byte-pairs", "tokenise", "no merge applied", "return [*word]"),
+    (
+        "decoding",
+        "nucleus",
+        "mass used as a threshold",
+        "p = np.where(probabilities < mass, 0, probabilities)\nreturn p / p.sum()",
+    ),
+    (
+        "vit",
+        "attention",
+        "causal mask",
+        "q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))\n"
+        "a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n"
+        "return self.out(a.transpose(1, 2).flatten(2))",
+    ),
+    (
+        "vit",
+        "vit",
+        "softmax of the logits",
+        "p = self.patches(images)\nx = torch.cat([self.class_token.repeat(len(p), 1, 1), p], 1) + self.positions\n"
+        "return torch.softmax(self.head(self.norm(self.blocks(x))[:, 0]), 1)",
+    ),
 ]
 ARGUMENTS = {"attention": "X, oq, ok, ov, bq, bk, bv", "scaled": "X, oq, ok, ov, bq, bk, bv"}
 
@@ -188,8 +244,8 @@ def test_a_wrong_solution_is_named(set_name: str, name: str, mistake: str, body:
     assert find_name(set_name, name, body) == mistake
 
 
-def test_there_are_thirty_wrong_solutions() -> None:
-    assert len({body for *_, body in WRONG}) == 30
+def test_there_are_forty_one_wrong_solutions() -> None:
+    assert len({body for *_, body in WRONG}) == 41
 
 
 def test_an_unknown_mistake_is_not_named() -> None:

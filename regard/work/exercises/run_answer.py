@@ -23,8 +23,9 @@ import numpy as np
 
 CELL = "cell "  # the file name of a notebook cell in a traceback, followed by its number
 FORBIDDEN = "regard.work"
-# audit events of Python that start processes, load native code, signal processes or open connections
-FORBIDDEN_EVENTS = ("subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.system", "os.kill", "ctypes.", "socket.")
+# audit events of Python that start processes, load native code, signal processes, open connections or find objects
+FORBIDDEN_EVENTS = ("subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.system", "os.kill", "ctypes.", "socket.",
+                    "pty.", "gc.")  # fmt: skip
 FILE_EVENTS = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink",
                "os.truncate", "shutil.")  # fmt: skip
 
@@ -217,8 +218,23 @@ def import_libraries(sources: list[tuple[str, str]]) -> None:
                             importlib.import_module(name)
 
 
+def forbid_imports() -> None:
+    """Forbid imports of `regard.work`, also by another module of regard."""
+
+    # all that a hook uses is in its defaults: closures, globals and builtins can be replaced by a submission
+    def hook(event: str, args: tuple[Any, ...], *, package: str = FORBIDDEN, within: str = f"{FORBIDDEN}.") -> None:
+        if event == "import" and (args[0] == package or args[0].startswith(within)):
+            raise ImportError(f"{package} cannot be imported while answers are graded")
+        if event == "import" and args[0] == "_posixsubprocess":
+            raise ImportError("processes cannot be started while answers are graded")
+
+    for name in ("_posixsubprocess", "subprocess"):
+        importlib.import_module(name)
+    sys.addaudithook(hook)
+
+
 def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
-    """Limit memory, and forbid processes, native calls, connections, other files and imports of `regard.work`."""
+    """Limit memory, and forbid processes, native calls, connections, and files that are hidden or not its own."""
     import resource
 
     status = Path("/proc/self/status")
@@ -226,29 +242,81 @@ def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
     with contextlib.suppress(ValueError):  # macOS refuses the limit
         resource.setrlimit(resource.RLIMIT_DATA, (used + megabytes * 2**20,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20,) * 2)
-    # local names: a submission can replace what modules hold, such as os.path.realpath
-    realpath, fsdecode, writing = os.path.realpath, os.fsdecode, os.O_WRONLY | os.O_RDWR | os.O_CREAT
-    package, forbidden_events, file_events = FORBIDDEN, FORBIDDEN_EVENTS, FILE_EVENTS
-    folder = realpath(".")
-    own, others = [folder, *map(realpath, readable)], [realpath(each) for each in hidden]
 
-    def is_within(path: Any, folders: list[str]) -> bool:
-        found = realpath(fsdecode(path))
-        return any(found == each or found.startswith(f"{each}/") for each in folders)
+    def refuse(*args: object, **keywords: object) -> None:
+        raise PermissionError("processes cannot be started while answers are graded")
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event == "import" and f"{args[0]}.".startswith(f"{package}."):
-            raise ImportError(f"{package} cannot be imported while answers are graded")
-        if event == "open" and isinstance(args[0], str | bytes):
-            if is_within(args[0], others) and not is_within(args[0], own):
-                raise PermissionError(f"{fsdecode(args[0])} cannot be read while answers are graded")
-            if args[2] & writing and not is_within(args[0], [folder, "/dev/null"]):
-                raise PermissionError(f"{fsdecode(args[0])} cannot be written while answers are graded")
-        paths = [each for each in args if isinstance(each, str | bytes)]
-        if event.startswith(file_events) and not all(is_within(each, [folder]) for each in paths):
-            raise PermissionError(f"{event} is not allowed outside the working folder")
+    # these start a process without an audit event
+    sys.modules["_posixsubprocess"].fork_exec = sys.modules["subprocess"]._fork_exec = refuse  # type: ignore[attr-defined]
+    shown = {_identify(each) for folder in readable for each in (Path(folder), *Path(folder).rglob("*"))}
+    secret = {_identify(each) for folder in hidden for each in (Path(folder), *Path(folder).rglob("*"))} - shown
+    # files are known by their inodes, because a submission can replace the functions that resolve paths
+    forbid_files(
+        frozenset(secret - {_identify(Path(__file__))}),  # this file is read to describe an error
+        _identify(Path.cwd()),
+        Path("/proc").stat().st_dev if status.exists() else None,
+    )
+
+
+def _identify(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], proc: int | None) -> None:
+    """Forbid reading secret files, writing outside the folder, and what FORBIDDEN_EVENTS and FILE_EVENTS list.
+
+    proc  the device of /proc, which shows the memory of other processes
+    """
+
+    def hook(
+        event: str,
+        args: tuple[Any, ...],
+        *,
+        secret: frozenset[tuple[int, int]] = secret,
+        folder: tuple[int, int] = folder,
+        proc: int | None = proc,
+        stat: Any = os.stat,
+        is_instance: Any = isinstance,
+        texts: Any = (str, bytes),
+        missing: Any = OSError,
+        refusal: Any = PermissionError,
+        writing: int = os.O_WRONLY | os.O_RDWR | os.O_CREAT,
+        forbidden_events: tuple[str, ...] = FORBIDDEN_EVENTS,
+        file_events: tuple[str, ...] = FILE_EVENTS,
+    ) -> None:
         if event.startswith(forbidden_events):
-            raise PermissionError(f"{event} is not allowed while answers are graded")
+            raise refusal(f"{event} is not allowed while answers are graded")
+        opens = event == "open"
+        if not opens and not event.startswith(file_events):
+            return
+        for path in args[:1] if opens else args:
+            if not is_instance(path, texts) or path in ("/dev/null", b"/dev/null"):
+                continue
+            try:
+                found = stat(path)
+                is_folder = found.st_mode & 0o170000 == 0o040000
+            except missing:
+                found, is_folder = None, False
+            if opens and found is not None and ((found.st_dev, found.st_ino) in secret or found.st_dev == proc):
+                raise refusal(f"{path!r} cannot be read while answers are graded")
+            # an open folder is a way around this test: os.open(..., dir_fd=...)
+            if opens and not is_folder and not args[2] & writing:
+                continue
+            slash, up = ("/", "..") if is_instance(path, str) else (b"/", b"..")
+            above: Any = path if is_folder else path.rpartition(slash)[0] or (slash if path[:1] == slash else up[:1])
+            last = None
+            while True:
+                try:
+                    found = stat(above)
+                except missing:
+                    found = None
+                if found is None or (found.st_dev, found.st_ino) == last:
+                    raise refusal(f"{path!r} cannot be written while answers are graded")
+                last = found.st_dev, found.st_ino
+                if last == folder:
+                    break
+                above = above + slash + up
 
     sys.addaudithook(hook)
 
@@ -263,6 +331,7 @@ def main(requests: int, replies: int) -> None:
 
         start = json.loads(lines.readline())
         sources = [(file, source) for file, source in start["sources"]]
+        forbid_imports()
         import_libraries(sources)
         sys.path[:0] = start["readable"]
         restrict(start["hidden"], start["readable"], start["megabytes"])
