@@ -40,7 +40,8 @@ from regard.see.softmax_tracer import SoftmaxTracer, function_name
 
 Indices = Sequence[int] | Tensor
 NO_MODULE = "attention"  # the name of a call that no module makes
-HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads")  # attributes of modules
+# attributes of modules
+HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads", "num_attn_heads")
 FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention", "fused_sdp")
 _edits = threading.local()
 RAN_EAGERLY = "torch.compile is disabled while watching: this call ran eagerly"
