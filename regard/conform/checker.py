@@ -173,7 +173,8 @@ def _run_facts(
         start = perf_counter()
         result = _run_fact(fact, tested, causes)
         results.append(replace(result, seconds=perf_counter() - start))
-        fatal = causes[fact.name] if fact.fatal and fact.name in causes else None
+        ends = fact.fatal or (result.failure is not None and result.failure.fatal)
+        fatal = causes[fact.name] if ends and fact.name in causes else None
     return tuple(results)
 
 

@@ -170,6 +170,17 @@ class MeasuredAttention(AttentionUnderTest):
         return f"{name} with m = {', '.join(f'{m:.4g}' for m in slopes)}"
 
     @cached_property
+    def mask_number(self) -> float | None:
+        """The finite number that hides keys: weights at q = 0 have two sizes, whose scores differ by it; or None."""
+        weights = self.flat_weights(11, 11, self.uses_causal_argument).double()
+        gaps = (weights / weights.amax(-1, keepdim=True)).log()
+        low = gaps < -3
+        if not bool(low.any()) or not bool(gaps.isfinite().all()):
+            return None
+        number = float(gaps[low].mean())
+        return number if bool(torch.where(low, gaps - number, gaps).abs().lt(1e-3).all()) else None
+
+    @cached_property
     def scores(self) -> ScoreReading:
         """How scores are computed from q and k."""
         return self.measurement().scores

@@ -18,6 +18,7 @@ class Failure:
     example: str = ""  # Python code
     declare: str = ""  # the options that make it right, if it is on purpose
     grade: str = ""  # if it is not that of the fact
+    fatal: bool = False  # later facts cannot be measured, though the fact is not fatal in general
 
 
 def first_failure(found: Iterable[Failure | None]) -> Failure | None:

@@ -771,6 +771,59 @@ def caps_scores_before_the_scale(q, k, v):
     return soft_capped_before_the_scale(q, k, v)
 
 
+@mutant("scores", "scores are clamped from below")
+def clamps_low_scores(q, k, v):
+    return ((q * q.shape[-1] ** -0.5) @ spread(k, q.shape[1]).mT).clamp(min=-2).softmax(-1) @ spread(v, q.shape[1])
+
+
+@mutant("scores", "the softmax is applied twice")
+def applies_the_softmax_twice(q, k, v):
+    weights = (q * q.shape[-1] ** -0.5 @ spread(k, q.shape[1]).mT).softmax(-1)
+    return weights.softmax(-1) @ spread(v, q.shape[1])
+
+
+@mutant("scores", "43% of the visible keys have no weight, by their scores, as with top-k")
+def keeps_the_four_best_keys(q, k, v):
+    scores = q * q.shape[-1] ** -0.5 @ spread(k, q.shape[1]).mT
+    fourth = scores.topk(min(4, scores.shape[-1]), -1).values[..., -1:]
+    return scores.masked_fill(scores < fourth, -torch.inf).softmax(-1) @ spread(v, q.shape[1])
+
+
+@mutant("scores", "q and k are normalised (rms)")
+def normalises_queries_and_keys(q, k, v):
+    return attend(functional.normalize(q, dim=-1), functional.normalize(k, dim=-1), v)
+
+
+@mutant("scores", "rotary positions are applied to q alone (half pairs)", causal=True)
+def turns_queries_alone(q, k, v):
+    return attend(Rotary()(q, k.shape[2] - q.shape[2]), k, v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("scores", "rotary turns q and k in opposite directions (half pairs)")
+def turns_keys_backwards(q, k, v):
+    turn = Rotary()
+    half = k.shape[-1] // 2  # exchanging the halves turns in the other direction
+    backwards = turn(k.roll(half, -1), 0).roll(half, -1)
+    return attend(turn(q, k.shape[2] - q.shape[2]), backwards, v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("key-order", "some keys have 2.1e-09 of the weight of others: keys are hidden by -20, not by -inf")
+def hides_keys_by_a_small_number(q, k, v):
+    scores = q * q.shape[-1] ** -0.5 @ spread(k, q.shape[1]).mT
+    return scores.masked_fill(~triangle(*scores.shape[-2:]), -20.0).softmax(-1) @ spread(v, q.shape[1])
+
+
+@mutant("causality", "sees key 1: keys are hidden by -20, not by -inf", causal=True)
+def hides_keys_by_a_small_number_and_says_causal(q, k, v):
+    return hides_keys_by_a_small_number(q, k, v)
+
+
+@mutant("weights-sum-to-one", "as if they were rounded to half precision")
+def weighs_in_float16(q, k, v):
+    weights = (q * q.shape[-1] ** -0.5 @ spread(k, q.shape[1]).mT).half().softmax(-1)
+    return weights.to(v.dtype) @ spread(v, q.shape[1])
+
+
 @mutant("random-state", "the call sets the seed")
 def sets_the_seed(q, k, v):
     torch.manual_seed(0)

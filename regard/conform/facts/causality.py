@@ -1,5 +1,6 @@
 """Facts about causality: which keys each query sees, under a causal mask, in a window and with a KV cache."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -125,6 +126,8 @@ def causality(a: MeasuredAttention) -> Failure | None:
             words = _pair_words(n, seen, later)
             inverted = not bool((seen & CAUSAL.visible(n, n)).any())
             words = f"row i sees only keys after i, so the last row sees no key: {words}" if inverted else words
+            if a.mask_number is not None:
+                return finite_mask(a, a.mask_number, words, "causal=False")
             return _wrong_band(a, n, words, "" if inverted else "causal=False")
         if (found := _changed_by_later_keys(a, n)) is not None:
             return found
@@ -134,6 +137,15 @@ def causality(a: MeasuredAttention) -> Failure | None:
         words = f"in a batch, row {row} of head {head} of sequence {sequence} sees key {key}"
         return Failure(words) if found is None else replace(found, found=words)
     return None
+
+
+def finite_mask(a: MeasuredAttention, number: float, words: str, declare: str) -> Failure:
+    """The failure of keys that are hidden by a finite number, which leaves them some weight."""
+    inputs = a.random_inputs(3, 3, b=1)
+    got = a.flat_weights(3, 3, inputs.causal, inputs.sizes[1])
+    expected = got.masked_fill(got < got.amax(-1, keepdim=True) * math.exp(number / 2), 0.0)
+    example = write_example(a, inputs.neutral(), got[None], expected[None], write_weights)
+    return Failure(f"{words}: keys are hidden by {number:.4g}, not by -inf", example, declare, fatal=True)
 
 
 def _changed_by_later_keys(a: MeasuredAttention, n: int, b: int = 1) -> Failure | None:

@@ -6,14 +6,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.base.registry import Registry
 from regard.conform.conventions import MeasuredAttention
 from regard.conform.example import CallWriter, write_example, write_weights
 from regard.conform.fact import BROKEN, POLICY, Fact, Failure, NotApplicableError, fact, first_failure
-from regard.conform.facts.causality import LENGTHS, detect_difference
+from regard.conform.facts.causality import LENGTHS, detect_difference, finite_mask
 from regard.conform.facts.dependence import all_ones, row_sums
+from regard.conform.facts.score_causes import name_score_cause, share_without_weight
 from regard.conform.inputs import QKV, AttentionInputs
 from regard.conform.shrink import Violation, detect_lines, failure_of, smallest_failure
 from regard.conform.tolerance import max_error
@@ -47,7 +49,7 @@ def grouping(a: MeasuredAttention) -> Failure | None:
     return failure_of(a, a.random_inputs(2, 2, b=1, h=4, g=2), detect, words, declare, grade=grade)
 
 
-@fact(FACTS, "key-order")
+@fact(FACTS, "key-order", explained_by="causality")
 def key_order(a: MeasuredAttention) -> Failure | None:
     """The order of the keys does not matter, unless positions are added on purpose.
 
@@ -55,11 +57,14 @@ def key_order(a: MeasuredAttention) -> Failure | None:
     same at every width of heads.
 
     Usual causes: a bias by index, a decay, or keys paired with the values of other rows; a bias that is added
-    before the scores are divided by sqrt(c)
+    before the scores are divided by sqrt(c); keys hidden by a small number such as -100 in place of -inf
     """
     wanted, name = a.declared.bias, a.bias_name
     if (found := _bias_changes_with_width(a)) is not None:
         return found
+    if a.mask_number is not None and wanted != "any":
+        words = f"some keys have {math.exp(a.mask_number):.1e} of the weight of others"
+        return finite_mask(a, a.mask_number, words, "bias='any'")
     inverted = max(a.bias_reading[1] or (0.0,)) < 0  # no declaration allows it
     is_alibi = name.startswith((ALIBI_DISTANCE, ALIBI_KEY)) and not inverted
     usual = name in (NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY)  # other slopes may be a mistake
@@ -67,7 +72,7 @@ def key_order(a: MeasuredAttention) -> Failure | None:
     if allowed and not inverted:
         return None
     declare = "" if inverted else "bias='alibi'" if is_alibi else "bias='any'"
-    row = ", ".join(f"{x:.4f}" for x in a.flat_weights(5, 5, a.uses_causal_argument)[0, -1].tolist())
+    row = ", ".join(f"{x:.4f}" for x in _most_unequal_row(a.flat_weights(5, 5, a.uses_causal_argument)).tolist())
     words = f"visible keys have different weights at q = 0, by position: {row}{f', by {name}' if is_alibi else ''}"
     if inverted:
         words = "ALiBi has the wrong sign: farther keys get more weight"
@@ -91,6 +96,13 @@ def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
     return Failure(words, write_example(a, inputs.neutral(), got, expected, write_weights))
 
 
+def _most_unequal_row(weights: Float[Tensor, "h i j"]) -> Float[Tensor, "j"]:
+    """The row whose visible weights differ most."""
+    rows = weights.flatten(0, 1)
+    smallest = rows.masked_fill(rows == 0, torch.inf).amin(-1)
+    return rows[(rows.amax(-1) / smallest).nan_to_num(0.0).argmax()]
+
+
 def _alibi(inputs: AttentionInputs) -> Tensor:
     _, h, i, j = inputs.pair_shape
     distance = (torch.arange(j - i, j)[:, None] - torch.arange(j)[None, :]).abs()
@@ -103,15 +115,15 @@ def scores(a: MeasuredAttention) -> Failure | None:
 
     log(weight[j] / weight[j']) = scale q . (k[j] - k[j']) for all pairs, with one scale.
 
-    Usual causes: q or k normalised, projected or rounded, top-k, another function than exp, an undeclared soft-cap,
-    values permuted against keys
+    Usual causes: q or k normalised, projected or rounded, rotary on one of them alone, top-k, scores clamped, two
+    softmaxes, another function than exp, an undeclared soft-cap, values permuted against keys
     """
     early = _softcap_before_scale(a)
-    if a.scores_fit and not early:
+    if a.scores_fit and not early and not share_without_weight(a):
         return None
     words, declare = "weights do not follow exp(scale q . k)", "" if early else ", ".join(_score_declarations(a))
-    if early:
-        words += f": {early}"
+    if cause := early or name_score_cause(a):
+        words += f": {cause}"
     elif a.score_span is not None:
         words += f": scores are clamped or capped, since they differ by {a.score_span:.4g} at most"
     elif a.scores.residual is not None and a.scores.scale is None:

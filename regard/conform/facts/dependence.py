@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.base.registry import Registry
 from regard.conform.conventions import LONG, MeasuredAttention
 from regard.conform.example import CallWriter, result_comments, write_weights
-from regard.conform.fact import Fact, Failure, NotApplicableError, fact, first_failure
+from regard.conform.fact import INEXACT, Fact, Failure, NotApplicableError, fact, first_failure
 from regard.conform.facts.behaviour import raised_by
 from regard.conform.inputs import QKV, AttentionInputs
 from regard.conform.shrink import Detect, Violation, detect_lines, smallest_failure
@@ -163,9 +163,16 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
         out = row_sums(a, inputs)
         if all_ones(out):
             return None
-        words = f"the weights of a row sum to {_farthest_from_one(out):.4g}, not to 1"
+        total = _farthest_from_one(out)
+        rounded = abs(total - 1) < 2e-3
+        words = f"the weights of a row sum to {total:.{6 if rounded else 4}g}, not to 1"
+        ones = "torch.ones_like(v)"
         return Violation(
-            words, out, torch.ones_like(out), lambda call: [f"out = {call('q', 'k', 'torch.ones_like(v)')}"]
+            words + (", as if they were rounded to half precision" if rounded else ""),
+            out,
+            torch.ones_like(out),
+            lambda call: [f"out = {call('q', 'k', ones)}"],
+            grade=INEXACT if rounded else "",
         )
 
     if (found := smallest_failure(a, inputs, detect)) is not None:

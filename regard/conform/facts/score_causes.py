@@ -1,0 +1,83 @@
+"""Why weights do not follow exp(scale q . k): the usual mistakes, each compared with the measured weights."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.conform.conventions import MeasuredAttention
+from regard.conform.tolerance import max_error
+from regard.see.measure.rotary import usual_rotations
+
+
+def name_score_cause(a: MeasuredAttention) -> str:
+    """The mistake that explains the weights, in words; empty if none is known."""
+    norm, kind = a.scores.norm, a.scores.qk_norm
+    if kind is not None and kind != a.declared.qk_norm:
+        which = "q and k are" if norm is None or (norm.q and norm.k) else "q alone is" if norm.q else "k alone is"
+        return f"{which} normalised" + (f" ({kind})" if kind != "unknown" else "")
+    if share := share_without_weight(a):
+        return f"{share:.0%} of the visible keys have no weight, by their scores, as with top-k, ReLU or sparsemax"
+    if a.score_span is None and (ends := _clamped_ends(a)):
+        return f"scores are clamped from {ends}: those of a row are equal there"
+    inputs = a.random_inputs(7, 7, b=1)
+    found = a.weights(inputs).double()
+    return next((words for words, weights in _hypotheses(a) if max_error(found, weights) <= 1e-4), "")
+
+
+def share_without_weight(a: MeasuredAttention) -> float:
+    """The share of visible keys whose weight is zero though the definition gives them some."""
+    found = a.weights(a.random_inputs(7, 7, b=1))
+    expected = _weights(a, a.scale(a.random_inputs(7, 7, b=1)))
+    wrong = (found == 0) & (expected > 1e-6)
+    return float(wrong.double().mean())
+
+
+def _clamped_ends(a: MeasuredAttention) -> str:
+    """ "below" or "above", if two keys of every long row share the lowest or the highest weight; else empty."""
+    inputs = a.random_inputs(11, 11, b=1)
+    weights = a.weights(inputs.with_tensors(q=20 * inputs.q)).double()[..., -1, :]
+    known = weights.masked_fill(weights == 0, torch.nan).log()
+
+    def ties(end: Tensor) -> bool:
+        return bool(((known - end[..., None]).abs() < 1e-6).sum(-1).ge(2).all())
+
+    low, high = known.nan_to_num(torch.inf).amin(-1), known.nan_to_num(-torch.inf).amax(-1)
+    return " and ".join(name for name, end in (("below", low), ("above", high)) if ties(end))
+
+
+def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h i j"]]]:
+    """Each mistake in words, and the weights that it gives."""
+    inputs = a.random_inputs(7, 7, b=1)
+    scale = a.expected_scale(inputs)
+    yield "the softmax is applied twice", _weights(a, scale).softmax(-1)
+    for rotation in usual_rotations(inputs.sizes[5]):
+        backwards = replace(rotation, frequencies=tuple(-each for each in rotation.frequencies))
+        q, k, _ = _prepared(a)
+        turned = f"({rotation.pairing} pairs)"
+        yield f"rotary positions are applied to q alone {turned}", _weights(a, scale, rotation.apply(q), k)
+        yield f"rotary positions are applied to k alone {turned}", _weights(a, scale, q, rotation.apply(k))
+        both = _weights(a, scale, rotation.apply(q), backwards.apply(k))
+        yield f"rotary turns q and k in opposite directions {turned}, so that scores depend on i + j", both
+
+
+def _prepared(a: MeasuredAttention) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in float64, with a key head for each query head."""
+    inputs = a.random_inputs(7, 7, b=1).to(torch.float64)
+    q, k, v = replace(a.expected(inputs), rotation=None).prepare(inputs)
+    return q, k.repeat_interleave(q.shape[1] // k.shape[1], 1), v
+
+
+def _weights(
+    a: MeasuredAttention, scale: float, q: Tensor | None = None, k: Tensor | None = None
+) -> Float[Tensor, "1 h i j"]:
+    """The weights of these q and k under the measured mask and bias."""
+    expected = a.expected(a.random_inputs(7, 7, b=1))
+    if q is None or k is None:
+        q, k, _ = _prepared(a)
+        q, k = (x if expected.rotation is None else expected.rotation.apply(x) for x in (q, k))
+    scores = q @ k.mT * scale
+    scores = scores if expected.bias is None else scores + expected.bias.double()
+    return scores.masked_fill(~expected.visible, -torch.inf).softmax(-1)
