@@ -104,7 +104,9 @@ def _compute_block(
     if not isinstance(call.mask, Full):
         hidden = ~see_rows(call.mask, grid, columns)
         if not call.steep and finite:  # three times as fast as masked_fill_, but NaN would not be hidden
-            torch.minimum(scores, torch.where(hidden, LOW, math.inf).to(exact), out=scores)
+            # in the dtype of the scores: LOW must stay what `_normalise` compares with
+            most = torch.where(hidden, scores.new_full((), LOW), scores.new_full((), math.inf))
+            torch.minimum(scores, most, out=scores)
         else:
             scores = scores.masked_fill_(hidden, -math.inf if call.steep else LOW)
     if lse is None or call.steep:

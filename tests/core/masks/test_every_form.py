@@ -1,7 +1,8 @@
 """Every mask form, found by its file: one definition of the visible pairs holds wherever the mask is used.
 
 For each example of a form, alone and combined with others, `see` on single pairs is the truth. The boxes, the block
-tables, the counts, the matrix, a saved copy and attention in every kernel must agree with it.
+tables, the counts, the matrix, a saved copy, FlexAttention's forms, statistics and attention in every kernel, with its
+gradients, must agree with it.
 """
 
 import doctest
@@ -22,6 +23,7 @@ from regard.core.masks.block_tables import ALL, NONE
 from regard.core.masks.expression import parse_mask
 from regard.core.masks.forms import FORMS, candidates, constructor, examples
 from regard.core.masks.plan_cache import Memo
+from regard.see.row_statistics import statistics
 from regard.see.serialization import load
 from regard.see.watch import watch
 from tests.properties import draw
@@ -130,6 +132,40 @@ def test_the_blocked_kernel_in_its_sparsest_order(name: str, size: int, monkeypa
         except KernelRefusedError:
             continue
         torch.testing.assert_close(out, truth, atol=1e-12, rtol=1e-12, msg=f"blocked with {mask!r}")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_gradients_are_those_of_the_boolean_matrix(name: str) -> None:
+    for mask in variants(name):
+        inputs = [x.requires_grad_() for x in draw(N, N, b=mask.batch() or 2, dtype=torch.float64)]
+        truth = attend(*inputs, mask=mask.dense(N), kernel="reference")
+        above = torch.randn_like(truth)
+        expected = torch.autograd.grad(truth, inputs, above)
+        for found, right in zip(torch.autograd.grad(attend(*inputs, mask=mask), inputs, above), expected, strict=True):
+            torch.testing.assert_close(found, right, atol=1e-10, rtol=1e-10, msg=f"a gradient with {mask!r}")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_statistics_are_those_of_the_boolean_matrix(name: str) -> None:
+    for mask in variants(name):
+        q, k, _ = draw(N, N, b=mask.batch() or 2, dtype=torch.float64)
+        found, truth = statistics(q, k, mask=mask), statistics(q, k, mask=mask.dense(N))
+        for statistic in ("lse", "entropy", "largest", "distance", "received"):
+            torch.testing.assert_close(
+                getattr(found, statistic), getattr(truth, statistic), msg=f"{statistic} with {mask!r}"
+            )
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_mask_mod_and_a_block_mask_show_what_see_shows(name: str) -> None:
+    for mask in variants(name):
+        truth = pairs(mask, N, N, None)
+        for again in (
+            Mask.from_mask_mod(mask.mask_mod, batch=mask.batch()),
+            Mask.from_block_mask(mask.to_block_mask(N)),
+        ):
+            dense = again.dense(N).reshape(-1, N, N)
+            assert torch.equal(dense.expand_as(truth), truth), f"{again!r} made from {mask!r}"
 
 
 @pytest.mark.parametrize("name", FORMS)
