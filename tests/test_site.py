@@ -6,7 +6,16 @@ import pytest
 
 from tools import diagram
 from tools.api_reference import MODULES
-from tools.site import OUTSIDE, list_decisions, nav_pages, remote_addresses, rewrite_links, sheets
+from tools.site import (
+    OUTSIDE,
+    broken_links,
+    list_decisions,
+    nav_pages,
+    remote_addresses,
+    rewrite_links,
+    sheets,
+    unescape_pipes,
+)
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -44,11 +53,27 @@ def test_links_are_those_of_the_site(origin: str, link: str, expected: str) -> N
     assert rewrite_links(link, ROOT / origin) == expected
 
 
+def test_code_in_a_table_has_no_backslashes() -> None:
+    row = r"| `a \| b` | c \| d |"
+    assert unescape_pipes(f"{row}\n") == "| `a | b` | c \\| d |\n"
+    assert unescape_pipes(r"`a \| b`") == r"`a \| b`"
+
+
 def test_a_page_that_loads_from_elsewhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "good.html").write_text('<a href="https://example.org">x</a><script src="a.js"></script>')
     assert remote_addresses(tmp_path) == []
     (tmp_path / "bad.html").write_text('<script src="https://example.org/a.js"></script>')
     assert remote_addresses(tmp_path) == ["bad.html: https://example.org/a.js"]
+
+
+def test_a_link_to_a_missing_file_or_anchor_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="here"><a href="b.html#there">x</a> <a href="#here"> <a href="https://x.org">'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="there"><a href="./a.html">x</a>')
+    assert broken_links(tmp_path) == []
+    (tmp_path / "b.html").write_text('<h1 id="moved"><a href="c.html">x</a>')
+    assert broken_links(tmp_path) == ["a.html: b.html#there", "b.html: c.html"]
 
 
 def test_a_sheet_has_its_answers_with_formulas_as_mathml() -> None:

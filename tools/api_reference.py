@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,9 @@ def signature(entry: Entry) -> str:
     except (TypeError, ValueError):
         return entry.name
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
-    return entry.name + str(inspect.Signature(plain))
+    text = entry.name + str(inspect.Signature(plain))
+    indent = " " * (len(entry.name) + 1)
+    return textwrap.fill(text, 80, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def parse_example(entry: Entry) -> doctest.DocTest:

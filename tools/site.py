@@ -4,16 +4,19 @@
 
 Pages are in docs/. Generated are the API reference, the sheets with their answers and the list of decisions.
 CONTRIBUTING.md and CHANGELOG.md become pages too. Formulas become MathML. The site loads nothing from elsewhere.
-`--explorer` adds the explorer's static export.
+`--explorer` adds the explorer's static export and the page of the lab with all claims and figures.
 """
 
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 from tools import api_reference, diagram
 
@@ -22,6 +25,10 @@ PAGES = ROOT / "build" / "docs"
 SITE = ROOT / "site"
 # files outside docs/ that are pages of the site
 OUTSIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
+EXPLORER_LINKS = """\
+<a href="explorer/index.html">Open the explorer</a>: drag a query, look into a trained model, take a lesson.
+<a href="claims.html">Open the lab</a>: every claim with its numbers and figure.
+"""
 
 
 def gather(folder: Path = PAGES) -> None:
@@ -39,6 +46,8 @@ def gather(folder: Path = PAGES) -> None:
         file.write_text(text, encoding="utf-8")
     (folder / "decisions" / "index.md").write_text(list_decisions(), encoding="utf-8")
     (folder / "images" / "architecture.svg").write_text(diagram.draw(), encoding="utf-8")
+    for page in folder.rglob("*.md"):
+        page.write_text(unescape_pipes(page.read_text("utf-8")), encoding="utf-8")
 
 
 def rewrite_links(text: str, origin: Path) -> str:
@@ -64,6 +73,12 @@ def rewrite_links(text: str, origin: Path) -> str:
     for at in range(0, len(parts), 2):  # code is left alone
         parts[at] = re.sub(r"\[([^\]\n]+)\]\(([^)\s:#]+)(#[^)\s]*)?\)", rewrite, parts[at])
     return "".join(parts)
+
+
+def unescape_pipes(text: str) -> str:
+    """Return a page with | for \\| in the code of table cells: zensical shows the backslash."""
+    rows = re.compile(r"(?m)^\|.*$")
+    return rows.sub(lambda row: re.sub(r"`[^`]*`", lambda code: code[0].replace(r"\|", "|"), row[0]), text)
 
 
 def sheets() -> Iterator[tuple[str, str]]:
@@ -94,6 +109,26 @@ def build() -> None:
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
     if found := remote_addresses(SITE):
         raise SystemExit("pages load from elsewhere:\n" + "\n".join(found))
+    if found := broken_links(SITE):
+        raise SystemExit("links lead nowhere:\n" + "\n".join(found))
+
+
+def broken_links(folder: Path) -> list[str]:
+    """Links of built pages to a file or an anchor that does not exist."""
+    pages = {page: page.read_text("utf-8") for page in sorted(folder.rglob("*.html"))}
+    anchors = {page: set(re.findall(r'\bid="?([^"\s>]+)', text)) for page, text in pages.items()}
+    broken = []
+    for page, text in pages.items():
+        # the page for missing addresses is served at any depth, and scripts hold templates of links
+        text = "" if page.name == "404.html" else re.sub(r"(?s)<script.*?</script>", "", text)
+        for target in set(re.findall(r'<a[^>]*\shref="?([^"\s>]+)', text)):
+            address, _, anchor = unescape(unquote(target)).partition("#")
+            file = (page.parent / address).resolve() if address else page
+            file = file / "index.html" if file.is_dir() else file
+            known = file.is_file() and (not anchor or file not in pages or anchor in anchors[file])
+            if not re.match(r"[a-z]+:", target) and not known:
+                broken.append(f"{page.relative_to(folder)}: {target}")
+    return broken
 
 
 def remote_addresses(folder: Path) -> list[str]:
@@ -122,13 +157,16 @@ def nav_pages() -> list[str]:
 
 
 def add_explorer(folder: Path = PAGES) -> None:
-    """Export the explorer into the pages, and link it from the first page."""
-    command = [sys.executable, "-m", "regard", "explore", "--export", str(folder / "explorer")]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    """Export the explorer and the lab into the pages, and link them from the first page."""
+    with tempfile.TemporaryDirectory() as empty:  # the results of the package, not those of this machine
+        for command in (
+            ("explore", "--export", str(folder / "explorer")),
+            ("lab", "--html", str(folder / "claims.html"), "--results", empty),
+        ):
+            subprocess.run([sys.executable, "-m", "regard", *command], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     page = folder / "index.md"
-    text = page.read_text("utf-8")
-    link = '<a href="explorer/index.html">Open the explorer</a>: drag a query, see the weights change.'
-    page.write_text(text.replace("\n\n|", f"\n\n{link}\n\n|", 1), encoding="utf-8")
+    before, heading, after = page.read_text("utf-8").partition("\n![")
+    page.write_text(f"{before}\n{EXPLORER_LINKS}\n{heading}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
