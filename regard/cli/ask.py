@@ -39,7 +39,7 @@ def command(
     answer: Annotated[str | None, typer.Option(help="Save this answer to the question in the fact store")] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Train the model on the facts in the store")] = False,
     steps: Annotated[int | None, typer.Option(help="--learn: number of training steps [default: 300]")] = None,
-    data: Annotated[Path | None, typer.Option(help="--learn: new path of the data, if they have moved")] = None,
+    data: Annotated[Path | None, typer.Option(help="--learn: new path of the data, if it has moved")] = None,
     device: Annotated[
         str | None, typer.Option(help="--learn: cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
     ] = None,

@@ -56,7 +56,9 @@ def command(
         bool, typer.Option("--ignore-policy", help="Exit with 0 if only our policy differs")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
-    save: Annotated[Path | None, typer.Option(help="Also save it as JSON, for `regard explore --report`")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Also save the report as JSON, for `regard explore --report`")
+    ] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write the report as JUnit XML to this file")] = None,
     github: Annotated[
         bool, typer.Option("--github", envvar="GITHUB_ACTIONS", help="Also print findings as GitHub annotations")

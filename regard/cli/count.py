@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A preset such as gpt2, a pretrained model, or a saved folder")],
+    name: Annotated[str, typer.Argument(help="A pretrained model, a saved folder, or a preset such as gpt2")],
     length: Annotated[
         int | None, typer.Option(help="Positions, frames or pixels a side [default: the model's own]")
     ] = None,

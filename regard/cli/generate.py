@@ -38,7 +38,7 @@ EarlyStopping = StrEnum("EarlyStopping", ["true", "false", "never"])
 def command(
     model: Annotated[
         str,
-        typer.Argument(help="A pretrained model, a saved folder, ours or Hugging Face's, a finished run, or a preset"),
+        typer.Argument(help="A pretrained model, a saved folder (ours or Hugging Face's), a finished run, or a preset"),
     ] = "text-gpt",
     prompt: Annotated[
         str | None,

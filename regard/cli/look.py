@@ -49,7 +49,7 @@ def command(
     html: Annotated[Path | None, typer.Option(help="Write an HTML page that works offline")] = None,
     picture: PictureOption = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json [default: that of the folder, else bytes]")
+        Path | None, typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,

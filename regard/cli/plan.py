@@ -37,7 +37,7 @@ def command(
     memory: Annotated[float | None, typer.Option(help="GiB of one device [default: the GPU of this machine]")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict the memory of a recipe's run on each device. The exit code is 1 if it does not fit.
+    """Predict the memory of a recipe's run on each device. Exit code 1: it does not fit.
 
     A few training steps run on the CPU with small batches, and their memory is extrapolated to the whole batch.
 

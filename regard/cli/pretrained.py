@@ -14,13 +14,14 @@ def is_untrained(name: str) -> bool:
 def example_input(name: str, missing: str) -> str:
     """The example of a pretrained model's card: a text, or the path of a file.
 
-    missing  the error for other models, which have no example
+    missing  the error for other models, which have no example; a name of no model is reported as such
     """
     from regard.models.cards import read_card
-    from regard.models.presets import find_pretrained
+    from regard.models.presets import PRESETS, find_pretrained
+    from regard.models.saving import find_folder, unknown_model_error
 
     folder = find_pretrained(name)
     if folder is None:
-        raise ConfigError(missing)
+        raise ConfigError(missing) if name in PRESETS or find_folder(name) else unknown_model_error(name)
     example = read_card(name).example
     return str(folder / example) if (folder / example).is_file() else example

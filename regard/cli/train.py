@@ -38,7 +38,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Change a setting: --set steps=500, --set model.depth=4. May be repeated. `regard train list NAME` "
+        help="Change a setting: --set steps=500, --set model.depth=4; may be repeated. `regard train list NAME` "
         "shows all settings",
     ),
 ]

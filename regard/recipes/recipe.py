@@ -315,7 +315,9 @@ def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
 def get_recipe(name: str) -> Recipe:
     """Return the recipe with this name."""
     if name not in RECIPES:
-        raise UnknownNameError(f"there is no recipe {name!r}; available: {', '.join(RECIPES)}")
+        near = get_close_matches(name, RECIPES)
+        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"available: {', '.join(RECIPES)}"
+        raise UnknownNameError(f"there is no recipe {name!r}; {fix}")
     module = import_module(f"regard.recipes.{name}")
     text = module.__doc__ or ""
     parts = dict(re.findall(r"^(Expected|Time|Memory): (.+?)(?=\n\n|\n\w+:|\Z)", text, re.MULTILINE | re.DOTALL))

@@ -141,3 +141,26 @@ def test_a_terminal_without_the_shades_of_a_drawing_shows_something(root: Path) 
     )
     assert result.returncode == 0
     assert "????" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["generate", "text-gtp"], "text-gpt"),
+        (["look", "induction-gtp"], "induction-gpt"),
+        (["translate", "number-word"], "number-words"),
+        (["listen", "tone-digit"], "tone-digits"),
+        (["count", "digit-vit"], "digits-vit"),
+    ],
+)
+def test_a_mistyped_model_without_an_input_suggests_the_model(words: list[str], near: str) -> None:
+    done = run.invoke(app, words)
+    assert done.exit_code == 2
+    assert (
+        done.stderr == f"regard: there is no folder {words[1]!r}, and no model of this name; did you mean {near!r}?\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["train", "visoin"], ["train", "list", "visoin"], ["plan", "visoin"]])
+def test_a_mistyped_recipe_suggests_the_recipe(words: list[str]) -> None:
+    assert run.invoke(app, words).stderr == "regard: there is no recipe 'visoin'; did you mean 'vision'?\n"
