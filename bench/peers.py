@@ -18,6 +18,12 @@ def sdpa(causal: bool) -> Attention:
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
+def sdpa_masked(visible: Tensor) -> Attention:
+    """torch's scaled_dot_product_attention with a dense mask, which is made additive beforehand."""
+    added = torch.zeros_like(visible, dtype=torch.float32).masked_fill(~visible, -torch.inf)
+    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=added)
+
+
 def sdpa_backend(backend: SDPBackend, causal: bool) -> Attention:
     """torch's scaled_dot_product_attention with one of its backends."""
 

@@ -54,11 +54,13 @@ def attend(
     """
     if unknown:
         reject_keywords("attend", unknown)
-    if scores is None and kernel is None and positions is None and dropout == 0.0:
-        out = kernels.run_plain_on_cpu(q, k, v, mask, beta)
+    simple = scores is None and kernel is None and positions is None and dropout == 0.0
+    if simple:
+        out = kernels.run_prepared(q, k, v, mask, beta)
         if out is not None:
             return out
-    return kernels.run_kernel(prepare_request(q, k, v, mask, scores, beta, dropout, positions), kernel)
+    request = prepare_request(q, k, v, mask, scores, beta, dropout, positions)
+    return kernels.run_kernel(request, kernel, mask if simple and isinstance(mask, Mask) else None)
 
 
 @overload

@@ -33,6 +33,7 @@ from regard.core.masks.algebra import And, Mask
 
 FORMS = ("parallel", "chunked", "recurrent")
 _AT_ONCE = 1 << 26  # numbers in the states of chunks that are computed together
+_AT_ONCE_ON_CPU = 1 << 19  # more would leave the cache
 FEATURE_MAPS: Registry[Callable[..., "FeatureMap"]] = Registry("feature map")
 
 
@@ -256,22 +257,22 @@ def linear_attend(
             keys = keys.masked_fill(~visible, nothing)
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
 
-        at_once = step * (_chunks_at_once(features, step, size) if is_causal else 1)
+        at_once = step * (_chunks_at_once(features, step, size, q.device.type) if is_causal else 1)
         # split, because the gradient of many slices would fill the whole tensor with zeros once for each
         parts = [x.split(at_once, 2) if k.shape[2] else () for x in (queries, keys, values)]
         if is_causal:
             rows = []
-            for here, *own in zip(*parts, strict=True):
+            for some_queries, some_keys, some_values in zip(*parts, strict=True):
                 if features.logarithmic:
-                    rows.append(_read_log_chunk(state, here, *own, nonfinite))
-                    state = _add_keys(state, *own, features)
+                    rows.append(_read_log_chunk(state, some_queries, some_keys, some_values, nonfinite))
+                    state = _add_keys(state, some_keys, some_values, features)
                 else:
-                    out, state = _read_chunks(state, here, *own, step, nonfinite)
+                    out, state = _read_chunks(state, some_queries, some_keys, some_values, step, nonfinite)
                     rows.append(out)
             out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
         else:
-            for own in zip(*parts[1:], strict=True):
-                state = _add_keys(state, *own, features)
+            for some_keys, some_values in zip(*parts[1:], strict=True):
+                state = _add_keys(state, some_keys, some_values, features)
             out = _read_state(state, queries, features)
     return LinearResult(out.to(q.dtype), state)
 
@@ -291,13 +292,14 @@ def _add_keys(
     return LinearState(weighted, total + keys.sum(2), peak, state.length + keys.shape[2], features)
 
 
-def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int]) -> int:
-    """The number of chunks in one batched product: as many as memory for their states allows.
+def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int], device: str) -> int:
+    """The number of chunks in one batched product: as many as the memory for their states allows.
 
     One for the recurrent form, whose point is that memory does not grow, and for logarithmic features, whose sums are
     rescaled from chunk to chunk.
     """
-    return 1 if step == 1 or features.logarithmic else max(1, _AT_ONCE // max(1, math.prod(size)))
+    most = _AT_ONCE_ON_CPU if device == "cpu" else _AT_ONCE
+    return 1 if step == 1 or features.logarithmic else max(1, most // max(1, math.prod(size)))
 
 
 def _read_chunks(

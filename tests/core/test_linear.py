@@ -257,7 +257,7 @@ def test_chunks_are_computed_as_one_batch(features: FeatureMap) -> None:
 def test_memory_for_the_states_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = draw(67, 67)
     whole = linear_attend(q, k, v, mask=causal(), chunk=4)
-    monkeypatch.setattr("regard.core.linear._AT_ONCE", 3 * B * H * C * E)  # three chunks of 4 at once
+    monkeypatch.setattr("regard.core.linear._AT_ONCE_ON_CPU", 3 * B * H * C * E)  # three chunks of 4 at once
     parts = linear_attend(q, k, v, mask=causal(), chunk=4)
     torch.testing.assert_close(parts.out, whole.out, rtol=1e-12, atol=1e-12)
     assert_same_content(parts.state, whole.state)

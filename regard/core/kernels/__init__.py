@@ -1,7 +1,7 @@
 """The kernels, one file each, and the choice between them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,12 +15,15 @@ from torch import Tensor
 from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError, kernel_refused
 from regard.base.registry import Registry
+from regard.base.tracing import can_read_values
 from regard.core.input_checks import fits
 from regard.core.kernels import blocked, compiled, eager, flex, sdpa
 from regard.core.kernels.cpu_flash import flash_attention
 from regard.core.kernels.record import close_record, open_record
-from regard.core.kernels.request import STEEP_BETA, Request, in_unsupported_transform
+from regard.core.kernels.request import STEEP_BETA, PreparedCall, Request, in_unsupported_transform
+from regard.core.masks.algebra import Mask
 from regard.core.masks.forms.causal import Causal
+from regard.core.masks.plan_cache import Memo, joint_key
 
 
 class Kernel(Protocol):
@@ -77,10 +80,12 @@ def choose_kernel(request: Request) -> str:
     return able[0] if len(able) == 1 else min(able, key=lambda name: KERNELS[name].work(request))
 
 
-def run_kernel(request: Request, name: str | None) -> Tensor:
+def run_kernel(request: Request, name: str | None, remember: Mask | None = None) -> Tensor:
     """Run the named kernel, or the chosen one if `name` is None.
 
     A named kernel that cannot compute the request exactly raises an error with its reasons.
+
+    remember  the mask of a call without other arguments, for which the choice is remembered
     """
     chosen = choose_kernel(request) if name is None else None
     if chosen is not None:
@@ -92,6 +97,8 @@ def run_kernel(request: Request, name: str | None) -> Tensor:
         raise kernel_refused(name, reasons, [choose_kernel(request)] if others else [])
     if chosen == "blocked" and torch.compiler.is_compiling():
         return compiled.masked_attention(request)
+    if remember is not None and chosen is not None and not torch.compiler.is_compiling():
+        _remember(remember, chosen, request)
     observers = () if torch.compiler.is_compiling() else _observers.get()
     if not observers:
         return KERNELS[name].run(request)
@@ -105,12 +112,16 @@ def run_kernel(request: Request, name: str | None) -> Tensor:
     return out
 
 
-def run_plain_on_cpu(q: object, k: object, v: object, mask: object, beta: object) -> Tensor | None:
-    """Full or causal attention on the CPU by `sdpa`, without a Request: small calls take a third less time.
+_prepared: Memo[PreparedCall] = Memo(16)
 
-    None if anything about the call is unusual; it is then prepared and checked as all others are.
+
+def run_prepared(q: object, k: object, v: object, mask: object, beta: object) -> Tensor | None:
+    """Attention on the CPU without a Request: full, causal, or by a mask whose choice and plan are remembered.
+
+    Small calls take a fraction of the time. None if anything about the call is unusual or new; it is then prepared and
+    checked as all others are.
     """
-    if torch.compiler.is_compiling() or _observers.get() or not (mask is None or type(mask) is Causal):
+    if torch.compiler.is_compiling() or _observers.get() or not (mask is None or isinstance(mask, Mask)):
         return None
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return None
@@ -118,12 +129,28 @@ def run_plain_on_cpu(q: object, k: object, v: object, mask: object, beta: object
     if not ordinary or in_unsupported_transform(q.device) or torch.is_autocast_enabled("cpu"):
         return None
     (i, c), (j, e) = q.shape[2:], v.shape[2:]
-    if c != e or not i or not j or not len(q) or not q.stride(3) == k.stride(3) == v.stride(3) == 1:
-        return None
     factor = c**-0.5 if beta is None else beta if isinstance(beta, float) else 0.0
-    if (mask is not None and i != j) or not 0.0 < factor <= STEEP_BETA:
+    if not i or not j or not len(q) or not 0.0 < factor <= STEEP_BETA:
         return None
-    return flash_attention(q, k, v, None, mask is not None, factor)
+    if mask is None or (type(mask) is Causal and i == j):
+        dense = c == e and q.stride(3) == k.stride(3) == v.stride(3) == 1
+        return flash_attention(q, k, v, None, mask is not None, factor) if dense else None
+    call = _prepared.peek(_call_key(mask, q, k))
+    return None if call is None else call(q, k, v, factor)
+
+
+def _call_key(mask: Mask, q: Tensor, k: Tensor) -> Hashable | None:
+    """What a prepared call depends on; None if it must not be remembered."""
+    return None if mask.by_pair() else joint_key(mask, (q.shape[:3], k.shape[1:3], q.dtype))
+
+
+def _remember(mask: Mask, name: str, request: Request) -> None:
+    """Remember the choice of a kernel and its plan for later calls on the CPU with this mask and these sizes."""
+    if request.q.device.type != "cpu" or not can_read_values(request.q) or 0 in request.sizes:
+        return
+    call = sdpa.prepare(request) if name == "sdpa" else blocked.prepare(request) if name == "blocked" else None
+    if call is not None:
+        _prepared.get(_call_key(mask, request.q, request.k), mask, lambda: call)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.kernels import compiled, sdpa
-from regard.core.kernels.request import Request, sum_terms, visible_keys
+from regard.core.kernels.request import MOST_PREPARED, PreparedCall, Request, sum_terms, visible_keys
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import (
     NONE,
@@ -160,7 +160,18 @@ def memory(request: Request) -> int:
 def run(request: Request) -> Float[Tensor, "b h i e"]:
     if torch.compiler.is_compiling():
         return compiled.masked_attention(request, "blocked")
-    plan = get_plan(request)
+    return _run_plan(request, get_plan(request))
+
+
+def prepare(request: Request) -> PreparedCall | None:
+    """A request without score terms and dropout as a function of q, k, v and beta; None if no small plan is stored."""
+    plan, mask, positions = _plans.peek(_plan_key(request)), request.mask, request.positions
+    if plan is None or plan.pairs > MOST_PREPARED:
+        return None
+    return lambda q, k, v, beta: _run_plan(Request(q, k, v, mask, (), beta, 0.0, positions), plan)
+
+
+def _run_plan(request: Request, plan: GatherPlan) -> Float[Tensor, "b h i e"]:
     b, h, _, _, _, _, e = request.sizes
     terms = request.bound_terms()
     sink = None if request.sink is None else request.sink.repeat(b)

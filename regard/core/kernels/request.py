@@ -1,6 +1,7 @@
 """The validated arguments of one attention call, which every kernel receives."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,8 @@ from regard.core.masks.algebra import Full, Mask
 from regard.core.scores import BoundTerm, ScoreTerm, Sink
 
 STEEP_BETA = 1e15
+MOST_PREPARED = 1 << 21  # pairs of the mask that a prepared call holds
+PreparedCall = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # of q, k, v and beta, for one mask and sizes
 
 
 @dataclass(eq=False, slots=True)  # not frozen: that would double the time to make one

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.base.tracing import assume_constant_result, can_read_values, is_meta_or_fake
-from regard.core.kernels.cpu_flash import flash_attention, split_scale
+from regard.core.kernels.cpu_flash import as_bias, flash_attention, split_scale
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     GradientGuard,
@@ -25,7 +25,16 @@ from regard.core.kernels.gradients import (
     poison_saved_lse,
     score_bound,
 )
-from regard.core.kernels.request import Request, center_bias, in_unsupported_transform, sum_terms, visible_keys
+from regard.core.kernels.products import is_finite
+from regard.core.kernels.request import (
+    MOST_PREPARED,
+    PreparedCall,
+    Request,
+    center_bias,
+    in_unsupported_transform,
+    sum_terms,
+    visible_keys,
+)
 from regard.core.masks.algebra import Full
 from regard.core.masks.plan_cache import Memo, joint_key
 from regard.core.scores import Sink
@@ -83,15 +92,35 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
         return fused_attention(
             request.q, request.k, request.v, request.beta, request.dropout, causal=request.causal_square
         )
-    dense = get_dense_bias(request)
-    q, k, v = request.q, request.k, request.v
-    if dense.unseen is not None:
+    return _run_dense(request.q, request.k, request.v, request.beta, get_dense_bias(request), request)
+
+
+def prepare(request: Request) -> PreparedCall | None:
+    """A request without score terms and dropout as a function of q, k, v and beta; None if its mask is too large."""
+    if request.plain:
+        causal = request.causal_square
+        return lambda q, k, v, beta: fused_attention(q, k, v, beta, 0.0, causal=causal)
+    _, _, _, i, j, _, _ = request.sizes
+    if i * j * (request.mask.batch() or 1) * (request.mask.heads() or 1) > MOST_PREPARED:
+        return None
+    dense = _for_all_calls(get_dense_bias(request))
+    dense = replace(dense, added=as_bias(dense.added, request.q.dtype))
+    return lambda q, k, v, beta: _run_dense(q, k, v, beta, dense)
+
+
+def _run_dense(
+    q: Tensor, k: Tensor, v: Tensor, beta: float, dense: "DenseBias", request: Request | None = None
+) -> Tensor:
+    """Fused attention with a dense bias; `request` has the score terms and dropout, if there are any."""
+    # the weight of a hidden key is exactly 0, which hides all finite values
+    readable = dense.unseen is not None and q.device.type == "cpu" and can_read_values(q)
+    if dense.unseen is not None and not (readable and is_finite(k) and is_finite(v)):
         k, v = k.masked_fill(dense.unseen, 0), v.masked_fill(dense.unseen, 0)
     if dense.blind is not None:
         q = q.masked_fill(dense.blind, 0)
-    if any(isinstance(term, Sink) for term in request.terms):
+    if request is not None and any(isinstance(term, Sink) for term in request.terms):
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-    out = fused_attention(q, k, v, request.beta, request.dropout, added=dense.added)
+    out = fused_attention(q, k, v, beta, 0.0 if request is None else request.dropout, added=dense.added)
     return out if dense.blind is None else out.masked_fill(dense.blind, 0)
 
 
