@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,16 +99,65 @@ class UnnamedHeads(nn.Module):
         return out
 
 
+class BareWeights(nn.Module):
+    """One head whose weights are parameters, (in, out) or, with a bias, (out, in)."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        shape = (8, 24) if transposed else (24, 8)
+        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(shape)) for _ in range(3))
+        self.b_Q = nn.Parameter(torch.randn(8)) if transposed else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (x @ (weight if len(weight) == 24 else weight.T) for weight in (self.W_Q, self.W_K, self.W_V))
+        return ((q + self.b_Q) * 8**-0.5 @ k.mT).softmax(-1) @ v
+
+
+class BareHeads(nn.Module):
+    """Weights with an axis for heads and products by einsum, as in TransformerLens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(3, 12, 4)) for _ in range(3))
+        self.W_O = nn.Parameter(torch.randn(3, 4, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("bnd,hdc->bnhc", x, weight) for weight in (self.W_Q, self.W_K, self.W_V))
+        scores = torch.einsum("bihc,bjhc->bhij", q * 4**-0.5, k)
+        visible = mutants.triangle(x.shape[1], x.shape[1])
+        heads = torch.einsum("bhij,bjhc->bihc", scores.masked_fill(~visible, -math.inf).softmax(-1), v)
+        return torch.einsum("bihc,hcd->bid", heads, self.W_O)
+
+
+class BarePacked(nn.Module):
+    """One weight (3 d, d) for queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 3
+        self.in_proj_weight, self.out = nn.Parameter(torch.randn(36, 12)), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = functional.linear(x, self.in_proj_weight)
+        q, k, v = (each.unflatten(-1, (3, 4)).transpose(1, 2) for each in packed.chunk(3, -1))
+        out: Tensor = self.out(mutants.attend(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
+        (partial(BareWeights, False), {"visible keys": "every key", "scale": "1/sqrt(c)"}),
+        (partial(BareWeights, True), {"visible keys": "every key", "scale": "1/sqrt(c)"}),
+        (BareHeads, {"visible keys": "causal", "scale": "1/sqrt(c)"}),
+        (BarePacked, {"visible keys": "every key", "scale": "1/sqrt(c)"}),
         (LikeTorchtune, {"visible keys": "causal", "mask": "mask (b i j), True keeps", "grouped heads": "repeat"}),
         (LikeLabml, {"layout": "n b (h c)", "mask": "mask (i j b), True keeps"}),
         (OneHead, {"visible keys": "causal", "scale": "1/sqrt(c)"}),
         (UnnamedHeads, {"visible keys": "every key", "scale": "1/sqrt(c)"}),
     ],
 )
-def test_layers_are_called_at_the_first_try(kind: type[nn.Module], expected: dict[str, str]) -> None:
+def test_layers_are_called_at_the_first_try(kind: Callable[[], nn.Module], expected: dict[str, str]) -> None:
     report = check(kind(), quick=True)
     assert [result.name for result in report.failures] == [], report
     found = {each.name: each.value for each in report.conventions}

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
 from regard.see.measure.mask_argument import MASK_NAMES
+from regard.see.measure.probes.bare_weights import (
+    OUTPUT_WEIGHTS,
+    Axes,
+    bare_weight,
+    heads_before_output,
+    set_bare_weight,
+)
 from regard.see.measure.probes.functions import merge_heads, split_heads
 from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
 from regard.see.measure.probes.probe import AS_FUNCTION, Probe, ProbeOptions, ProbeSizes, first_tensor, first_working
@@ -29,10 +36,21 @@ MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "e
 
 def probe_layer(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> Probe:
     """The probe of a layer: the first choice of arguments, axes and order of heads that mixes nothing."""
-    if not has_known_heads(module, options):
-        options = replace(options, heads=_count_heads(module, known, name, options))
-    sizes = layer_sizes(module, known, name, options)
-    found = first_working(_attempts(module, known, sizes, name, options))
+    # bare weights may be (in, out) or (out, in)
+    bare = bare_weight(module, known.names[0]) is not None
+    for transposed in (False, True) if bare else (False,):
+        try:
+            sized = options
+            if not has_known_heads(module, options):
+                sized = replace(options, heads=_count_heads(module, known, name, options, transposed))
+            sizes = layer_sizes(module, known, name, sized, transposed)
+        except ConfigError:
+            if bare and not transposed:
+                continue
+            raise
+        found = first_working(_attempts(module, known, sizes, name, sized))
+        if isinstance(found, Probe):
+            break
     if isinstance(found, Probe):
         return found
     raise ConfigError(
@@ -42,9 +60,11 @@ def probe_layer(module: nn.Module, known: Projections, name: str, options: Probe
     )
 
 
-def _count_heads(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> int | None:
+def _count_heads(
+    module: nn.Module, known: Projections, name: str, options: ProbeOptions, transposed: bool
+) -> int | None:
     """The number of heads, found by calling the layer with equal columns of v: outputs differ between heads only."""
-    sizes = layer_sizes(module, known, name, replace(options, heads=1))
+    sizes = layer_sizes(module, known, name, replace(options, heads=1), transposed)
     for probe, shape in _attempts(module, known, sizes, name, options):
         q, k, _ = shape.random_tensors(probe.dtype, probe.device)
         try:
@@ -71,8 +91,10 @@ def _attempts(
     needs_mask = any(takes[each].default is inspect.Parameter.empty for each in takes if each in MASK_NAMES)
     masks = (False, True) if needs_mask else (False,)
     arguments = _sequence_arguments(tuple(takes), sizes)
+    weight = bare_weight(module, known.names[0])
+    split = weight is not None and weight.ndim == 3
     for masked, inputs, time_first, packing in product(masks, arguments, (False, True), packings):
-        layer = _LayerCall(name, sizes, inputs, takes, options, _Chosen(packing, time_first), masked)
+        layer = _LayerCall(name, sizes, inputs, takes, options, _Chosen(packing, time_first, split), masked)
         copies = ModuleCopies(module, partial(_replace_projections, known=known, chosen=layer.chosen))
         probe = Probe(
             name,
@@ -111,6 +133,7 @@ class _Chosen:
 
     packing: str
     time_first: bool
+    split: bool = False  # bare weights have an axis for heads
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def output(self, parts: str) -> Tensor:
@@ -121,6 +144,13 @@ class _Chosen:
             heads = [torch.cat([x.unflatten(1, (g, -1)) for x in heads], 2).flatten(1, 2)]
         merged = torch.cat([merge_heads(x) for x in heads], -1)
         return merged.transpose(0, 1) if self.time_first else merged
+
+    def product(self, parts: str, other: Tensor, axes: Axes) -> Tensor:
+        """What the product with a bare weight returns. With an axis for heads it is (b h n c) or (b n h c)."""
+        one = self.tensors[parts[0]]
+        if self.split and len(parts) == 1:
+            return one if axes[1] == 2 else one.transpose(1, 2)
+        return self.output(parts)
 
 
 class _ChosenProjection(nn.Module):
@@ -148,12 +178,18 @@ class FirstArgument(nn.Module):
 def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -> None:
     """Replace the input projections by the chosen tensors and the output modules by the identity."""
     for projection, parts in zip(known.names, known.parts, strict=True):
+        if bare_weight(copy, projection) is not None:
+            set_bare_weight(copy, projection, partial(chosen.product, parts), chosen.time_first)
+            continue
         copy.set_submodule(projection, _ChosenProjection(copy.get_submodule(projection), chosen, parts))
     own = {name for name, _ in copy.named_modules(remove_duplicate=False)}
     container = known.names[0].rpartition(".")[0]  # in a list of projections the next one is the output projection
     for output in (*OUTPUT_MODULES, f"{container}.{len(known.names)}"):
         if output in own and output not in known.names:
             copy.set_submodule(output, FirstArgument())
+    for output in OUTPUT_WEIGHTS:
+        if bare_weight(copy, output) is not None:
+            set_bare_weight(copy, output, heads_before_output, chosen.time_first)
 
 
 @dataclass(frozen=True)

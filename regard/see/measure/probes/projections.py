@@ -1,11 +1,12 @@
 """The projections of an attention layer, found by their usual names, and the sizes that follow from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
+from regard.see.measure.probes.bare_weights import bare_weight
 from regard.see.measure.probes.probe import AS_FUNCTION, ProbeOptions
 
 
@@ -27,7 +28,7 @@ NAMES = {
     "linear_q linear_k linear_v, fc_q fc_k fc_v, query_proj key_proj value_proj, queries keys values, "
     "linears.0 linears.1 linears.2",
     "q kv": "q_attn c_attn, to_q to_kv, query key_value, q_proj kv_proj, q kv, wq wkv",
-    "qkv": "qkv, query_key_value, c_attn, to_qkv, qkv_proj, in_proj, Wqkv, W_pack, attn_qkv",
+    "qkv": "qkv, query_key_value, c_attn, to_qkv, qkv_proj, in_proj, Wqkv, W_pack, attn_qkv, in_proj_weight",
 }
 KNOWN = [
     Projections(tuple(names.split()), tuple(parts.split()))
@@ -40,9 +41,10 @@ WIDTHS = ("head_width", "head_dim", "dim_head", "attention_head_size", "head_siz
 
 
 def known_projections(module: nn.Module) -> Projections | None:
-    """The first family whose names are all submodules of this module, or None."""
-    own = {name for name, _ in module.named_modules(remove_duplicate=False)}
-    return next((known for known in KNOWN if own.issuperset(known.names)), None)
+    """The first family whose names are all submodules of this module, or all its own parameters; else None."""
+    modules = {name for name, _ in module.named_modules(remove_duplicate=False)}
+    bare = {name for name, weight in module.named_parameters(recurse=False) if weight.ndim in (2, 3)}
+    return next((known for own in (modules, bare) for known in KNOWN if own.issuperset(known.names)), None)
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,27 @@ class LayerSizes:
 
 
 def has_known_heads(module: nn.Module, options: ProbeOptions) -> bool:
-    """Whether the number or the width of heads is passed, or an attribute with a usual name."""
+    """Whether the number or the width of heads is passed, an attribute with a usual name, or an axis of a weight."""
+    if any(weight.ndim == 3 for weight in module.parameters(recurse=False)):
+        return True
     found = options.heads or options.width or _attribute(module, HEADS) or _attribute(module, WIDTHS)
     return found is not None
 
 
-def layer_sizes(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> LayerSizes:
-    """Heads and widths, from the shapes of the projections and from attributes with the usual names."""
-    widths = [projection_widths(module.get_submodule(projection), name, projection) for projection in known.names]
+def layer_sizes(
+    module: nn.Module, known: Projections, name: str, options: ProbeOptions, transposed: bool = False
+) -> LayerSizes:
+    """Heads and widths, from the shapes of the projections and from attributes with the usual names.
+
+    transposed  weights that are bare parameters are (out, in), not (in, out)
+    """
+    bare = [weight for each in known.names if (weight := bare_weight(module, each)) is not None]
+    if bare:
+        widths = [_bare_widths(weight, transposed) for weight in bare]
+        if bare[0].ndim == 3 and not options.heads:
+            options = replace(options, heads=len(bare[0]))
+    else:
+        widths = [projection_widths(module.get_submodule(each), name, each) for each in known.names]
     totals = [out for _, out in widths]
     h = options.heads or _attribute(module, HEADS)
     g = options.kv_heads or _attribute(module, KV_HEADS)
@@ -103,6 +118,14 @@ def projection_widths(projection: nn.Module, name: str = "", path: str = "") -> 
     if not ends:
         raise ConfigError(f"{name}.{path} has no weight matrix to read its width from; {AS_FUNCTION}")
     return ends[0][0], ends[-1][1]
+
+
+def _bare_widths(weight: Tensor, transposed: bool) -> tuple[int, int]:
+    """The input and output widths of a bare weight: (in, out), or (heads, in, out) with the width of one head."""
+    if weight.ndim == 3:
+        return weight.shape[1], len(weight) * weight.shape[2]
+    rows, columns = weight.shape
+    return (columns, rows) if transposed else (rows, columns)
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...]) -> int | None:
