@@ -44,6 +44,7 @@ LARGE_SCORE = 1000.0  # bound of measured scores: lower numbers with a gap above
 UNKNOWN_PRODUCT = "its scores are not a traced product, so queries and keys are unknown"
 # names of torch functions, without underscores
 PRODUCTS = ("matmul", "rmatmul", "bmm", "mm", "inner", "linear")
+SUMS = {"baddbmm": ("input", "batch1", "batch2"), "addmm": ("input", "mat1", "mat2")}  # of a tensor and a product
 RIGHT_TRANSPOSED = ("inner", "linear")  # q @ k.mT of q and k
 FACTORS = ("input", "self", "other", "mat2", "tensor", "weight")  # names of the two factors
 TIMES = ("mul", "rmul", "imul", "multiply")
@@ -249,8 +250,8 @@ class SoftmaxTracer:
         operation = Operation(func, args, kwargs, out)
         if (product := _read_product(operation)) is not None:
             self._trace_product(*product, out)
-        elif func is torch.einsum:
-            self._trace_einsum(args, out)
+        elif (equation := _as_einsum(operation)) is not None:
+            self._trace_einsum(equation, out)
         elif (source := self._find_source((*args, *kwargs.values()))) is not None:
             after = self._trace_step(self._recall(source, operation.is_in_place), operation, source)
             if after is not None:
@@ -525,11 +526,31 @@ def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Te
         if operation.name == "linear" and (_is_parameter(right) or len(operation.args) + len(operation.kwargs) > 2):
             return None
         return left, right.mT if operation.name in RIGHT_TRANSPOSED and right.ndim >= 2 else right, 1.0, ()
-    if operation.name == "baddbmm":
-        start, left, right = (operation.option(name, at, None) for at, name in enumerate(("input", "batch1", "batch2")))
+    if operation.name in SUMS:
+        start, left, right = (operation.option(name, at, None) for at, name in enumerate(SUMS[operation.name]))
         beta, alpha = (float(operation.kwargs.get(name, 1)) for name in ("beta", "alpha"))
         return left, right, alpha, () if beta == 0 else (start * beta,)
     return None
+
+
+def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
+    """The arguments of torch.einsum that give the same product; None if it is another function."""
+    if operation.func is torch.einsum:
+        return operation.args
+    if operation.name == "multi_dot":
+        factors = operation.option("tensors", 0, ())
+        pairs = [string.ascii_letters[at : at + 2] for at in range(len(factors))]
+        return (",".join(pairs), *factors) if all(x.ndim == 2 for x in factors) else None
+    if operation.name != "tensordot":
+        return None
+    left, right = operation.option("a", 0, None), operation.option("b", 1, None)
+    dims = operation.option("dims", 2, 2)
+    dims = (range(left.ndim - dims, left.ndim), range(dims)) if isinstance(dims, int) else dims
+    one, other = list(string.ascii_letters[: left.ndim]), list(string.ascii_letters[left.ndim :][: right.ndim])
+    for first, second in zip(*dims, strict=True):
+        other[second] = one[first]
+    result = [each for each in (*one, *other) if (each in one) != (each in other)]
+    return f"{''.join(one)},{''.join(other)}->{''.join(result)}", left, right
 
 
 def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) -> Traced | None:
@@ -698,7 +719,7 @@ def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
 
 def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor], out: Tensor) -> TracedScores | None:
     """The scores that an einsum may be: keys in one operand, and the product of all others as queries."""
-    if len(result) < 3 or len(operands) < 2:
+    if len(result) < 2 or len(operands) < 2:
         return None
     leading, i, j = result[:-2], result[-2], result[-1]
     with_keys = [at for at, part in enumerate(letters) if j in part]
@@ -707,7 +728,7 @@ def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor],
     if len(with_keys) != 1 or i in letters[with_keys[0]] or i not in inside:
         return None
     summed = [x for x in letters[with_keys[0]] if x in inside and x not in result]
-    if len(summed) != 1:
+    if len(summed) != 1 or (len(result) == 2 and _is_parameter(operands[with_keys[0]])):
         return None
     left, q = letters[rest[0]], operands[rest[0]]
     if len(rest) > 1:

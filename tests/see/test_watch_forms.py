@@ -116,6 +116,12 @@ TWO_AXES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "mm": lambda q, k, v: torch.mm((torch.mm(q, k.T) * SCALE).softmax(-1), v),
     "inner": lambda q, k, v: (torch.inner(q, k) * SCALE).softmax(-1) @ v,
     "linear": lambda q, k, v: (functional.linear(q, k) * SCALE).softmax(-1) @ v,
+    "addmm": lambda q, k, v: torch.addmm(
+        torch.zeros(3), torch.addmm(torch.zeros(7), q, k.T, alpha=SCALE).softmax(-1), v, beta=0
+    ),
+    "tensordot": lambda q, k, v: torch.tensordot((torch.tensordot(q, k, ([1], [1])) * SCALE).softmax(-1), v, dims=1),
+    "einsum": lambda q, k, v: torch.einsum("ij,je->ie", (torch.einsum("ic,jc->ij", q, k) * SCALE).softmax(-1), v),
+    "multi_dot": lambda q, k, v: torch.linalg.multi_dot([(q @ k.T * SCALE).softmax(-1), v]),
     "masked": lambda q, k, v: (q @ k.T * SCALE).masked_fill(torch.ones(5, 7).triu(3).bool(), -math.inf).softmax(-1) @ v,
     "sdpa": lambda q, k, v: functional.scaled_dot_product_attention(q, k, v),
 }
