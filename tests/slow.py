@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-# at most 40; `make slow` runs them
+# functions that are slow as a whole, at most 40; conftest.py marks them, `make slow` runs them
 SLOW: set[str] = {
     "tests/cli/test_train_command.py::test_several_processes_print_metrics_once",
     "tests/explorer/test_load.py::test_fifty_clients_get_answers_and_memory_stays",
@@ -43,7 +43,8 @@ def select_quick(names: list[str]) -> set[str]:
     """The cases that `make test` runs: all of most functions, some of those with many similar cases."""
     functions: dict[str, list[str]] = {}
     for name in names:
-        functions.setdefault(name.partition("[")[0], []).append(name)
+        if (function := name.partition("[")[0]) not in SLOW:
+            functions.setdefault(function, []).append(name)
     quick: set[str] = set()
     for function, cases in functions.items():
         most = next((count for start, count in QUICK_CASES.items() if function.startswith(start)), len(cases))

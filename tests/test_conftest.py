@@ -145,6 +145,7 @@ def test_few_tests_are_slow_as_a_whole_and_each_exists(root: Path) -> None:
     for name in SLOW:
         file, _, function = name.partition("::")
         assert f"def {function}(" in (root / file).read_text(), name
+        assert select_quick([name, f"{name}[case]"]) == set()
 
 
 @pytest.mark.parametrize("start", QUICK_CASES)

@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 
-def clean(command: Callable[P, None]) -> Callable[P, None]:
+def print_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Wrap a command: a RegardError is printed as one line with exit code 2, any other error keeps its traceback."""
 
     @wraps(command)
@@ -45,10 +45,10 @@ COMMANDS = (
     "listen", "bench", "doctor",
 )  # fmt: skip
 for _name in COMMANDS:
-    app.command(_name)(clean(import_module(f"regard.cli.{_name}").command))
-app.command("eval")(clean(train.evaluate))
+    app.command(_name)(print_errors(import_module(f"regard.cli.{_name}").command))
+app.command("eval")(print_errors(train.evaluate))
 app.add_typer(lab.app, name="lab")
-work.mount(app, clean)
+work.mount(app, print_errors)
 
 
 def _version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.base.errors import ConfigError
-from regard.cli.output import JsonOption, show_json, tell
+from regard.cli.output import JsonOption, print_message, show_json
 from regard.cli.pretrained import example_input
 from regard.cli.text_input import check_argument
 from regard.cli.train import ignore, print_metrics, show_progress
@@ -59,7 +59,7 @@ def command(
             raise ConfigError(f"{name} {value} needs --learn")
     if question is None:
         question = example_input(str(folder), "pass either a question or --learn")
-        tell(f"the question is {question!r}, the example of {folder}")
+        print_message(f"the question is {question!r}, the example of {folder}")
     from regard.data.fact_store import normalize_question
     from regard.recipes.question_answering import load_question_answerer, with_threshold
 
@@ -77,16 +77,16 @@ def command(
     elif reply.answer is not None:
         print(reply.answer)
         source = "the fact store" if reply.source == "store" else f"the model, confidence {percent(reply.confidence)}"
-        tell(f"from {source}")
+        print_message(f"from {source}")
     else:
         guess = f"the model's guess is {reply.guess!r}, confidence {percent(reply.confidence)}"
         unread = 'the model reads questions such as "Where was Ada Lovelace born?", in characters it was trained on'
-        tell(f"the answer is unknown; {unread if reply.guess is None else guess}")
+        print_message(f"the answer is unknown; {unread if reply.guess is None else guess}")
         if sys.stdin.isatty():
             text = typer.prompt("The right answer? (empty to skip)", default="", show_default=False, err=True).strip()
             if text:
                 answerer.store.save(question, text)
-                tell(f"saved in {answerer.store.file}; `regard ask --learn` trains the model on it")
+                print_message(f"saved in {answerer.store.file}; `regard ask --learn` trains the model on it")
                 return None
     if reply.answer is None:
         raise typer.Exit(1)
@@ -104,7 +104,7 @@ def save_answer(answerer: "QuestionAnswerer", question: str, answer: str, json: 
     reply = answerer.reply(question)
     confident = f"; the model still answers {reply.answer!r}, confidence {percent(reply.confidence)}"
     conflict = "" if reply.answer == answer.strip() else f"{confident}, until `regard ask --learn`"
-    tell(f"saved in {answerer.store.file}{conflict}")
+    print_message(f"saved in {answerer.store.file}{conflict}")
     if json:
         saved = {"question": question.strip(), "answer": answer.strip()}
         show_json({"saved": saved, "store": str(answerer.store.file), "reply": asdict(reply)})
@@ -127,7 +127,7 @@ def learn_facts(
     data = find_data(folder, data)
     with join_process_group("ddp", device) as group, show_progress(group.is_main) as on_progress:
         location = RunLocation(
-            data=data, group=group, on_message=tell if group.is_main else ignore, on_progress=on_progress
+            data=data, group=group, on_message=print_message if group.is_main else ignore, on_progress=on_progress
         )  # fmt: skip
         new, metrics = answerer.learn(location, LEARNING_STEPS if steps is None else steps)
     if not group.is_main:

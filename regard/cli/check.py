@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from regard.base.errors import ConfigError
-from regard.cli.output import check_folder, show_json, tell
+from regard.cli.output import check_folder, print_message, show_json
 
 if TYPE_CHECKING:
     from regard.conform.report import Report
@@ -136,7 +136,7 @@ def _check_writable(path: Path) -> None:
 def show_progress(name: str) -> None:
     """Print the fact that is tested, if stderr is a terminal."""
     if sys.stderr.isatty():
-        tell(f"checking {name}")
+        print_message(f"checking {name}")
 
 
 def with_flags(words: str) -> str:

@@ -10,7 +10,7 @@ import typer
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.base.files import read_json
 from regard.base.validation import check_integer
-from regard.cli.output import JsonOption, show_json, tell, write_text
+from regard.cli.output import JsonOption, print_message, show_json, write_text
 from regard.cli.pretrained import example_input, is_untrained
 from regard.cli.text_input import check_argument, read_stdin
 
@@ -127,7 +127,7 @@ def read_prompt(prompt: str | None, model: str) -> str:
     """The prompt, from the argument or from stdin, or the example of a pretrained model."""
     if prompt is None:
         prompt = example_input(model, "there is no prompt; give one after the model, or - to read it from stdin")
-        tell(f"the prompt is {prompt!r}, the example of {model}")
+        print_message(f"the prompt is {prompt!r}, the example of {model}")
     return (
         read_stdin().replace("\r\n", "\n").removesuffix("\n") if prompt == "-" else check_argument("the prompt", prompt)
     )

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import ConfigError, UnknownNameError
-from regard.cli.output import check_folder, show, show_json, tell, write_file
+from regard.cli.output import check_folder, print_message, show, show_json, write_file
 from regard.cli.settings import parse_settings
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ Figures = Annotated[Path | None, typer.Option("--figures", help="Save figures as
 Seed = Annotated[int | None, typer.Option("--seed", help="Random seed [default: the seed of the setup]")]
 
 
-def plainly(command: Callable[P, None]) -> Callable[P, None]:
+def with_error_messages(command: Callable[P, None]) -> Callable[P, None]:
     """Show errors of a command as every other command shows them."""
 
     @wraps(command)
     def shown(*args: P.args, **kwargs: P.kwargs) -> None:
-        from regard.cli import clean  # imported late: that module imports this one
+        from regard.cli import print_errors  # imported late: that module imports this one
 
-        clean(command)(*args, **kwargs)
+        print_errors(command)(*args, **kwargs)
 
     return shown
 
 
 @app.callback(invoke_without_command=True)
-@plainly
+@with_error_messages
 def listing(context: typer.Context, results: Results = None, html: Html = None, json: Json = False) -> None:
     """Claims you can run, and the answers to the sheets.
 
@@ -82,7 +82,7 @@ def listing(context: typer.Context, results: Results = None, html: Html = None, 
 
 
 @app.command("run")
-@plainly
+@with_error_messages
 def run(
     ids: Annotated[list[str], typer.Argument(metavar="ID...|all", help="Claims to run, or all of them")],
     smoke: Annotated[bool, typer.Option("--smoke", help="Use the quick setup, a few seconds per claim")] = False,
@@ -131,14 +131,14 @@ def run(
     write_page(html, found)
     unsupported = [claim.id for claim, result in found if result is not None and result.verdict.word != "supported"]
     if len(chosen) > 1:
-        tell(f"{len(found) - len(unsupported)} of {len(chosen)} supported")
+        print_message(f"{len(found) - len(unsupported)} of {len(chosen)} supported")
     if unsupported:
-        tell(f"not supported: {', '.join(unsupported)}")
+        print_message(f"not supported: {', '.join(unsupported)}")
     finish(failed, bool(unsupported))
 
 
 @app.command("show")
-@plainly
+@with_error_messages
 def show_one(
     name: Annotated[str, typer.Argument(metavar="ID", help='The claim to show, or a question such as "002 1.2a"')],
     results: Results = None,
@@ -174,7 +174,7 @@ def show_one(
 
 
 @app.command("sheet")
-@plainly
+@with_error_messages
 def show_sheet(
     sheet: Annotated[
         str | None, typer.Argument(metavar="SHEET", help="A course sheet, such as 002 [default: list them]")
@@ -221,7 +221,7 @@ def show_sheet(
 
 
 @app.command("errata")
-@plainly
+@with_error_messages
 def show_errata(results: Results = None, html: Html = None, json: Json = False) -> None:
     """List wrong answers of the course sheets, what refutes them and what is right.
 
@@ -247,14 +247,14 @@ def show_errata(results: Results = None, html: Html = None, json: Json = False) 
         write(html, errata_page(found))
     not_refuted = [each for each in found if not each.refuted]
     for each in not_refuted:
-        tell(f"not refuted: {each.id}, sheet {each.source}: {each.says}")
+        print_message(f"not refuted: {each.id}, sheet {each.source}: {each.says}")
     finish(failed, bool(not_refuted))
 
 
 def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
     """Report failed runs, and exit with code 1 if there is one or a verdict is not as it should be."""
     for name, words in failed.items():
-        tell(f"failed: {name}: {words}")
+        print_message(f"failed: {name}: {words}")
     if failed or unsuccessful:
         raise typer.Exit(1)
 
@@ -319,14 +319,14 @@ def run_claim(
     from regard.lab.html_page import figure_svg
     from regard.lab.results import make_result, save_result
 
-    tell(f"running {claim.id} ({place})")
+    print_message(f"running {claim.id} ({place})")
     try:
         path = None if figures is None else figures / f"{claim.id}.svg"
         result = make_result(claim.run(setup), path)
         if path is not None:
             path.write_text(figure_svg(claim, result.numbers), encoding="utf-8")
     except Exception as error:  # any error: the other claims still run
-        tell("".join(traceback.format_exception(error)).rstrip())
+        print_message("".join(traceback.format_exception(error)).rstrip())
         failed[claim.id] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return None
     if folder is not None:
@@ -482,7 +482,7 @@ def show_claim(claim: "Claim", result: "Result | None", maths: str, code: str, f
     rows: list[tuple[str | Text, str | Text]] = [("verdict", verdict_text(now))]
     if result is not None and now == result.verdict.word:
         rows += [("", result.verdict.sentence), *(row for each in errata([result]) for row in erratum_rows(each))]
-        rows += [("number", f"{name}: {shortened(value)}") for name, value in result.numbers.items()]
+        rows += [("number", f"{name}: {shorten(value)}") for name, value in result.numbers.items()]
         rows += [("call", result.call), ("run", f"{result.command}, {result.seconds:.1f} s, {result.created}")]
         rows.append(("figure", figure or "not drawn; use --figures FOLDER"))
     else:
@@ -505,13 +505,13 @@ def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Resu
     show(facts_table(rows))
 
 
-def shortened(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Write a number, or the first items of a list."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {shortened(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {shorten(item)}" for name, item in value.items())
     if not isinstance(value, list):
         return str(value)
-    first = ", ".join(map(shortened, value[:MOST_SHOWN]))
+    first = ", ".join(map(shorten, value[:MOST_SHOWN]))
     return f"[{first}]" if len(value) <= MOST_SHOWN else f"[{first}, ...] ({len(value)} in all)"

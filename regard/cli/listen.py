@@ -12,7 +12,7 @@ import typer
 
 from regard.base.errors import ConfigError, DataError
 from regard.base.validation import check_integer
-from regard.cli.output import JsonOption, show_json, tell, write_text
+from regard.cli.output import JsonOption, print_message, show_json, write_text
 from regard.cli.pretrained import example_input
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(
     """
     if file is None:
         file = example_input(str(folder), "there is no sound; give a WAV file after the model, or - for stdin")
-        tell(f"the sound is {file}, the example of {folder}")
+        print_message(f"the sound is {file}, the example of {folder}")
     settings, model = load_speech_run(folder)
     if file == "-":
         own = settings.log_mel.sample_rate if rate is None else check_integer("--rate", rate, 1, "samples per second")
@@ -110,7 +110,7 @@ def read_stdin(rate: int) -> "Iterator[Tensor]":
         held = held[ready:]
         yield torch.from_numpy(samples) / 2**15
     if held:
-        tell("the input ended inside a 16-bit sample; are these raw 16-bit samples?")
+        print_message("the input ended inside a 16-bit sample; are these raw 16-bit samples?")
 
 
 def _read_available(size: int) -> bytes:

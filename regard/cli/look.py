@@ -13,7 +13,15 @@ from regard.cli.looking.inputs import ModelInput, build_input
 from regard.cli.looking.models import LoadedModel, load_model
 from regard.cli.looking.relevance import compute_relevance
 from regard.cli.looking.terminal import show_report
-from regard.cli.output import PictureOption, check_folder, check_picture, save_picture, show_json, tell, write_file
+from regard.cli.output import (
+    PictureOption,
+    check_folder,
+    check_picture,
+    print_message,
+    save_picture,
+    show_json,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from regard.see.heads import HeadTable
@@ -67,8 +75,8 @@ def command(
     loaded = load_model(model, device)
     inputs = build_input(loaded, read_prompt(prompt, model), target, tokenizer, device)
     if loaded.weights.startswith("random"):
-        tell(f"{model} is a preset with random weights, so its attention is random too")
-    tell(f"running {model} on {inputs.size}")
+        print_message(f"{model} is a preset with random weights, so its attention is random too")
+    print_message(f"running {model} on {inputs.size}")
     report = build_report(loaded, inputs, sort=sort, layer=layer, head=head, layers=layers, rows=row_indices)
     # files first: the reader of stdout may stop early
     if html is not None:

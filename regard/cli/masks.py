@@ -22,7 +22,7 @@ _MOST_BLOCKS = 1 << 22  # pairs of blocks in one table
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockCounts:
     """Counts of a block table: blocks that are empty, partly visible and fully visible."""
 
     size: int
@@ -43,7 +43,7 @@ class Summary:
     visible: int
     pairs: int
     share: float
-    blocks: Blocks
+    blocks: BlockCounts
 
 
 def command(
@@ -121,7 +121,7 @@ def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant
         visible=visible,
         pairs=pairs,
         share=visible / max(pairs, 1),
-        blocks=Blocks(size, int(none), int(some), int(every)),
+        blocks=BlockCounts(size, int(none), int(some), int(every)),
     )
 
 

@@ -37,7 +37,7 @@ def write_text(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def tell(words: str) -> None:
+def print_message(words: str) -> None:
     """Print a message about progress on stderr."""
     print(words, file=sys.stderr)
 
@@ -75,7 +75,9 @@ def save_picture(figure: "Figure", path: Path) -> None:
         found = find_font(missing)
         if found is None:
             shown = "".join(sorted(missing)[:9])
-            tell(f"no installed font has {shown}: these are drawn as boxes; install Noto Sans CJK, or use .svg")
+            print_message(
+                f"no installed font has {shown}: these are drawn as boxes; install Noto Sans CJK, or use .svg"
+            )
         else:
             for each in figure.findobj(matplotlib.text.Text):
                 each.set_fontfamily(["DejaVu Sans", found])
@@ -107,4 +109,4 @@ def write_file(path: Path, write: Callable[[], object]) -> None:
         write()
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
-    tell(f"wrote {path}, {path.stat().st_size:,} bytes")
+    print_message(f"wrote {path}, {path.stat().st_size:,} bytes")

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.base.files import read_json
-from regard.cli.output import JsonOption, show, show_json, tell
+from regard.cli.output import JsonOption, print_message, show, show_json
 from regard.cli.settings import Setting, apply_settings, list_settings, parse_literal
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def command(
     last_step = "stopped before the first step was done"
     try:
         with join_process_group(parallel.value, device) as group, show_progress(group.is_main) as on_progress:
-            message = tell if group.is_main else ignore
+            message = print_message if group.is_main else ignore
 
             def record(phase: str, now: "Progress") -> None:
                 nonlocal last_step
@@ -118,7 +118,7 @@ def command(
             outcome = recipe.run(complete, location)
     except KeyboardInterrupt as stop:
         if os.environ.get("RANK", "0") == "0":
-            tell(f"{last_step}; {describe_resume(run_folder)}")
+            print_message(f"{last_step}; {describe_resume(run_folder)}")
         raise typer.Exit(128 + getattr(stop, "number", signal.SIGINT)) from None
     if not group.is_main:
         return None
@@ -154,7 +154,7 @@ def evaluate(
         raise ConfigError(f"--show prints questions and answers of birthplaces; {folder} has a run of {recipe.name}")
     with join_process_group("ddp", device) as group:
         model.to(group.device)
-        message = tell if group.is_main else ignore
+        message = print_message if group.is_main else ignore
         location = RunLocation(data=find_data(folder, data), group=group, on_message=message)
         answered: list[Any] = []
         if show_count:
@@ -344,7 +344,7 @@ class _ProgressLines:
     def __call__(self, phase: str, now: "Progress") -> None:
         if time.monotonic() - self._last >= LINE_INTERVAL or now.step == now.steps:
             self._last = time.monotonic()
-            tell(f"{phase} {'  '.join(progress_fields(now))}")
+            print_message(f"{phase} {'  '.join(progress_fields(now))}")
 
 
 def progress_fields(now: "Progress") -> list[str]:

@@ -9,7 +9,7 @@ import typer
 
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.base.files import read_json
-from regard.cli.output import JsonOption, show_json, tell
+from regard.cli.output import JsonOption, print_message, show_json
 from regard.cli.pretrained import example_input
 from regard.cli.text_input import check_argument, read_stdin
 
@@ -46,14 +46,16 @@ def command(
         raise ConfigError("--num-beams and --length-penalty are for beam search; leave out --greedy")
     if text is None and file is None:
         text = example_input(str(folder), "give one of: a sentence, - for lines from stdin, or --file")
-        tell(f"the text is {text!r}, the example of {folder}")
+        print_message(f"the text is {text!r}, the example of {folder}")
     origin, lines = read_sentences(text, file)
     run = load_run(folder)
     strategy = run.strategy(greedy, num_beams, length_penalty)
     translations = run.translate(lines, strategy, origin)
     for number, each in enumerate(translations, 1):
         if each.unknown:
-            tell(f"{origin}, line {number}: {each.unknown!r} is not in the vocabulary; the translation may be wrong")
+            print_message(
+                f"{origin}, line {number}: {each.unknown!r} is not in the vocabulary; the translation may be wrong"
+            )
     if json:
         chosen = {"name": strategy.name, **asdict(strategy)}  # type: ignore[call-overload]
         show_json({"folder": str(folder), "strategy": chosen, "translations": [asdict(each) for each in translations]})

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from regard.base.errors import ConfigError
 from regard.cli import work_exercises, work_grade, work_quiz
-from regard.cli.output import PictureOption, check_picture, save_picture, show_json, tell
+from regard.cli.output import PictureOption, check_picture, print_message, save_picture, show_json
 
 if TYPE_CHECKING:
     from regard.work.problem import BiasPerHead, MatrixPerHead, Problem
@@ -25,13 +25,13 @@ class SolveByDefault(TyperGroup):
         return super().parse_args(ctx, args if args and args[0] in self.commands else [SOLVE, *args])
 
 
-def mount(app: typer.Typer, clean: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+def mount(app: typer.Typer, print_errors: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
     """Add `work` and its commands to the command line."""
     group = typer.Typer(cls=SolveByDefault, rich_markup_mode=None, add_completion=False)
-    group.command(SOLVE)(clean(command))
-    group.command("quiz")(clean(work_quiz.command))
-    group.command("exercises")(clean(work_exercises.command))
-    group.command("grade")(clean(work_grade.command))
+    group.command(SOLVE)(print_errors(command))
+    group.command("quiz")(print_errors(work_quiz.command))
+    group.command("exercises")(print_errors(work_exercises.command))
+    group.command("grade")(print_errors(work_grade.command))
     app.add_typer(group, name="work", help="Worked solutions, checked answers, quiz, exercises, grading.")
 
 
@@ -162,7 +162,7 @@ def write_solution(solution: "Solution", format_name: str | None, out: Path | No
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
-    tell(f"saved {out}")
+    print_message(f"saved {out}")
 
 
 def to_json(solution: "Solution") -> dict[str, Any]:

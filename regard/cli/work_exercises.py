@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import ConfigError
-from regard.cli.output import JsonOption, show, show_json, tell
+from regard.cli.output import JsonOption, print_message, show, show_json
 from regard.cli.work_grade import ClassSeed, Seconds
 
 if TYPE_CHECKING:
@@ -96,14 +96,14 @@ def write_exports(path: Path, make: Callable[[bool], str], key: bool) -> None:
             raise ConfigError(f"{file} already exists and is not overwritten; remove it, or choose another name")
     for file, answers in files.items():
         write_new_file(file, make(answers))
-        tell(f"saved {file}")
+        print_message(f"saved {file}")
 
 
 def grade_student_file(exercise_set: "ExerciseSet", path: Path, seconds: float, json: bool) -> None:
     """Grade a file; the exit code is 1 unless everything is correct."""
     from regard.work.grading import grade_file
 
-    tell(f"running {path}")
+    print_message(f"running {path}")
     result = grade_file(exercise_set, path, seconds)
     if json:
         show_json(result.to_dict())

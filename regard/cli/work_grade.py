@@ -7,7 +7,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from regard.cli.output import JsonOption, check_folder, show, show_json, tell, write_file
+from regard.cli.output import JsonOption, check_folder, print_message, show, show_json, write_file
 
 ClassSeed = Annotated[
     str | None, typer.Option(help="Secret of the teacher: draws other variants of the tasks for each student")
@@ -39,7 +39,7 @@ def command(
 
     check_folder(csv)
     options = ClassOptions(tuple(exercises or ()), quiz, class_seed, Limits(seconds, megabytes))
-    rows = list(grade_class(folder, options, tell))
+    rows = list(grade_class(folder, options, print_message))
     if csv is not None:
         write_file(csv, lambda: csv.write_text(to_csv(rows), encoding="utf-8"))
     if json:

@@ -8,7 +8,7 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.base.files import read_json
-from regard.cli.output import JsonOption, show_json, tell
+from regard.cli.output import JsonOption, print_message, show_json
 from regard.cli.work_exercises import KeyOption, StudentOption, write_exports
 from regard.cli.work_grade import ClassSeed
 
@@ -116,7 +116,7 @@ def read_prediction(question: "QuizQuestion") -> object | None:
 
 
 def show_progress(question: "QuizQuestion") -> None:
-    tell(f"running {question.claim.id}")
+    print_message(f"running {question.claim.id}")
 
 
 def grade_answers(quiz: "Quiz", answers: dict[str, Any], json: bool) -> None:
@@ -146,5 +146,5 @@ def export_quiz(quiz: "Quiz", path: Path, key: bool) -> None:
         return to_text(quiz_notebook(quiz, answer_key=answers))
 
     if key:
-        tell(f"running {len(quiz.questions)} experiments for the answer key")
+        print_message(f"running {len(quiz.questions)} experiments for the answer key")
     write_exports(path, make, key)

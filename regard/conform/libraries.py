@@ -53,20 +53,20 @@ def _hugging_face(model: str, name: str, config: str, kind: str, **settings: Any
     configured = getattr(import_module("transformers"), config)(**settings)
     configured._attn_implementation = kind
     layer = {"layer_idx": 0} if "layer_idx" in inspect.signature(made).parameters else {}
-    return _evaluated(made(configured, **layer))
+    return _in_eval_mode(made(configured, **layer))
 
 
 def _make(module: str, name: str, *sizes: int, **settings: Any) -> Callable[[], nn.Module]:
     """The attention of this name in a module of a library."""
-    return lambda: _evaluated(getattr(import_module(module), name)(*sizes, **settings))
+    return lambda: _in_eval_mode(getattr(import_module(module), name)(*sizes, **settings))
 
 
-def _evaluated(made: Any) -> nn.Module:
+def _in_eval_mode(made: Any) -> nn.Module:
     assert isinstance(made, nn.Module)
     return made.eval()
 
 
-def _unfused() -> nn.Module:
+def _timm_without_fusion() -> nn.Module:
     made = _make("timm.layers", "Attention", 12, num_heads=3)()
     made.fused_attn = False  # type: ignore[assignment]
     return made
@@ -123,7 +123,7 @@ LIBRARIES = (
         for kind in kinds
     ),
     LibraryAttention("timm", "Attention, fused", _make("timm.layers", "Attention", 12, num_heads=3)),
-    LibraryAttention("timm", "Attention, not fused", _unfused),
+    LibraryAttention("timm", "Attention, not fused", _timm_without_fusion),
     LibraryAttention("x_transformers", "Attention", _make(*_X, dim=24, dim_head=8, heads=3)),
     LibraryAttention("x_transformers", "Attention, flash", _make(*_X, dim=24, dim_head=8, heads=3, flash=True)),
     LibraryAttention("x_transformers", "Attention, 6 heads on 3", _make(*_X, dim=24, dim_head=8, heads=6, kv_heads=3)),

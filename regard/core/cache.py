@@ -178,9 +178,9 @@ class Stream:
                 raise ConfigError("a stream has no fixed rows and columns to add a tensor to; use a term such as alibi")
         self.mask, self.scores, self.beta, self.kernel = mask, scores, beta, kernel
         self.received = 0  # number of positions pushed
-        self.given = 0  # number of rows returned
+        self.returned = 0  # number of rows returned
         self._ended = False
-        self._waiting: Tensor | None = None  # queries of positions given .. received - 1
+        self._waiting: Tensor | None = None  # queries of positions returned .. received - 1
         self._held: tuple[Tensor, ...] = ()
         self._positions = _position_range(0, 0)
 
@@ -204,7 +204,7 @@ class Stream:
         received = self.received + k.shape[2]
         with _disable_current_modes():  # positions are real tensors even if keys are fake
             positions = torch.cat([self._positions, _position_range(self.received, received)])
-            rows = torch.arange(self.given, received)
+            rows = torch.arange(self.returned, received)
             waits = _expand_flag(self.mask.box(rows, rows, received, FAR).none, rows).logical_not()
             ready = int((waits.cumsum(0) == 0).sum())
         return self._emit(ready, waiting, _append(self._held, k, v), positions, received)
@@ -213,7 +213,7 @@ class Stream:
         """End the input and return the remaining rows."""
         if self._waiting is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
-        rows = self._emit(self.received - self.given, self._waiting, self._held, self._positions, self.received)
+        rows = self._emit(self.received - self.returned, self._waiting, self._held, self._positions, self.received)
         self._ended = True
         return rows
 
@@ -226,7 +226,7 @@ class Stream:
     ) -> Float[Tensor, "b h r e"]:
         """Compute the next rows. The state changes only after that, so that an error leaves the stream unchanged."""
         now, (k, v) = waiting[:, :, :rows], held
-        positions = Positions(self.given, _compact_positions(key_positions))
+        positions = Positions(self.returned, _compact_positions(key_positions))
         if rows:
             out = attend(
                 now, k, v, mask=self.mask, scores=self.scores, beta=self.beta, kernel=self.kernel, positions=positions
@@ -234,9 +234,9 @@ class Stream:
         else:
             prepare_request(now, k, v, self.mask, self.scores, self.beta, 0.0, positions)
             out = v.new_zeros(*now.shape[:3], v.shape[3])
-        self.given, self.received, self._waiting = self.given + rows, received, waiting[:, :, rows:]
+        self.returned, self.received, self._waiting = self.returned + rows, received, waiting[:, :, rows:]
         with _disable_current_modes():
-            needed = may_see(self.mask, self.given, key_positions).nonzero()[:, 0]
+            needed = may_see(self.mask, self.returned, key_positions).nonzero()[:, 0]
             self._positions = key_positions[needed]
         self._held = tuple(x.index_select(2, needed.to(x.device)) for x in held)
         return out

@@ -61,7 +61,7 @@ class ExplainResponse(BaseModel):
     answers: list[KernelResponse]
 
 
-class Edit(BaseModel):
+class EditRequest(BaseModel):
     """One intervention: what is done to a head, or to all heads of a layer."""
 
     model_config = ConfigDict(extra="forbid")
@@ -80,7 +80,7 @@ class ModelRequest(BaseModel):
     show: Literal["overview", "head", "edit", "flow", "generate"] = "overview"
     layer: Annotated[int, Field(ge=0, le=999)] = 0
     head: Annotated[int, Field(ge=0, le=999)] = 0
-    edits: Annotated[list[Edit], Field(max_length=64)] = []
+    edits: Annotated[list[EditRequest], Field(max_length=64)] = []
     source: Annotated[str, Field(max_length=20_000)] = ""
     position: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     target: Annotated[str, Field(max_length=60)] = ""

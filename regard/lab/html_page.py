@@ -243,18 +243,18 @@ def value_html(value: Any) -> Markup:
     """
     if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
         lines = [tag("tr", *(tag("td", value_html(item)) for item in row)) for row in value]
-        return _folded(tag("table", *lines, class_="values"), f"{len(value)} rows", sum(map(len, value)))
+        return _fold(tag("table", *lines, class_="values"), f"{len(value)} rows", sum(map(len, value)))
     if isinstance(value, list):
         parts = [part for item in value for part in (Markup(", "), value_html(item))][1:]
-        return _folded(join_html(parts), f"{len(value)} values", len(value))
+        return _fold(join_html(parts), f"{len(value)} values", len(value))
     if isinstance(value, dict):
         parts = [part for name, item in value.items() for part in (tag("dt", name), tag("dd", value_html(item)))]
-        return _folded(tag("dl", *parts), f"{len(value)} names", len(value))
+        return _fold(tag("dl", *parts), f"{len(value)} names", len(value))
     if isinstance(value, float):
         short = f"{value:.6g}"
         return tag("span", short, title=None if float(short) == value else repr(value))
     return join_html([f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)])
 
 
-def _folded(inside: Markup, summary: str, size: int) -> Markup:
+def _fold(inside: Markup, summary: str, size: int) -> Markup:
     return inside if size <= MOST_VALUES else tag("details", tag("summary", summary), inside)

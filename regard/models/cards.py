@@ -1,4 +1,4 @@
-"""Model cards of the zoo: how each pretrained model was trained, on which data, and its measured figure."""
+"""Model cards of the zoo: how each pretrained model was trained, on which data, and its measured metric."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Card:
     """The model card of a pretrained model.
 
     command          the command that trained it
-    figure           what was measured, and on which split
+    metric           what was measured, and on which split
     value            the measured result
     at_least         lower bound that `value` must reach, where larger is better
     at_most          upper bound of `value`, where smaller is better
@@ -32,7 +32,7 @@ class Card:
     about: str
     command: str
     seed: int
-    figure: str
+    metric: str
     unit: str
     value: float
     at_least: float | None = None

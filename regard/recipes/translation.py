@@ -228,7 +228,8 @@ class TranslationTask:
     @cached_property
     def _order(self) -> LengthBuckets:
         source, target = (
-            torch.tensor([sum(len(self._spelled[word][0]) for word in words) for words in side]) for side in self._words
+            torch.tensor([sum(len(self._tokens_of[word][0]) for word in words) for words in side])
+            for side in self._words
         )
         lengths = target * self.context + source  # by the target first, whose tokens cost more: each has its logits
         pool, plan = self.settings.bucket_batches, self.settings.plan
@@ -240,7 +241,7 @@ class TranslationTask:
         sides = tuple([text.split() for text in side] for side in (self.train.source, self.train.target))
         for side in sides:
             for number, words in enumerate(side):
-                tokens = sum(len(self._spelled[word][0]) for word in words)
+                tokens = sum(len(self._tokens_of[word][0]) for word in words)
                 if tokens >= self.context:  # one more begins or ends it
                     raise DataError(
                         f"sentence {number + 1} of the training set has {tokens} tokens, but model.context is "
@@ -255,7 +256,7 @@ class TranslationTask:
         return max(len(words) for side in self._words for words in side)
 
     @cached_property
-    def _spelled(self) -> dict[str, list[list[int]]]:
+    def _tokens_of(self) -> dict[str, list[list[int]]]:
         """The tokens of each word: without BPE dropout, then samples with it."""
         words = dict.fromkeys(
             word for side in (self.train.source, self.train.target) for text in side for word in text.split()
@@ -272,10 +273,10 @@ class TranslationTask:
         return spelled
 
     def _row(self, words: Sequence[str], choices: Sequence[int]) -> list[int]:
-        row = [token for word, choice in zip(words, choices, strict=False) for token in self._spelled[word][choice]]
+        row = [token for word, choice in zip(words, choices, strict=False) for token in self._tokens_of[word][choice]]
         if len(row) < self.context:
             return row
-        return [token for word in words for token in self._spelled[word][0]]
+        return [token for word in words for token in self._tokens_of[word][0]]
 
 
 class BPEDropout:

@@ -1,7 +1,7 @@
 """Train the pretrained models that ship with the package: `python -m regard.recipes.zoo [NAME ...]`.
 
 Each is trained by a recipe on its built-in data, saved, loaded again and measured; its card has the command and the
-figure. `--table` prints the table of docs/models.md.
+metric. `--table` prints the table of docs/models.md.
 """
 
 import os
@@ -44,7 +44,7 @@ class ZooModel:
     variant: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     measure: Measure
-    figure: str
+    metric: str
     unit: str = "%"
     at_least: float | None = None
     at_most: float | None = None
@@ -128,7 +128,7 @@ MODELS = (
         recipe="language",
         variant="induction",
         measure=measure_induction,
-        figure="induction score of the best head, on 64 new sequences of 40 random characters written twice",
+        metric="induction score of the best head, on 64 new sequences of 40 random characters written twice",
         unit="",
         at_least=0.9,
         data="random strings of printable characters, each written twice",
@@ -141,7 +141,7 @@ MODELS = (
         about="Vision Transformer that classifies handwritten digits of 8 x 8 pixels",
         recipe="vision",
         measure=measure_digits,
-        figure="accuracy on 360 test images",
+        metric="accuracy on 360 test images",
         at_least=0.98,
         data="Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak 1998, doi 10.24432/C50P49",
         licence="CC BY 4.0",
@@ -153,7 +153,7 @@ MODELS = (
         about="GPT that has read biographies of invented people and says where they were born",
         recipe="birthplaces",
         measure=measure_birthplaces,
-        figure="exact answers about 50 people never asked about in training",
+        metric="exact answers about 50 people never asked about in training",
         at_least=0.95,
         data="biographies of 100 invented people",
         licence="generated, none needed",
@@ -165,7 +165,7 @@ MODELS = (
         about="encoder-decoder Transformer that translates numbers in words from English to German",
         recipe="translation",
         measure=measure_translation,
-        figure="exact translations of 500 test numbers, none of them in training",
+        metric="exact translations of 500 test numbers, none of them in training",
         at_least=0.99,
         subset=100,
         data="the numbers 0 to 9,999 in words",
@@ -178,7 +178,7 @@ MODELS = (
         about="streaming speech model that recognises the digits of telephone tones",
         recipe="speech",
         measure=measure_speech,
-        figure="token error rate on 200 test strings, streamed",
+        metric="token error rate on 200 test strings, streamed",
         at_most=0.01,
         subset=20,
         data="strings of telephone tones (DTMF) with noise and silences",
@@ -192,7 +192,7 @@ MODELS = (
         recipe="language",
         changes={"gpt.model.width": 96, "gpt.plan.steps": 800},
         measure=measure_text,
-        figure="cross-entropy on the test text, its last tenth; trigrams have 1.85",
+        metric="cross-entropy on the test text, its last tenth; trigrams have 1.85",
         unit="nats per character",
         at_most=1.5,
         data="the topics of Python's help, read from the Python installation",
@@ -224,7 +224,7 @@ def write_card(entry: ZooModel) -> Card:
     _, settings, model, tokenizer = load_finished_run(target)
     example = entry.make_example(settings, target)
     (target / CARD).unlink(missing_ok=True)
-    fields = ("name", "about", "command", "figure", "unit", "at_least", "at_most", "subset", "data", "licence")
+    fields = ("name", "about", "command", "metric", "unit", "at_least", "at_most", "subset", "data", "licence")
     card = Card(
         **{name: getattr(entry, name) for name in fields},
         seed=settings.seed,
@@ -239,7 +239,7 @@ def write_card(entry: ZooModel) -> Card:
         example_command=entry.example_command.format(example=example),
     )
     if not card.meets_bound(card.value):
-        raise TrainingError(f"{entry.name} has {card.format(card.value)}, {entry.figure}, which is not good enough")
+        raise TrainingError(f"{entry.name} has {card.format(card.value)}, {entry.metric}, which is not good enough")
     (target / CARD).write_text(dumps(to_json(card), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return card
 
@@ -254,14 +254,14 @@ def get_entry(name: str) -> ZooModel:
 
 def format_table() -> str:
     """The table of all models in Markdown, from their cards."""
-    lines = ["| name | what it is | figure | parameters | size | trained by | data, licence |", "|" + "---|" * 7]
+    lines = ["| name | what it is | metric | parameters | size | trained by | data, licence |", "|" + "---|" * 7]
     for card in (read_card(entry.name) for entry in MODELS):
         bound = f"at least {card.format(card.at_least)}" if card.at_least is not None else ""
         bound = f"at most {card.format(card.at_most)}" if card.at_most is not None else bound
         cells = (
             f"`{card.name}`",
             card.about,
-            f"{card.format(card.value)} ({bound}): {card.figure}",
+            f"{card.format(card.value)} ({bound}): {card.metric}",
             f"{card.parameters:,}",
             f"{card.bytes / 1000:,.0f} kB",
             f"`{card.command}`, seed {card.seed}, {card.seconds:.0f} s of one core",
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str]) -> None:
     for entry in [get_entry(name) for name in arguments] or MODELS:
         print(entry.command, flush=True)
         card = train_model(entry, lambda text: print(f"  {text}", file=sys.stderr, flush=True))
-        print(f"  {card.format(card.value)}, {card.figure}; {card.bytes:,} bytes", flush=True)
+        print(f"  {card.format(card.value)}, {card.metric}; {card.bytes:,} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard.base.errors import ConfigError, kernel_refused
-from regard.cli import app, clean
+from regard.cli import app, print_errors
 
 COMMANDS = ("tour", "masks", "explain", "count", "generate", "look", "check", "lab", "work", "bench", "doctor")
 run = CliRunner()
@@ -102,7 +102,7 @@ def test_unknown_commands_and_options_are_exit_code_2() -> None:
 
 
 def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    @clean
+    @print_errors
     def command() -> None:
         raise kernel_refused("sdpa", ["it is Monday", "it rains"], ["eager"])
 
@@ -114,7 +114,7 @@ def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture
 
 
 def test_an_error_that_is_not_ours_keeps_its_trace() -> None:
-    @clean
+    @print_errors
     def command() -> None:
         raise ZeroDivisionError("a bug")
 
@@ -123,7 +123,7 @@ def test_an_error_that_is_not_ours_keeps_its_trace() -> None:
 
 
 def test_a_command_keeps_its_own_name_and_words() -> None:
-    @clean
+    @print_errors
     def command() -> None:
         """Words."""
         raise ConfigError("never raised here")

@@ -376,9 +376,9 @@ def test_show_of_a_claim_that_was_not_run_says_how_to() -> None:
 
 
 def test_long_lists_are_shortened(four: Registry[Claim]) -> None:
-    assert lab.shortened([0.5, [1, 2]]) == "[0.5, [1, 2]]"
-    assert lab.shortened(list(range(9))) == "[0, 1, 2, 3, 4, 5, 6, 7, ...] (9 in all)"
-    assert lab.shortened({"a": 1 / 3}) == "a 0.333333"
+    assert lab.shorten([0.5, [1, 2]]) == "[0.5, [1, 2]]"
+    assert lab.shorten(list(range(9))) == "[0, 1, 2, 3, 4, 5, 6, 7, ...] (9 in all)"
+    assert lab.shorten({"a": 1 / 3}) == "a 0.333333"
 
 
 def test_errata_show_the_wrong_answer_its_counter_example_and_the_correct_answer(

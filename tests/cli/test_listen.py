@@ -16,7 +16,7 @@ import typer
 from torch import Tensor
 from typer.testing import CliRunner
 
-from regard.cli import clean, listen
+from regard.cli import listen, print_errors
 from regard.cli.listen import StreamRecognizer, StreamResampler
 from regard.data.digit_strings import DigitStrings
 from regard.data.log_mel import LogMel
@@ -37,7 +37,7 @@ SETTINGS = SpeechSettings(
     log_mel=LogMel(sample_rate=RATE, mels=5),
 )
 app = typer.Typer()
-app.command()(clean(listen.command))
+app.command()(print_errors(listen.command))
 run = CliRunner()
 
 

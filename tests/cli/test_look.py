@@ -15,7 +15,7 @@ from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from regard.base.shading import SHADES
-from regard.cli import clean
+from regard.cli import print_errors
 from regard.cli.look import command
 from regard.cli.looking.relevance import grid_side
 from regard.data.tokenizers import load_tokenizer
@@ -36,7 +36,7 @@ from regard.see.watch import watch
 from tests.see.test_report import Reader
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command("look")(clean(command))
+app.command("look")(print_errors(command))
 TEXT = "the cat sat on the mat"
 
 

@@ -185,7 +185,6 @@ def test_only_rank_0_prints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "", "")
 
 
-@pytest.mark.slow
 def test_several_processes_print_metrics_once(folder: Path, tmp_path: Path) -> None:
     def run_two(*words: str) -> str:
         return subprocess.run(

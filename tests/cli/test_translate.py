@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from regard.cli import clean, translate
+from regard.cli import print_errors, translate
 from regard.data.number_words import english, german
 from regard.data.sentence_pairs import SentencePairs
 from regard.models.presets import build_from_config
@@ -31,7 +31,7 @@ from regard.recipes.translation import (
 LINES = ["One hundred three.", "", "One hundred ten."]
 
 app = typer.Typer()
-app.command()(clean(translate.command))
+app.command()(print_errors(translate.command))
 run = CliRunner()
 
 

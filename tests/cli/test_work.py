@@ -7,13 +7,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from regard.cli import clean
+from regard.cli import print_errors
 from regard.cli.work import mount
 
 run = CliRunner()
 app = typer.Typer(rich_markup_mode=None)
 app.command("other")(lambda: None)
-mount(app, clean)
+mount(app, print_errors)
 
 TYPED = ["--q", "1,-1/2;0,1", "--k", "1,1;0,1", "--v", "1;2"]
 
@@ -151,7 +151,7 @@ def test_help_shows_the_options() -> None:
 def test_a_further_command_can_be_added() -> None:
     beside = typer.Typer(rich_markup_mode=None)
     beside.command("other")(lambda: None)
-    mount(beside, clean)
+    mount(beside, print_errors)
     group = beside.registered_groups[0].typer_instance
     assert group is not None
     group.command("quiz")(lambda: typer.echo("asked"))

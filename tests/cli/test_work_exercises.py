@@ -9,7 +9,7 @@ import typer
 from markupsafe import escape
 from typer.testing import CliRunner, Result
 
-from regard.cli import clean
+from regard.cli import print_errors
 from regard.cli.work import mount
 from regard.work.exercises import EXERCISE_SETS
 from regard.work.exercises.exercise import student_seed
@@ -18,7 +18,7 @@ from regard.work.quiz import Quiz
 run = CliRunner()
 app = typer.Typer(rich_markup_mode=None)
 app.command("other")(lambda: None)
-mount(app, clean)
+mount(app, print_errors)
 
 
 def work(*words: str, typed: str | None = None) -> Result:

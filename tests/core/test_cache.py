@@ -395,12 +395,12 @@ def test_every_chunking_of_a_stream_gives_the_rows_of_one_pass(mask, term, turne
     for start in range(1, N):
         for stop in range(start + 1, N + 1):
             step = fork(states[start])
-            steps.append((states[start].given, whole.push(step, start, stop)))
+            steps.append((states[start].returned, whole.push(step, start, stop)))
             assert same_state(step, states[stop]), f"{start} positions and {stop - start} more"
     assert len(steps) == N * (N + 1) // 2
     end = fork(states[N])
-    steps.append((end.given, end.finish()))
-    assert end.given == end.received == N
+    steps.append((end.returned, end.finish()))
+    assert end.returned == end.received == N
     assert not whole.wrong(steps)
 
 
@@ -411,8 +411,8 @@ def test_a_stream_may_end_anywhere(mask):
     for n in range(1, N + 1):
         whole = Pass(AHEAD[mask], n=n)
         stream = Stream(whole.mask)
-        steps = [(0, whole.push(stream, 0, n // 2)), (stream.given, whole.push(stream, n // 2, n))]
-        steps.append((stream.given, stream.finish()))
+        steps = [(0, whole.push(stream, 0, n // 2)), (stream.returned, whole.push(stream, n // 2, n))]
+        steps.append((stream.returned, stream.finish()))
         assert sum(out.shape[2] for _, out in steps) == n
         assert not whole.wrong(steps)
 
@@ -450,7 +450,7 @@ def test_rows_leave_a_stream_as_soon_as_no_later_key_can_be_seen(name):
             out = stream.push(*(torch.zeros(1, 1, size, 2) for _ in "qkv"))
             assert out.shape[2] == complete - given
             given = complete
-            assert (stream.received, stream.given) == (received, given)
+            assert (stream.received, stream.returned) == (received, given)
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_what_no_later_row_can_see_is_forgotten_by_a_stream():
         stream.push(torch.zeros(1, 2, 3, 5), torch.zeros(1, 1, 3, 5), torch.zeros(1, 1, 3, 7))
     k, v, q = stream.tensors()
     assert (q.shape, k.shape, v.shape) == ((1, 2, 3, 5), (1, 1, 2 + 4 + 3, 5), (1, 1, 2 + 4 + 3, 7))
-    assert stream.received - stream.given == 3
+    assert stream.received - stream.returned == 3
 
 
 def test_a_stream_holds_nothing_before_the_first_push():
@@ -561,12 +561,12 @@ def test_longer_chunkings_of_a_stream_give_the_rows_of_one_pass(mask, split, ter
     whole = Pass(mask, term, n=sum(split), dtype=torch.float32)
     stream, steps, start = Stream(mask, scores=whole.term), [], 0
     for size in split:
-        given = stream.given
+        given = stream.returned
         steps.append((given, whole.push(stream, start, start + size)))
         start += size
-    given = stream.given
+    given = stream.returned
     steps.append((given, stream.finish()))
-    assert stream.given == whole.n
+    assert stream.returned == whole.n
     assert not whole.wrong(steps)
 
 
@@ -757,7 +757,7 @@ def test_a_first_push_that_is_refused_changes_nothing():
     for wrong in ({"g": H, "c": C + 1}, {"g": H + 1}, {"g": H, "b": B + 1}, {"g": H, "dtype": torch.float64}):
         with pytest.raises(RegardError):
             stream.push(keys(**wrong), keys(), keys(c=E))
-        assert (stream.received, stream.given, stream.tensors()) == (0, 0, ())
+        assert (stream.received, stream.returned, stream.tensors()) == (0, 0, ())
     assert stream.push(keys(g=H), keys(), keys(c=E)).shape == (B, H, 3, E)
 
 
@@ -775,7 +775,7 @@ def test_what_attention_refuses_is_not_taken_in(make):
     stream = make()
     with pytest.raises(RegardError):
         stream.push(keys(g=H), keys(), keys(c=E))
-    assert (stream.received, stream.given, stream.tensors()) == (0, 0, ())
+    assert (stream.received, stream.returned, stream.tensors()) == (0, 0, ())
 
 
 @pytest.mark.parametrize("make", [SlidingWindowCache, Stream])

@@ -254,7 +254,6 @@ def test_two_heads_are_near_the_mean_in_89_5_percent_of_draws():
     assert measured["share of c near the mean"] > measured["share of c1 near v_a"]
 
 
-@pytest.mark.slow
 def test_the_full_setup_gives_the_shares_to_four_digits():
     for name, at, share in (
         ("noisy-keys-one-head", "share near v_a", 0.3726),

@@ -166,7 +166,6 @@ def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
     assert without_seconds(claim(name).run(claim(name).setup(smoke=True)).numbers) == without_seconds(numbers(name))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
 def test_the_full_run_supports_the_claim_and_refutes_its_wrong_answers(name: str) -> None:
     assert claim(name).budget <= 120, "at most two minutes on two cores"

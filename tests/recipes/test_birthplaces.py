@@ -408,7 +408,6 @@ def test_each_fact_is_a_fiftieth_of_the_examples_and_all_facts_at_most_half(
     assert sum(texts) / len(texts) == pytest.approx(share, rel=0.2)
 
 
-@pytest.mark.slow
 def test_the_built_in_run_reaches_its_accuracy_and_abstains_on_unknown_people() -> None:
     outcome = birthplaces.run(birthplaces.built_in(), RunLocation())
     assert outcome.metrics["test accuracy"] >= 0.9

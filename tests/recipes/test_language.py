@@ -596,7 +596,6 @@ def test_an_untrained_model_has_the_entropy_of_the_alphabet(text: Path) -> None:
     assert found.metrics["test nats by trigrams"] < found.metrics["test nats by single characters"] < math.log(alphabet)
 
 
-@pytest.mark.slow
 def test_the_built_in_gpt_is_far_better_than_trigrams() -> None:
     metrics = get_recipe("language").run(language.built_in(), RunLocation()).metrics
     for part in ("test", "validation"):
@@ -605,7 +604,6 @@ def test_the_built_in_gpt_is_far_better_than_trigrams() -> None:
     assert metrics["test nats per character"] < 1.38
 
 
-@pytest.mark.slow
 def test_the_built_in_bert_is_better_than_chance_on_every_objective() -> None:
     recipe = get_recipe("language")
     metrics = recipe.run(recipe.settings(real=False, variant="bert"), RunLocation()).metrics

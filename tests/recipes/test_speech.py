@@ -264,7 +264,6 @@ def test_data_that_do_not_fit_the_settings_are_refused(recorded: Path, tmp_path:
         speech.load_data(tmp_path / "nowhere", TINY)
 
 
-@pytest.mark.slow
 def test_the_built_in_run_reaches_its_error_rate_and_outputs_nothing_in_silence(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -464,7 +464,6 @@ def test_sacrebleu_compares_plain_text_without_case(
     assert (translations[0], references[0], more) == ("drei hundert eins.", "Drei hundert eins.", {"lowercase": True})
 
 
-@pytest.mark.slow
 def test_the_built_in_run_translates_numbers_that_are_not_in_training() -> None:
     outcome = get_recipe("translation").run(built_in(), RunLocation())
     assert outcome.metrics["test exact"] >= 0.99

@@ -49,13 +49,11 @@ def alike(model: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(*pair) for pair in zip(weights(model), weights(other), strict=True))
 
 
-@pytest.mark.slow
 def test_the_built_in_run_reaches_its_accuracy() -> None:
     outcome = get_recipe("vision").run(vision.built_in(), RunLocation())
     assert outcome.metrics["test accuracy"] >= 0.98
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["davit", "cnn"])
 def test_the_other_architectures_reach_the_accuracy(architecture: str) -> None:
     outcome = get_recipe("vision").run(override(vision.built_in(), {"architecture": architecture}), RunLocation())

@@ -38,7 +38,7 @@ def test_a_model_keeps_the_figure_of_its_card(name: str) -> None:
 def test_the_card_describes_the_model_and_its_run(name: str) -> None:
     card, entry, folder = read_card(name), zoo.get_entry(name), ZOO / name
     recipe, settings, model, _ = load_finished_run(folder)
-    for field in ("about", "command", "figure", "unit", "at_least", "at_most", "subset", "data", "licence"):
+    for field in ("about", "command", "metric", "unit", "at_least", "at_most", "subset", "data", "licence"):
         assert getattr(card, field) == getattr(entry, field), f"{field}: train the model again with `make zoo`"
     assert recipe.name == entry.recipe
     words = entry.command.split()

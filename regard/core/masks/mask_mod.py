@@ -103,7 +103,7 @@ class SymbolicIndex:
 
     def __sub__(self, other: "int | SymbolicIndex") -> "SymbolicIndex | SymbolicDistance":
         if isinstance(other, SymbolicIndex):
-            return SymbolicDistance(*_ordered(self, other))
+            return SymbolicDistance(*_index_difference(self, other))
         return SymbolicIndex(self.kind, self.offset - _integer(other))
 
     def __floordiv__(self, size: int) -> "SymbolicChunk":
@@ -132,7 +132,7 @@ class SymbolicIndex:
     def __eq__(self, other: object) -> SymbolicMask:  # type: ignore[override]
         if not isinstance(other, SymbolicIndex):
             raise NotSymbolicError("a rule about one position")
-        return abs(SymbolicDistance(*_ordered(self, other))) <= 0
+        return abs(SymbolicDistance(*_index_difference(self, other))) <= 0
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -273,7 +273,7 @@ def _up_to(most: int) -> Mask:
     return Window(None, most) if most > 0 else Not(Window(-most - 1, None))
 
 
-def _ordered(left: SymbolicIndex, right: SymbolicIndex) -> tuple[int, int]:
+def _index_difference(left: SymbolicIndex, right: SymbolicIndex) -> tuple[int, int]:
     """The difference left - right of two indices as (sign, offset) of sign * (q - kv) + offset."""
     if {left.kind, right.kind} != {"q", "kv"}:
         raise NotSymbolicError("indices that are not a query and a key")
