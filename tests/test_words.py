@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def is_participle(name: str) -> bool:
     return word not in NOT_PARTICIPLES and ("_" not in word) and (word.endswith("ed") or word in IRREGULAR)
 
 
+@cache
 def prose(path: Path) -> str:
     """The docstrings, comments and texts of a source file, or a page without its code blocks, on one line."""
     text = path.read_text()
