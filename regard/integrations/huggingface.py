@@ -372,12 +372,7 @@ def _read_attention_mask(
         # as torch's is_causal: the first query is at position 0
         return (Causal(), Positions(0, 0), ()) if causal and i > 1 else (Full(), None, ())
     if isinstance(mask, ModelMask):
-        if mask.seq_lengths[0] != i or mask.seq_lengths[1] < j:
-            raise ShapeError(
-                f"the attention mask of this layer has {mask.seq_lengths[0]} queries and {mask.seq_lengths[1]} keys, "
-                f"but the call has {i} and {j}: the model adds keys of its own, for which regard has no mask; "
-                'load it with attn_implementation="eager"'
-            )
+        _check_lengths(mask.seq_lengths, i, j)
         return mask.mask, mask.positions, ()
     if hasattr(mask, "kv_num_blocks"):
         return from_block_mask(mask), None, ()
@@ -386,7 +381,7 @@ def _read_attention_mask(
             f"a layer received an attention mask of shape {tuple(mask.shape)}, but regard takes (b, 1, i, j); "
             'the model builds a mask for flash attention only; load it with attn_implementation="sdpa"'
         )
-    mask = mask[..., :j]
+    _check_lengths((mask.shape[2], mask.shape[3]), i, j)
     if mask.dtype == torch.bool:
         return DenseMask(mask), None, ()
     # hidden pairs have the lowest number of the dtype, or that number plus a bias
@@ -394,6 +389,16 @@ def _read_attention_mask(
     if can_read(mask) and not torch.where(visible, mask, 0).any() and not mask.requires_grad:
         return DenseMask(visible), None, ()
     return DenseMask(visible), None, (Additive(mask.masked_fill(~visible, 0).to(query.dtype)),)
+
+
+def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
+    """Raise an error if a mask is for another number of queries or keys than those of the call."""
+    if found[0] not in (1, i) or found[1] not in (1, j):
+        raise ShapeError(
+            f"the attention mask of this layer has {found[0]} queries and {found[1]} keys, but the call has {i} and {j}: "
+            "the model adds keys of its own, or its cache has dropped some; pass a mask for the keys of the cache, or "
+            'load the model with attn_implementation="eager"'
+        )
 
 
 def _raise_for_models_without_the_interface(base: Any) -> None:

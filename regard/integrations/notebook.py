@@ -203,7 +203,12 @@ def _to_matrix(mask: Any, i: int, j: int) -> Bool[Tensor, "b h i j"]:
         return _four_axes(Mask.from_block_mask(mask).dense(i, j), i, j)
     if hasattr(mask, "to_dense"):  # the mask of a Hugging Face model that runs on regard
         return _four_axes(mask.to_dense(), i, j)
-    return _four_axes(Mask.from_mask_mod(mask).dense(i, j), i, j)
+    try:
+        return _four_axes(Mask.from_mask_mod(mask).dense(i, j), i, j)
+    except IndexError as error:
+        raise ShapeError(
+            f"{_name(mask)} cannot be evaluated for {i} queries and {j} keys ({error}); pass queries= and keys="
+        ) from None
 
 
 def _read_tensor(mask: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Replacement:
 def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Replacement:
     """Replace every torch.nn.MultiheadAttention of a model in place, those of encoder and decoder layers too.
 
-    Parameters are shared, so optimizers and state dicts stay valid. Encoder layers no longer use torch's fast path,
+    Parameters and hooks are shared, so optimizers, state dicts and handles stay valid. Encoder layers no longer use torch's fast path,
     which would not call the attention module.
 
     example  arguments of the model: it is run before and after in eval mode, and the outputs are compared; entries
@@ -95,8 +95,6 @@ def restore(model: nn.Module) -> tuple[str, ...]:
         original = layer.__dict__.get(_ORIGINAL)
         if original is None:
             continue
-        for part, value in (*layer._parameters.items(), *layer._modules.items()):
-            setattr(original, part, value)
         setattr(parent, key, original.train(layer.training))
         names.append(name)
     for module in model.modules():

@@ -65,22 +65,11 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def from_torch(cls, layer: nn.MultiheadAttention) -> "MultiheadAttention":
-        """A layer that shares the parameters of a layer of torch, in the same mode."""
-        with torch.device("meta"):
-            new = cls(
-                layer.embed_dim,
-                layer.num_heads,
-                layer.dropout,
-                layer.in_proj_bias is not None,
-                layer.bias_k is not None,
-                layer.add_zero_attn,
-                layer.kdim,
-                layer.vdim,
-                layer.batch_first,
-            )
-        for name, value in (*layer._parameters.items(), *layer._modules.items()):
-            setattr(new, name, value)  # the parameters themselves, so that optimizers keep their references
-        return new.train(layer.training)
+        """A layer that shares the parameters and the hooks of a layer of torch, in the same mode."""
+        new = cls.__new__(cls)
+        # the dictionaries themselves: hooks may set weights, and their handles must stay valid
+        new.__dict__ = dict(layer.__dict__)
+        return new
 
     def forward(
         self,

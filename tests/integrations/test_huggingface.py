@@ -179,6 +179,19 @@ def test_what_the_attention_function_cannot_take_raises_the_reason() -> None:
         attention_forward(nn.Identity(), q, q, q, None, cache=object())
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
+def test_a_matrix_for_keys_that_a_sliding_cache_has_dropped_raises_an_error(dtype: torch.dtype) -> None:
+    from transformers import DynamicCache
+
+    tiny = make("mistral decoder", "regard")
+    ids, visible = draw_ids(1, 13), torch.ones(1, 1, 13, 13).tril().bool()
+    mask = visible if dtype == torch.bool else torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+    cache = DynamicCache(config=tiny.model.config)
+    tiny.model(ids[:, :9], attention_mask=mask[:, :, :9, :9], past_key_values=cache)
+    with pytest.raises(ShapeError, match="has 4 queries and 13 keys, but the call has 4 and 8: .* cache has dropped"):
+        tiny.model(ids[:, 9:], attention_mask=mask[:, :, 9:], past_key_values=cache)
+
+
 def test_explain_names_the_kernel_of_every_layer_and_why() -> None:
     tiny = make("gemma3_text decoder", "regard", num_hidden_layers=7, sliding_window=5)
     found = regard.explain(tiny.model, {"input_ids": draw_ids(1, 9)})

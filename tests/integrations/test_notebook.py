@@ -143,3 +143,10 @@ def test_objects_show_themselves_in_a_notebook_and_print_as_text() -> None:
         assert "<script" not in page, name
         assert str(thing), name
     assert "causal() &amp; window(before=3)" in displayed()["mask"]._repr_html_()
+
+
+def test_a_mask_mod_with_a_table_of_another_length_says_so() -> None:
+    table = torch.ones(9, 9).bool()
+    with pytest.raises(ShapeError, match="for 12 queries and 12 keys .* pass queries= and keys="):
+        show(lambda b, h, q, kv: table[q, kv])
+    assert show(lambda b, h, q, kv: table[q, kv], against=table, keys=9, queries=9).equal  # type: ignore[union-attr]

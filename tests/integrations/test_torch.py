@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from regard.base.errors import ConfigError
 from regard.core.kernels import recording
@@ -87,6 +88,40 @@ def test_a_copy_and_another_dtype_can_be_restored() -> None:
     restore(other)
     assert {x.dtype for x in other.parameters()} == {torch.float64}
     assert other(torch.randn(2, 7, D, dtype=torch.float64)).shape == (2, 7, D)
+
+
+def test_hooks_stay_and_can_be_removed() -> None:
+    model, calls = encoder(), []
+    handle = model.layers[0].self_attn.register_forward_hook(lambda *_: calls.append("out"))  # type: ignore[union-attr,operator]
+    replace(model)
+    model.layers[1].self_attn.register_forward_pre_hook(lambda *_: calls.append("in"))  # type: ignore[union-attr,operator]
+    model(torch.randn(2, 7, D))
+    assert calls == ["out", "in"]
+    handle.remove()
+    model(torch.randn(2, 7, D))
+    restore(model)
+    model(torch.randn(2, 7, D))
+    assert calls == ["out", "in", "in", "in"]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+@pytest.mark.parametrize("kind", ["pruned", "weight norm"])
+def test_a_weight_that_a_hook_computes_stays_so(kind: str) -> None:
+    model = encoder()
+    layer = model.layers[0].self_attn  # type: ignore[union-attr]
+    if kind == "pruned":
+        prune.l1_unstructured(layer, "in_proj_weight", 0.5)
+    else:
+        nn.utils.weight_norm(layer, "in_proj_weight")
+    x = torch.randn(2, 7, D)
+    expected, names = model(x), list(model.state_dict())
+    report = replace(model, example=(x,))
+    assert report.max_difference is not None
+    assert report.max_difference < 1e-6
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(x), expected, atol=1e-6, rtol=1e-5)
+    restore(model)
+    torch.testing.assert_close(model(x), expected, atol=1e-6, rtol=1e-5)
 
 
 class Twice(nn.Module):
