@@ -1,11 +1,12 @@
 """Explain a whole model: which kernel each of its attention layers runs, and why."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from regard.base.display import TextDisplay
@@ -23,9 +24,13 @@ class LayerExplanation(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelExplanation(TextDisplay):
-    """The attention calls of one forward pass, in order."""
+    """The attention calls of one forward pass, in order.
+
+    left_out  names of attention modules that ran without a call of `attend`: they have code of their own
+    """
 
     layers: tuple[LayerExplanation, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def kernels(self) -> dict[str, int]:
@@ -46,23 +51,29 @@ class ModelExplanation(TextDisplay):
             f"{len(self.layers)} attention calls: " + ", ".join(f"{n} x {name}" for name, n in self.kernels.items())
         ]
         for text, names in groups.items():
-            shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            lines += ["", shown, *(f"  {line}" for line in text.splitlines())]
+            lines += ["", _list_names(names), *(f"  {line}" for line in text.splitlines())]
+        if self.left_out:
+            lines += ["", _list_names(self.left_out), "  no call of attend: attention code of its own"]
         return "\n".join(lines)
 
 
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
 def explain_model(model: nn.Module, inputs: Any) -> ModelExplanation:
-    """Run a model once and explain every call of `attend` inside.
+    """Run a model once and explain every call of `attend` inside. Restores the RNG state on exit.
 
     inputs  a tensor, a tuple of positional arguments, or a dictionary of keyword arguments
     """
     found: list[LayerExplanation] = []
     stack: list[str] = []
+    ran: list[str] = []
 
     def observe(name: str, request: Request, out: Tensor) -> None:
         found.append(LayerExplanation(stack[-1] if stack else "", explain(request)))
 
-    with _track_modules(model, stack), observe_requests(observe):
+    with torch.random.fork_rng(), _track_modules(model, stack, ran), observe_requests(observe):
         if isinstance(inputs, Mapping):
             model(**inputs)
         elif isinstance(inputs, tuple | list):
@@ -76,15 +87,32 @@ def explain_model(model: nn.Module, inputs: Any) -> ModelExplanation:
             "torch.nn regard.integrations.torch.replace(model). Calls inside torch.compile are not seen: pass the "
             "model before it is compiled"
         )
-    return ModelExplanation(tuple(found))
+    return ModelExplanation(tuple(found), _without_calls(model, ran, [layer.layer for layer in found]))
+
+
+def _without_calls(model: nn.Module, ran: list[str], called: list[str]) -> tuple[str, ...]:
+    """Names of innermost modules that ran, are attention by the name of their class, and contain no call."""
+    modules = dict(model.named_modules())
+    attention = [name for name in dict.fromkeys(ran) if name and "Attention" in type(modules[name]).__name__]
+
+    def contains(name: str, others: list[str]) -> bool:
+        return any(other == name or other.startswith(f"{name}.") for other in others)
+
+    quiet = [name for name in attention if not contains(name, called)]
+    return tuple(name for name in quiet if not any(other.startswith(f"{name}.") for other in quiet))
 
 
 @contextmanager
-def _track_modules(model: nn.Module, stack: list[str]) -> Iterator[None]:
-    """Keep the names of the modules that are running in `stack`, the innermost last."""
+def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterator[None]:
+    """Keep the names of the modules that are running in `stack`, the innermost last, and of all in `ran`."""
+
+    def enter(name: str) -> None:
+        stack.append(name)
+        ran.append(name)
+
     hooks = []
     for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
+        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
         hooks.append(module.register_forward_hook(lambda *_: _pop(stack), always_call=True))
     try:
         yield

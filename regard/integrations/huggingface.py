@@ -5,6 +5,7 @@
 attention function calls `attend` with it.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -395,10 +396,15 @@ def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
     """Raise an error if a mask is for another number of queries or keys than those of the call."""
     if found[0] not in (1, i) or found[1] not in (1, j):
         raise ShapeError(
-            f"the attention mask of this layer has {found[0]} queries and {found[1]} keys, but the call has {i} and {j}: "
-            "the model adds keys of its own, or its cache has dropped some; pass a mask for the keys of the cache, or "
-            'load the model with attn_implementation="eager"'
+            f"the attention mask of this layer has {found[0]} queries and {found[1]} keys, but the call has {i} and "
+            f"{j}: the model adds keys of its own, or its cache has dropped some; pass a mask for the keys of "
+            'the cache, or load the model with attn_implementation="eager"'
         )
+
+
+def _has_table_of_classes(model: Any) -> bool:
+    """Whether the file of a model chooses between attention classes by the name of the implementation, as SAM does."""
+    return any(name.endswith("_ATTENTION_CLASSES") for name in vars(sys.modules[type(model).__module__]))
 
 
 def _raise_for_models_without_the_interface(base: Any) -> None:
@@ -409,7 +415,7 @@ def _raise_for_models_without_the_interface(base: Any) -> None:
 
     def check(model: Any, requested: object) -> None:
         names = requested.values() if isinstance(requested, dict) else [requested]
-        if NAME in names and not model._can_set_attn_implementation():
+        if NAME in names and (not model._can_set_attn_implementation() or _has_table_of_classes(model)):
             raise ConfigError(
                 f"{type(model).__name__} has attention code of its own and does not call the functions of "
                 "AttentionInterface, so regard cannot run it; load it with attn_implementation=None"

@@ -15,6 +15,7 @@ from regard.core.absolute_positions import Positions
 from regard.core.masks.algebra import Mask
 from regard.core.masks.drawing import default_sizes, draw_matrix, pool_shares, shade_cells
 from regard.core.masks.forms.causal import Causal
+from regard.core.masks.forms.key_padding import KeyPaddingMask
 from regard.core.masks.forms.window import Window
 
 HIDDEN_BELOW = -1e4  # an additive mask hides with -inf, the lowest number of its dtype, -1e9 or -1e4
@@ -131,25 +132,34 @@ def _explain(
         yield f"{names[1]} were inverted: True hides in one of them"
     if i == j and torch.equal(first, second.mT):
         yield f"{names[1]} were transposed: its rows are keys"
-    for mine, name, other in ((mask, names[0], second), (against, names[1], first)):
+    sides = (mask, names[0], first, second), (against, names[1], second, first)
+    for mine, name, _, other in sides:
         if isinstance(mine, Tensor) and mine.is_floating_point() and mine.ndim >= 2:
             multiplied = _four_axes(mine != 0, i, j)
             if not (mine < HIDDEN_BELOW).any() and _equal(multiplied, other):
                 yield f"the numbers of {name} were factors (1 visible, 0 hidden) instead of numbers to add"
-        rule = _rule(mine)
-        if rule is None:
-            continue
-        top_left = Positions(0, 0)
-        if i != j and _equal(_four_axes(rule.dense(i, j, positions=top_left), i, j), other):
-            yield f"{name} counted queries from the first key (top-left) instead of to the last (bottom-right)"
-        for step, words in ((1, "one larger"), (-1, "one smaller")):
-            changed = _change_windows(rule, step)
-            if changed is not None and _equal(_four_axes(changed.dense(i, j), i, j), other):
-                yield f"the window of {name} were {words}"
-        for after, words in ((1, "showed the key after the query's own"), (-1, "hid the query's own key")):
-            shifted = _change_causal(rule, after)
-            if shifted is not None and _equal(_four_axes(shifted.dense(i, j), i, j), other):
-                yield f"{name} {words}"
+    rules = [(_rule(mine), name, other) for mine, name, _, other in sides]
+    found = [words for rule, name, other in rules if rule is not None for words in _shifts(rule, name, other, i, j)]
+    if not found:
+        # a matrix may be a band too; both sides would say the same, so that one is enough
+        fitted = ((_fit_band(visible), name, other) for _, name, visible, other in sides)
+        every = (list(_shifts(rule, name, other, i, j)) for rule, name, other in fitted if rule is not None)
+        found = next((words for words in every if words), [])
+    yield from found
+
+
+def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[str]:
+    """The conventions of positions by which a rule would be equal to the visible pairs of another mask."""
+    if i != j and _equal(_four_axes(rule.dense(i, j, positions=Positions(0, 0)), i, j), other):
+        yield f"{name} counted queries from the first key (top-left) instead of to the last (bottom-right)"
+    for step, words in ((1, "one larger"), (-1, "one smaller")):
+        changed = _change_windows(rule, step)
+        if changed is not None and _equal(_four_axes(changed.dense(i, j), i, j), other):
+            yield f"the window of {name} were {words}"
+    for after, words in ((1, "showed the key after the query's own"), (-1, "hid the query's own key")):
+        shifted = _change_causal(rule, after)
+        if shifted is not None and _equal(_four_axes(shifted.dense(i, j), i, j), other):
+            yield f"{name} {words}"
 
 
 def _rule(mask: Any) -> Mask | None:
@@ -158,6 +168,29 @@ def _rule(mask: Any) -> Mask | None:
         return None if mask.by_pair() else mask
     if callable(mask) and not isinstance(mask, Tensor):
         return Mask.from_mask_mod(mask)
+    return None
+
+
+def _fit_band(visible: Bool[Tensor, "b h i j"]) -> Mask | None:
+    """The window that has exactly these visible pairs, alone or with padded keys; None if there is none."""
+    i, j = visible.shape[-2:]
+    distance = torch.arange(j) - torch.arange(i)[:, None] - (j - i)
+    some = visible.any((0, 1))
+    if not some.any():
+        return None
+    low, high = int(distance[some].min()), int(distance[some].max())
+    if low > 0 or high < 0:
+        return None
+    before, after = (None if low == 1 - j else -low), (None if high == i - 1 else high)
+    band: Mask = Window(before, after)
+    if after == 0:
+        band = Causal() if before is None else Causal() & Window(before, None)
+    inside = (distance >= low) & (distance <= high)
+    if torch.equal(visible, inside.expand_as(visible)):
+        return band
+    real = visible.any(2)[:, 0]
+    if torch.equal(visible, inside & real[:, None, None]):
+        return band & KeyPaddingMask(real)
     return None
 
 

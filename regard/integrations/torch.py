@@ -38,8 +38,8 @@ class Replacement:
 def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Replacement:
     """Replace every torch.nn.MultiheadAttention of a model in place, those of encoder and decoder layers too.
 
-    Parameters and hooks are shared, so optimizers, state dicts and handles stay valid. Encoder layers no longer use torch's fast path,
-    which would not call the attention module.
+    Parameters and hooks are shared, so optimizers, state dicts and handles stay valid. Encoder layers no longer
+    use torch's fast path, which would not call the attention module.
 
     example  arguments of the model: it is run before and after in eval mode, and the outputs are compared; entries
              that were NaN before are not

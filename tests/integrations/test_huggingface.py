@@ -150,6 +150,22 @@ def test_a_model_with_attention_code_of_its_own_raises_the_reason() -> None:
     assert tiny.model.config._attn_implementation == "eager"
 
 
+def test_a_model_with_a_table_of_attention_classes_raises_the_reason() -> None:
+    from transformers import SamVisionConfig, SamVisionModel
+
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "output_channels": 8,
+    }
+    with pytest.raises(ConfigError, match="SamVisionModel has attention code of its own"):
+        SamVisionModel(SamVisionConfig(**sizes, attn_implementation="regard"))
+    with pytest.raises(ConfigError, match="SamVisionModel has attention code of its own"):
+        SamVisionModel(SamVisionConfig(**sizes)).set_attn_implementation("regard")
+
+
 def test_arithmetic_on_the_mask_raises_the_reason() -> None:
     mask = build_mask(2, 5, 5)
     assert isinstance(mask, ModelMask)
@@ -188,7 +204,7 @@ def test_a_matrix_for_keys_that_a_sliding_cache_has_dropped_raises_an_error(dtyp
     mask = visible if dtype == torch.bool else torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
     cache = DynamicCache(config=tiny.model.config)
     tiny.model(ids[:, :9], attention_mask=mask[:, :, :9, :9], past_key_values=cache)
-    with pytest.raises(ShapeError, match="has 4 queries and 13 keys, but the call has 4 and 8: .* cache has dropped"):
+    with pytest.raises(ShapeError, match=r"has 4 queries and 13 keys, but the call has 4 and 8: .* cache has dropped"):
         tiny.model(ids[:, 9:], attention_mask=mask[:, :, 9:], past_key_values=cache)
 
 
@@ -203,6 +219,27 @@ def test_explain_names_the_kernel_of_every_layer_and_why() -> None:
     assert "flex       refuses: it needs a GPU" in str(found)
     assert "model.layers.0.self_attn, model.layers.1.self_attn" in str(found)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in tiny.model.modules())
+
+
+def test_explain_names_attention_modules_that_do_not_call_attend() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ours = regard.nn.MultiheadAttention(12, 3, dropout=0.5, batch_first=True)
+            self.theirs = nn.MultiheadAttention(12, 3, dropout=0.5, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.ours(x, x, x, need_weights=False)[0]
+            out: Tensor = self.theirs(x, x, x, need_weights=False)[0]
+            return out
+
+    found = regard.explain(Pair(), torch.zeros(1, 5, 12))
+    assert [layer for layer, _ in found.layers] == ["ours"]
+    assert found.left_out == ("theirs",)
+    assert str(found).endswith("theirs\n  no call of attend: attention code of its own")
+    model, state = Pair(), torch.get_rng_state()
+    regard.explain(model, torch.zeros(1, 5, 12))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_explain_raises_for_a_model_that_does_not_call_attend() -> None:

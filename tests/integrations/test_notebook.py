@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 import regard
-from regard import Mask, causal, documents, key_padding, padding, show, window
+from regard import Mask, Positions, causal, documents, key_padding, padding, show, window
 from regard.base.errors import ConfigError, ShapeError
-from regard.integrations.huggingface import build_mask
+from regard.integrations.huggingface import ModelMask, build_mask
 from regard.integrations.notebook import MaskComparison, MaskPicture
 
 N = 7
@@ -147,6 +147,48 @@ def test_objects_show_themselves_in_a_notebook_and_print_as_text() -> None:
 
 def test_a_mask_mod_with_a_table_of_another_length_says_so() -> None:
     table = torch.ones(9, 9).bool()
-    with pytest.raises(ShapeError, match="for 12 queries and 12 keys .* pass queries= and keys="):
+    with pytest.raises(ShapeError, match=r"for 12 queries and 12 keys .* pass queries= and keys="):
         show(lambda b, h, q, kv: table[q, kv])
     assert show(lambda b, h, q, kv: table[q, kv], against=table, keys=9, queries=9).equal  # type: ignore[union-attr]
+
+
+BAND = causal() & window(before=3)
+WRONG = {
+    "they would be equal if the window of {0} were one smaller": causal() & window(before=2),
+    "they would be equal if the window of {0} were one larger": causal() & window(before=4),
+    "they would be equal if {0} hid the query's own key": ~window(before=0, after=None) & window(before=3, after=None),
+    "they would be equal if {1} were inverted: True hides in one of them": ~BAND,
+}
+
+
+def as_every_kind(mask: Mask, n: int) -> dict[str, Any]:
+    """A mask as what each library would pass, without a rule of ours."""
+    visible = mask.dense(n, n)
+    return {
+        "boolean": visible,
+        "additive": torch.zeros(2, 1, n, n).masked_fill(~visible, torch.finfo(torch.float32).min),
+        "mask_mod": lambda b, h, q, kv: visible[q, kv],
+        "BlockMask": create_block_mask(
+            lambda b, h, q, kv: visible[q, kv], None, None, n, n, device="cpu", BLOCK_SIZE=4
+        ),
+        "Hugging Face": ModelMask(mask, Positions(0, 0), 1, n, n, torch.device("cpu")),
+    }
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_the_convention_is_named_for_every_pair_of_kinds(words: str) -> None:
+    n = 9
+    for kind, first in as_every_kind(BAND, n).items():
+        for other_kind, second in as_every_kind(WRONG[words], n).items():
+            found = show(first, against=second, queries=n, keys=n)
+            assert isinstance(found, MaskComparison)
+            line = found.summary.splitlines()[1]
+            assert line == words.format(*found.names), (kind, other_kind, found.summary)
+
+
+def test_top_left_and_padded_bands_of_tensors_are_named() -> None:
+    first, second = torch.ones(5, 9).tril(4).bool(), torch.ones(5, 9).tril().bool()
+    assert "top-left" in show(first, against=second).summary  # type: ignore[union-attr]
+    real = torch.arange(9) >= torch.tensor([[0], [3]])
+    padded = [(BAND & key_padding(real)).dense(9, 9), (causal() & window(before=2) & key_padding(real)).dense(9, 9)]
+    assert "one smaller" in show(padded[0], against=padded[1]).summary  # type: ignore[union-attr]
