@@ -2,6 +2,6 @@
 
 import sys
 
-from bench.attention import main
+from bench import main
 
 sys.exit(main(sys.argv[1:]))

@@ -9,20 +9,30 @@ import typer
 
 import regard
 from regard.base.errors import ConfigError
-from regard.cli.output import JsonOption
+from regard.cli.output import JsonOption, PictureOption, check_picture
 
 
 def command(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[growth]", help="growth: time and memory of every mechanism against length")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few sizes and rounds")] = False,
+    picture: PictureOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare speed and memory with other libraries. Checks correctness first.
+    """Compare speed and memory with other libraries, or fit how they grow with length. Checks correctness first.
 
-    Example: regard bench --quick
+    Example: regard bench growth --picture growth.png
     """
+    if what not in (None, "growth"):
+        raise ConfigError(f"regard bench takes growth, or nothing to compare with other libraries, not {what!r}")
+    if picture is not None and what is None:
+        raise ConfigError("--picture draws growth; run regard bench growth --picture PATH")
+    check_picture(picture)
     root = find_checkout(Path(regard.__file__).parent.parent)
     sys.path.insert(0, str(root))
-    argv = [flag for flag, is_set in (("--quick", quick), ("--json", json)) if is_set]
+    argv = [*([what] if what else []), *(flag for flag, is_set in (("--quick", quick), ("--json", json)) if is_set)]
+    argv += [] if picture is None else ["--picture", str(picture)]
     raise typer.Exit(int(import_module("bench").main(argv)))
 
 

@@ -35,10 +35,24 @@ def test_without_the_repository_it_says_where_the_benchmark_is(checkout: Path) -
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("words", "code"), [([], 0), (["--json"], 0), (["--quick", "--json"], 1)])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [([], 0), (["--json"], 0), (["--quick", "--json"], 1), (["growth", "--json", "--picture", "growth.png"], 0)],
+)
 def test_options_and_exit_code_are_handed_through(checkout: Path, words: list[str], code: int) -> None:
     (checkout / "bench").mkdir()
     (checkout / "bench" / "__init__.py").write_text(BENCH)
     result = run.invoke(app, ["bench", *words])
     assert result.stdout == f"measured with {words}\n"
     assert result.exit_code == code
+
+
+def test_wrong_words_raise_an_error(tmp_path: Path) -> None:
+    for words, message in (
+        (["speed"], "regard bench takes growth, or nothing to compare with other libraries, not 'speed'"),
+        (["--picture", "a.png"], "--picture draws growth; run regard bench growth --picture PATH"),
+        (["growth", "--picture", "a.txt"], "has no known picture format"),
+    ):
+        result = run.invoke(app, ["bench", *words])
+        assert result.exit_code == 2
+        assert message in result.stderr
