@@ -35,7 +35,7 @@ from regard.lab.drawing import Figure
 from regard.lab.errata import WrongAnswer, judge_wrong_answers, wrong_answers
 from regard.lab.settings import check_settings
 from regard.lab.templates import render
-from regard.lab.verdict import Decision, Numbers, Verdict, judge_finite
+from regard.lab.verdict import REFUTED, UNCLEAR, Decision, Numbers, Verdict, judge_finite
 
 CHAPTERS = {"attention": "Attention", "heads": "Heads and self-attention", "transformers": "Transformers"}
 
@@ -103,11 +103,17 @@ class Claim:
         start = time.perf_counter()
         numbers = self.module.run(setup, **parts)
         seconds = time.perf_counter() - start
-        return Outcome(self, setup, numbers, self.judge(numbers), seconds)
+        return Outcome(self, setup, numbers, self.judge(numbers, training_steps(setup)), seconds)
 
-    def judge(self, numbers: Numbers) -> Verdict:
-        """Return the verdict on the claim that the numbers of a run give."""
-        return judge_finite(self._judge, numbers)
+    def judge(self, numbers: Numbers, steps: int | None = None) -> Verdict:
+        """Return the verdict on the claim that the numbers of a run give.
+
+        steps  training steps of the run; with fewer than in the quick setup, nothing is refuted
+        """
+        verdict, least = judge_finite(self._judge, numbers), training_steps(self.module.SMOKE)
+        if verdict.word != REFUTED or steps is None or steps >= least:
+            return verdict
+        return Verdict(UNCLEAR, f"{verdict.sentence} This setup does not decide: it needs at least {least} steps.")
 
     def _judge(self, numbers: Numbers) -> Verdict:
         decision: Decision = self.module.verdict(numbers)
@@ -134,7 +140,7 @@ class Outcome:
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
         """The wrong answers of the sheets that are about this setup, each with the verdict of this run's numbers."""
-        return judge_wrong_answers(self.claim.id, self.numbers)
+        return judge_wrong_answers(self.claim.id, self.numbers, self.verdict)
 
 
 @cache
@@ -147,6 +153,12 @@ def claims() -> Registry[Claim]:
             claim = _parse_claim(chapter, import_module(f"regard.lab.{chapter}.{entry.name}"))
             found.add(claim.id)(claim)
     return found
+
+
+def training_steps(setup: Any) -> int:
+    """Return the number of training steps of a setup, or 0 if nothing is trained."""
+    steps: int = getattr(getattr(setup, "training", setup), "steps", 0)
+    return steps
 
 
 _FIELDS = ("Claim", "Measures", "Finding", "Budget", "Source")

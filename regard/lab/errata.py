@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.lab.templates import evaluate, render
-from regard.lab.verdict import REFUTED, SUPPORTED, Numbers, Verdict, judge_finite
+from regard.lab.verdict import REFUTED, SUPPORTED, UNCLEAR, Numbers, Verdict, judge_finite
 
 if TYPE_CHECKING:
     from regard.lab.results import Result
@@ -59,12 +59,14 @@ def wrong_answers() -> tuple[WrongAnswer, ...]:
     return tuple(WrongAnswer(**each) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["erratum"])
 
 
-def judge_wrong_answers(claim: str, numbers: Numbers) -> list[tuple[WrongAnswer, Verdict]]:
+def judge_wrong_answers(claim: str, numbers: Numbers, verdict: Verdict) -> list[tuple[WrongAnswer, Verdict]]:
     """Return the wrong answers about a claim, each with the verdict of a run's numbers.
 
-    Answers about another setup than that of the run are left out.
+    Answers about another setup than that of the run are left out, and all of them if the run decides nothing.
+
+    verdict  the run's verdict on the claim
     """
-    own = [answer for answer in wrong_answers() if answer.claim == claim]
+    own = [answer for answer in wrong_answers() if answer.claim == claim and verdict.word != UNCLEAR]
     return [(answer, judge_finite(answer.verdict, numbers)) for answer in own if answer.applies(numbers)]
 
 

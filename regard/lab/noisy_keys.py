@@ -18,7 +18,7 @@ class NoisyKeysSetup:
     keys      number of keys
     width     width of the keys, at least their number
     size      scale s of the queries
-    noise     variance of the noise in each channel of a key
+    noise     variance of the noise in each channel of a key; size * noise ** 0.5 must be tiny
     variance  variance of the random length gamma of the first key
     draws     number of random sets of keys
     bins      number of bins of the histograms of weights
@@ -35,6 +35,8 @@ class NoisyKeysSetup:
 
     def __post_init__(self) -> None:
         check_at_least(self, keys=3, draws=1000)
+        if self.noise >= 0 and self.size * self.noise**0.5 > 1e-4:
+            raise ConfigError(f"size * noise ** 0.5 must be at most 1e-4: size={self.size}, noise={self.noise}")
         if self.keys > self.width or min(self.size, self.variance) <= 0 or self.noise < 0:
             raise ConfigError(
                 "orthogonal means need as many channels as keys, and size and variance must be above 0: "

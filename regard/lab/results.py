@@ -72,12 +72,12 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        return self.claim.judge(self.numbers)
+        return self.claim.judge(self.numbers, self.settings.get("steps", self.settings.get("training.steps")))
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
         """The wrong answers of the sheets that are about this setup, each with the verdict of these numbers."""
-        return judge_wrong_answers(self.id, self.numbers)
+        return judge_wrong_answers(self.id, self.numbers, self.verdict)
 
     @property
     def setup(self) -> Any:

@@ -6,14 +6,19 @@ from typing import Any
 
 from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
+from regard.nn.attention import check_heads
 
 # counts that may be 0, and indices of tokens, keys and queries, which begin at 0
-_FROM_ZERO = {"seed", "warm_up", "tuning", "look_ahead", "look_back"}
+_FROM_ZERO = {"seed", "tuning", "look_ahead", "look_back"}
 _FROM_ZERO |= {"token", "place", "query", "changed", "two", "looks_at"}
 
 
 def check_settings(setup: Any) -> None:
-    """Raise an error for settings that no claim can run with: sizes below 1, empty tuples and NaN."""
+    """Raise an error for settings that no claim can run with.
+
+    These are sizes below 1, empty tuples, numbers that are not finite (a beta may be), and heads that do not divide
+    the width.
+    """
     for field in fields(setup):
         value = getattr(setup, field.name)
         if is_dataclass(value):
@@ -23,8 +28,11 @@ def check_settings(setup: Any) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):
                 check_integer(field.name, number, 0 if field.name in _FROM_ZERO else 1)
-            elif isinstance(number, float) and math.isnan(number):
-                raise ConfigError(f"{field.name} must be a number, not nan")
+            elif isinstance(number, float) and not (math.isfinite(number) or (field.name == "betas" and number > 0)):
+                raise ConfigError(f"{field.name} must be a finite number, not {number:g}")
+    if hasattr(setup, "width") and hasattr(setup, "heads"):
+        for heads in setup.heads if isinstance(setup.heads, tuple) else (setup.heads,):
+            check_heads(setup.width, heads)
 
 
 def check_at_least(setup: Any, **smallest: float) -> None:

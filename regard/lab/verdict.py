@@ -48,8 +48,9 @@ class Decision:
 def decide(holds: bool, margins: Iterable[Estimate] = (), *, missing: str = "", **shown: Any) -> Decision:
     """Decide a claim: "supported", "refuted" or "unclear".
 
-    A claim is refuted if `holds` is false or the confidence interval of a margin is at or below 0. It is unclear if the
-    interval of a margin includes 0, or if something is missing. Otherwise it is supported.
+    A claim is unclear if something is missing, whatever the numbers are. Otherwise it is refuted if `holds` is false or
+    the confidence interval of a margin is at or below 0, unclear if the interval of a margin includes 0, and supported
+    if not.
 
     holds    whether the conditions hold that have no statistical uncertainty, such as exact numbers and counts
     margins  mean over seeds of each difference that the claim predicts to be above 0
@@ -57,10 +58,11 @@ def decide(holds: bool, margins: Iterable[Estimate] = (), *, missing: str = "", 
     shown    values for the template `Finding:`, which also has the numbers of the run as n
     """
     estimates = list(margins)
+    if missing:
+        return Decision(UNCLEAR, shown, missing)
     if not holds or any(margin.below for margin in estimates):
         return Decision(REFUTED, shown)
-    clear = all(margin.above for margin in estimates) and not missing
-    return Decision(SUPPORTED if clear else UNCLEAR, shown, missing)
+    return Decision(SUPPORTED if all(margin.above for margin in estimates) else UNCLEAR, shown)
 
 
 def judge_finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Verdict:

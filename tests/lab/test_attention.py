@@ -317,7 +317,7 @@ def test_every_sentence_of_the_claim_can_refute_it(name):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"pairs": -1}, "pairs is -1, but must be at least 2"),
+        ({"pairs": 9}, "pairs is 9, but must be at least 10000"),
         ({"betas": ()}, r"betas must be finite and above 0, at least two: betas=\(\)"),
         ({"scores": (2.0,)}, "scores must be finite, at least two different ones"),
         ({"width": 0}, "width is 0, but must be at least 1"),

@@ -46,7 +46,7 @@ def beta() -> Claim:
 
 @pytest.fixture(scope="module")
 def result(beta: Claim) -> Result:
-    return make_result(beta.run(beta.setup({"pairs": 301}, seed=5)))
+    return make_result(beta.run(beta.setup({"pairs": 10_301}, seed=5)))
 
 
 @pytest.fixture(autouse=True)
@@ -134,8 +134,8 @@ def test_a_saved_result_can_be_loaded(tmp_path: Path, beta: Claim, result: Resul
 
 
 def test_a_result_reproduces_its_run(beta: Claim, result: Result) -> None:
-    assert result.command == "regard lab run beta --set pairs=301 --seed 5"
-    assert result.setup.pairs == 301
+    assert result.command == "regard lab run beta --set pairs=10301 --seed 5"
+    assert result.setup.pairs == 10_301
     assert (result.threads, result.current) == (1, True)
     again = eval(result.call, {"claims": claims})
     assert isinstance(again, Outcome)

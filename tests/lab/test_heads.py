@@ -250,7 +250,11 @@ def test_only_a_sliding_look_ahead_grows_with_depth() -> None:
     [
         ("identity-layer", {"length": 2}, "length is 2, but must be at least 3"),
         ("identity-layer", {"betas": (1.0, 2.0)}, "betas must grow and end with inf"),
-        ("grouped-convolution", {"kernel": 4}, "kernel must be odd and at most the length: kernel=4, length=11"),
+        (
+            "grouped-convolution",
+            {"kernel": 4},
+            "kernel must be odd and at most a third of the length: kernel=4",
+        ),
         ("grouped-convolution", {"heads": 4}, "width must be a multiple of heads: width=15, heads=4"),
         ("as-convolution", {"kernel": 4}, "kernel must be odd: kernel=4; try 5"),
         ("sparse-patterns", {"lengths": (256, 500)}, "must be squares, but 500 is not"),

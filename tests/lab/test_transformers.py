@@ -15,7 +15,7 @@ from regard.core.masks import causal
 from regard.lab.transformers.stability import LACKING
 from regard.models.cnn import CNN
 from regard.models.mlp import MLP
-from regard.models.rnn import RNN, EncodedSource
+from regard.models.rnn import RNN, RNNConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.models.vit import ViT, ViTConfig
 from regard.nn.attention import Attention
@@ -186,8 +186,15 @@ class OfTheEnd(Transformer):
 class IgnoredAttention(RNN):
     """Attention that is computed and thrown away."""
 
-    def _attend(self, x: Tensor, encoded: EncodedSource) -> Tensor:
-        return torch.zeros_like(super()._attend(x, encoded))
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__(config)
+        if self.combine is not None:
+            self.combine.register_forward_pre_hook(_without_context)
+
+
+def _without_context(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    context, rows = inputs[0].chunk(2, -1)
+    return (torch.cat([torch.zeros_like(context), rows], -1),)
 
 
 class SeesAhead(Transformer):

@@ -89,7 +89,7 @@ def verdict(numbers: Numbers) -> Decision:
     formula = max(abs(got - want) for got, want in pairs) < 1e-12
     large = numbers["sizes"][-1] >= 20
     return decide(
-        formula and (not large or numbers["distance from the mean"][-1] < 1e-6),
+        formula and numbers["distance from the mean"][-1] < 1e-6,
         missing="" if large else "the largest s must be at least 20",
         at=numbers["sizes"].index(10.0) if 10.0 in numbers["sizes"] else -1,
     )

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import attention_weights
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}"
@@ -49,8 +49,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("pairs", self.pairs, 2, "pairs; a variance needs two")
-        check_integer("width", self.width, 1)
+        check_at_least(self, pairs=10_000)  # for variances up to 5 %
         if len(set(self.scores)) < 2 or not all(map(math.isfinite, self.scores)):
             raise ConfigError(f"scores must be finite, at least two different ones: scores={self.scores}")
         if len(self.betas) < 2 or not all(0 < beta < math.inf for beta in self.betas):
@@ -102,7 +101,7 @@ def verdict(numbers: Numbers) -> Decision:
     reached = betas[0] * (most - min(numbers["scores"])) < 0.04 and betas[-1] * (most - second) > 8
     limits = max(abs(w - 1 / len(flat)) for w in flat) < 0.01 and sharp[numbers["scores"].index(most)] > 0.999
     return decide(
-        off < 1e-12 and variances and ((limits and sharper) or not reached),
+        off < 1e-12 and variances and limits and sharper,
         missing="" if reached else "it needs smaller and larger betas, and one largest score",
         off=off,
     )

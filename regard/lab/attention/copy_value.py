@@ -7,11 +7,12 @@ Claim: When one score is much larger than all others. Only differences of scores
 Measures: The weight lost to the other keys: for the three scores; for leads at the bound and slightly below it, over
     many n and eps, with equal and with different other scores; and after adding a constant to all scores. The weights
     of three equal queries and of three different queries at a large beta.
-Finding: Scores {{ n.scores|each(0) }} copy up to {{ n["weight of the other keys"]|at_most(2) }}, also with any constant
-    added. At a lead of ln((n - 1) / eps) the error is {{ ratios|min|fixed(2) }} to {{ ratios|max|fixed(2) }} eps; {{
-    n.shortfall|short }} below it, at least {{ missed|min|fixed(2) }} eps. At beta={{ n.beta|short(4) }} three different
-    queries give the identity matrix up to {{ n["distance from the identity, different queries"]|at_most }}, three equal
-    queries differ from it by {{ n["distance from the identity, equal queries"]|fixed(0) }}.
+Finding: With the scores {{ n.scores|each(0) }} the other keys have a weight of at most {{ n["weight of the other
+    keys"]|at_most(2) }} together, also with a constant added to all scores. At a lead of ln((n - 1) / eps) the error is
+    {{ ratios|min|fixed(2) }} to {{ ratios|max|fixed(2) }} eps; {{ n.shortfall|short }} below it, at least {{
+    missed|min|fixed(2) }} eps. At beta={{ n.beta|short(4) }} three different queries give the identity matrix up to {{
+    n["distance from the identity, different queries"]|at_most }}, three equal queries differ from it by {{ n["distance
+    from the identity, equal queries"]|fixed(0) }}.
 Budget: 2 seconds
 Source: 000 1.1c, 001 1a, 002 1.1c
 """
@@ -132,10 +133,12 @@ def verdict(numbers: Numbers) -> Decision:
     same = equal[0] == equal[1] == equal[2] and max(equal[0]) > 0.999
     same &= numbers["distance from the identity, equal queries"] > 0.9
     same &= numbers["distance from the identity, different queries"] < 1e-9
-    copied = numbers["weight of the other keys"] < 1e-12 or not led
+    copied = numbers["weight of the other keys"] < 1e-12
+    missing = [] if led else ["the first of the scores does not lead by enough to copy"]
+    missing += [] if numbers["beta"] >= 50 else ["beta must be at least 50"]
     return decide(
         bounded and min(missed) > 1.05 and copied and same and numbers["change by a constant"] < 1e-15,
-        missing="" if led else "the first of the scores does not lead by enough to copy",
+        missing="; ".join(missing),
         ratios=ratios,
         missed=missed,
     )

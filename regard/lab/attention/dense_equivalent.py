@@ -53,7 +53,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(self, tokens=2)
+        check_at_least(self, tokens=3)
         if self.longer == self.tokens:
             raise ConfigError(f"longer must differ from tokens: longer={self.longer}")
 

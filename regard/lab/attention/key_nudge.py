@@ -22,6 +22,7 @@ from regard.core.attend import attend
 from regard.lab.drawing import Figure
 from regard.lab.measure import attention_weights, largest_difference
 from regard.lab.perturbations import PerturbationSetup, change_norm, draw_first_order_error, first_order_error
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon \cdot q_i) + O(\epsilon^2)"
@@ -35,6 +36,10 @@ class Setup(PerturbationSetup):
     """
 
     nudge: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, nudge=0.01)
 
 
 SMOKE = Setup()
@@ -91,8 +96,7 @@ def verdict(numbers: Numbers) -> Decision:
     everywhere &= numbers["weights changed"] >= 0.98 * numbers["weights"]
     small = numbers["sizes"][-1] <= 1e-4
     return decide(
-        everywhere
-        and (not small or (numbers["relative error"][-1] < 1e-4 and abs(numbers["order of the error"] - 2) < 0.05)),
+        everywhere and numbers["relative error"][-1] < 1e-4 and abs(numbers["order of the error"] - 2) < 0.05,
         missing="" if small else "the smallest size must be at most 0.0001",
     )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
@@ -52,6 +53,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, keys=2)
+        if self.alphas[0] < 1 or list(self.alphas) != sorted(self.alphas):
+            raise ConfigError(f"alphas must grow from at least 1: alphas={self.alphas}")
 
 
 SMOKE = Setup()
@@ -99,7 +102,7 @@ def verdict(numbers: Numbers) -> Decision:
     moves = towards == sorted(towards) and against == sorted(against, reverse=True)
     large = numbers["alphas"][-1] >= 1000
     return decide(
-        moves and max(across) - min(across) < 1e-12 and (not large or (ends and numbers["share at the limit"] > 0.97)),
+        moves and max(across) - min(across) < 1e-12 and ends and numbers["share at the limit"] > 0.97,
         missing="" if large else "the largest alpha must be at least 1000",
     )
 

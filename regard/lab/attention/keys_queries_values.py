@@ -92,7 +92,7 @@ def verdict(numbers: Numbers) -> Decision:
     near = [value for name, value in numbers.items() if name.startswith("distance of c") and "u_b, tokens" not in name]
     long = numbers["length"] >= 6
     return decide(
-        never > 0.6 and (not long or (never > 1 and max(near) < 1e-9)),
+        never > 1 and max(near) < 1e-9,
         missing="" if long else "the vectors must have a length of at least 6",
         never=never,
     )

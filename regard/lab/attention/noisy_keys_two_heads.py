@@ -96,7 +96,7 @@ def verdict(numbers: Numbers) -> Decision:
     large = numbers["size"] >= 20
     steady = numbers["distance of c2 from v_b"] < 1e-6 and two < one / 4
     return decide(
-        exact and numbers["error of the formula"] < 1e-3 and (steady or not large),
+        exact and numbers["error of the formula"] < 1e-3 and steady,
         missing="" if large else "s must be at least 20",
     )
 

@@ -128,7 +128,7 @@ def verdict(numbers: Numbers) -> Decision:
         beyond and numbers["overflow: share finite"] == 1 and numbers["overflow: error against float64"] < 1e-2
     )
     return decide(
-        is_width and is_one and no_overflow and (not wide or (saturates and vanishes)),
+        is_width and is_one and no_overflow and saturates and vanishes,
         missing="" if wide else "the widths must reach from at most 16 to at least 256",
     )
 

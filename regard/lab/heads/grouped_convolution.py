@@ -29,8 +29,9 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.lab.measure import largest_difference, normal_tensors
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
-from regard.nn.attention import check_heads, merge_heads, split_heads
+from regard.nn.attention import merge_heads, split_heads
 
 MATHS = r"h^g_i = \sum_t a^g_t W_v^g c^g_{i+t}, \quad \mathrm{kernel of group} g: w^g_t = a^g_t W_v^g"
 
@@ -52,9 +53,11 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_heads(self.width, self.heads)
-        if self.kernel % 2 == 0 or self.kernel > self.length:
-            raise ConfigError(f"kernel must be odd and at most the length: kernel={self.kernel}, length={self.length}")
+        check_at_least(self, width=2 * self.heads)  # a head of one channel has no other channel to read
+        if self.kernel % 2 == 0 or 3 * self.kernel > self.length:
+            raise ConfigError(
+                f"kernel must be odd and at most a third of the length: kernel={self.kernel}, length={self.length}"
+            )
 
 
 SMOKE = Setup(width=15, heads=3, length=11, kernel=3)

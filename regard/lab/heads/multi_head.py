@@ -33,7 +33,7 @@ from regard.lab.drawing import Figure, bar_figure
 from regard.lab.measure import largest_difference, normal_tensors
 from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
-from regard.nn.attention import Attention as AttentionLayer, check_heads, merge_heads, split_heads
+from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
 from regard.nn.init import fan_in, init_parameters, normal
 
 MATHS = (
@@ -60,7 +60,6 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_heads(self.width, self.heads)
         check_at_least(self, heads=2)
 
 

@@ -33,7 +33,7 @@ from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import count_multiply_adds, largest_difference, measure_seconds
 from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
-from regard.nn.attention import Attention as AttentionLayer, check_heads
+from regard.nn.attention import Attention as AttentionLayer
 
 MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, \quad a = \mathrm{softmax}(\beta K^\top q_{N+1})"
 
@@ -55,7 +55,6 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_heads(self.width, self.heads)
         check_at_least(self, lengths=2)
 
 

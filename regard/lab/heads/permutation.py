@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.positions import sinusoidal
@@ -41,6 +42,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, width=2, length=2)
+        if self.width % 2:
+            raise ConfigError(f"width must be even, for the sinusoidal positions: width={self.width}")
 
 
 SMOKE = Setup()

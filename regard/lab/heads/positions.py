@@ -37,6 +37,7 @@ from regard.core.scores import alibi
 from regard.lab.drawing import Figure, make_figure, mark_level, plot_intervals
 from regard.lab.fitting import fit_cross_entropy
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
@@ -80,6 +81,7 @@ class Setup(RepeatedSetup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(self, place=1, lengths=2)  # place 0 is marked by the border, whatever the encoding
         if self.lengths[:1] != (self.length,) or self.place >= self.length or self.distance >= self.length:
             raise ConfigError(
                 f"lengths must begin with the training length {self.length}, and distance and place must be smaller: "

@@ -22,6 +22,7 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, bar_figure
 from regard.lab.measure import largest_difference
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"A = I, \quad H = W_v C A = W_v C"
@@ -40,6 +41,9 @@ class Setup:
     out: int = 12
     length: int = 29
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, length=2)
 
 
 SMOKE = Setup(width=5, out=3, length=7)

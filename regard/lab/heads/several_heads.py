@@ -34,7 +34,7 @@ from regard.lab.measure import count_parameters
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.vit import ViT
-from regard.nn.attention import Attention as AttentionLayer, check_heads
+from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
 
@@ -69,8 +69,6 @@ class Setup(RepeatedSetup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for heads in self.heads:
-            check_heads(self.width, heads)
         if self.heads[:1] != (1,) or len(self.heads) < 2:
             raise ConfigError(f"heads must begin with 1 and have another number: heads={self.heads}")
 

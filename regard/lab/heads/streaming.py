@@ -32,7 +32,7 @@ from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import largest_difference
 from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
-from regard.nn.attention import Attention as AttentionLayer, check_heads
+from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.blocks import Block, BlockStream
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -63,7 +63,6 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_heads(self.width, self.heads)
         if check_integer("look_ahead", self.look_ahead, 0) % check_integer("chunk", self.chunk, 1):
             raise ConfigError(
                 f"look_ahead must be a multiple of chunk: look_ahead={self.look_ahead}, chunk={self.chunk}; try "

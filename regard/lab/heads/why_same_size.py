@@ -51,7 +51,7 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(self, length=2)
+        check_at_least(self, length=2, depths=2)
         if self.width not in self.outputs:
             raise ConfigError(f"outputs must contain the width, {self.width}: outputs={self.outputs}")
 
@@ -122,8 +122,9 @@ def verdict(numbers: Numbers) -> Decision:
     }
     only = numbers["output width"] == width and all(found == [width] for found in accepted.values())
     kept, lost = numbers["gradient with sums"], numbers["gradient without sums"]
-    deep = bool(numbers["depths"]) and numbers["depths"][-1] >= 16
-    trained = not deep or (kept[-1] > 0.5 * kept[0] and lost[-1] < 1e-3 * lost[0])
+    # there is no depth at all if a layer cannot follow another
+    deep = not kept or numbers["depths"][-1] >= 16
+    trained = bool(kept) and kept[-1] > 0.5 * kept[0] and lost[-1] < 1e-3 * lost[0]
     return decide(
         only and trained, missing="" if deep else "stacks of at least 16 layers are needed", accepted=accepted
     )

@@ -65,8 +65,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_integer("depth", self.depth, 2, "blocks, of which one reads the other")
-        if len(set(self.sides)) < 2:
-            raise ConfigError(f"sides must be at least two different ones: sides={self.sides}")
+        if not 2 <= len(set(self.sides)) == len(self.sides):
+            raise ConfigError(f"sides must be at least two, all different: sides={self.sides}")
 
 
 SMOKE = Setup()

@@ -300,7 +300,7 @@ def verdict(numbers: Numbers) -> Decision:
     searched = found[-1] == 1.0 and numbers["a beam of one is greedy"]
     easy = numbers["share found by greedy"] == 1.0
     beams, ranks = numbers["log-probability by beams"], numbers["log-probability by rank"]
-    better = beams[-1] > max(beams) - 1e-6 and (easy or beams[-1] > beams[0]) and ranks == sorted(ranks, reverse=True)
+    better = beams[-1] > max(beams) - 1e-6 and beams[-1] > beams[0] and ranks == sorted(ranks, reverse=True)
     drawn, chance = numbers["distance of draws"], numbers["distance by chance"]
     fair = all(drawn[name] < 1.5 * chance[name] for name in drawn) and not any(numbers["draws outside"].values())
     mean, expected = numbers["log-probability by sampling"]["sampling"], numbers["expected log-probability"]

@@ -63,11 +63,9 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_integer("length", self.length, 2, "tokens, of which one is replaced")
-        check_at_least(self, width=2)
-        if self.factor <= 0 or self.depths[-1] > 64:
-            raise ConfigError(
-                f"factor must be above 0, and depths at most 64: factor={self.factor}, depths={self.depths}"
-            )
+        check_at_least(self, width=8, factor=1)  # a smaller variance would be of the size of the norm's eps
+        if self.depths[-1] > 64:
+            raise ConfigError(f"depths must be at most 64: depths={self.depths}")
         if any(gain <= 0 or gain == 1 for gain in self.gains):
             raise ConfigError(f"gains must be above 0 and not 1: gains={self.gains}")
 

@@ -124,6 +124,7 @@ class Setup(RepeatedSetup):
         for name in ("depth", "deep"):
             check_integer(name, getattr(self, name), 4, "blocks; fewer train with any design")
         check_integer("length", self.length, 2, "tokens to compare")
+        check_integer("warm_up", self.warm_up, 1, "steps; the claim compares with no warm-up")
 
 
 SMOKE = Setup(letters=4, length=3, depth=5, deep=10, batch=8, steps=40, rate=0.007, warm_up=20, repeats=3)

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.lab.drawing import COLOURS, Figure, make_figure, plot_bars
 from regard.lab.measure import count_parameters
@@ -71,6 +72,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, length=2)
+        if self.width % 2:
+            raise ConfigError(f"width must be even, for the sinusoidal positions: width={self.width}")
 
 
 SMOKE = Setup()
