@@ -61,13 +61,16 @@ class ExplainResponse(BaseModel):
     answers: list[KernelResponse]
 
 
+Index = Annotated[int, Field(ge=0, le=999)]
+
+
 class EditRequest(BaseModel):
     """One intervention: what is done to a head, or to all heads of a layer."""
 
     model_config = ConfigDict(extra="forbid")
     kind: Literal["ablate", "mean", "beta", "hide", "patch"]
-    layer: Annotated[int, Field(ge=0, le=999)]
-    head: Annotated[int, Field(ge=0, le=999)] | None = None
+    layer: Index
+    head: Index | None = None
     value: Annotated[float, Field(ge=0, le=1 << 20)] | None = None
 
 
@@ -77,13 +80,16 @@ class ModelRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=400)]
     text: Annotated[str, Field(max_length=LARGEST_BODY)]
-    show: Literal["overview", "head", "edit", "flow", "generate"] = "overview"
-    layer: Annotated[int, Field(ge=0, le=999)] = 0
-    head: Annotated[int, Field(ge=0, le=999)] = 0
+    show: Literal["overview", "head", "edit", "flow", "generate", "why"] = "overview"
+    layer: Index = 0
+    head: Index = 0
     edits: Annotated[list[EditRequest], Field(max_length=64)] = []
     source: Annotated[str, Field(max_length=20_000)] = ""
     position: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
     target: Annotated[str, Field(max_length=60)] = ""
+    row: Annotated[int, Field(ge=0, le=1 << 20)] | None = None  # the exact row of a long head
+    brush: Annotated[list[tuple[Index, Index]], Field(max_length=64)] = []  # heads to ablate alone and together
+    why: Annotated[str, Field(max_length=60)] = ""  # the number to explain
 
 
 class WorkRequest(BaseModel):
@@ -188,6 +194,12 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
 
         return {"report": load_report(content.report) if content.report else None}
 
+    @app.get("/api/example_report")
+    def example_report() -> dict[str, Any]:
+        from regard.explorer.views.reports import EXAMPLE, load_report
+
+        return {"report": load_report(EXAMPLE)}
+
     @app.get("/api/browser_model")
     def browser_model() -> dict[str, Any]:
         from regard.explorer.views.browser_model import load_browser_model
@@ -278,7 +290,10 @@ def _refuse(request: Request, hosts: set[str], token: str | None) -> Response | 
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc not in hosts:
         return JSONResponse({"error": "requests from other pages are refused"}, status_code=403)
-    if int(request.headers.get("content-length") or 0) > LARGEST_BODY:
+    length = request.headers.get("content-length")
+    if length is None and "transfer-encoding" in request.headers:  # its size would be unknown until it is all here
+        return JSONResponse({"error": "a request must state its length"}, status_code=411)
+    if int(length or 0) > LARGEST_BODY:
         return JSONResponse({"error": f"a request may have at most {LARGEST_BODY} bytes"}, status_code=413)
     if token is not None:
         given = request.query_params.get("token") or request.cookies.get(_COOKIE) or ""

@@ -1,12 +1,13 @@
 """One process that computes for the server, so that a computation can be cancelled and cannot exhaust the server.
 
-The process keeps loaded models between jobs. Cancelling kills it; the next job starts another. It ends by itself when
-it has grown too large.
+The process keeps loaded models between jobs. A cancelled job that does not finish soon is killed with its process; the
+next job starts another. A job that needs too much memory is killed too.
 """
 
 import asyncio
 import multiprocessing
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -20,6 +21,7 @@ Task = Callable[[dict[str, Any], Progress], dict[str, Any]]
 Message = tuple[str, dict[str, Any]]  # ("progress" | "result" | "error", content)
 LARGEST = 4 << 30  # bytes of memory after which the process is replaced
 POLL = 0.1  # seconds between looks at whether the client is still there
+GRACE = 1.0  # seconds that a cancelled job may take to finish: most do, and the process keeps its models
 
 
 class Worker:
@@ -30,6 +32,7 @@ class Worker:
         self._tasks, self._lock = tasks, asyncio.Lock()
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._settling: asyncio.Task[None] | None = None  # kept, because a loop holds its tasks weakly
 
     @property
     def process_id(self) -> int | None:
@@ -49,10 +52,13 @@ class Worker:
         try:
             pipe = self._start()
             pipe.send((name, body))
-            while True:
+            while not await gone():
+                if process_memory(self.process_id) > LARGEST:
+                    finished = True
+                    self.stop()
+                    yield "error", {"error": f"this needs more than {LARGEST >> 30} GiB of memory; take fewer tokens"}
+                    return
                 if not pipe.poll():
-                    if await gone():
-                        return
                     await asyncio.sleep(POLL / 4)
                     continue
                 kind, content = pipe.recv()
@@ -60,11 +66,29 @@ class Worker:
                 yield kind, content
                 if finished:
                     return
-        except (EOFError, ConnectionError, BrokenPipeError):
+        except (EOFError, OSError):
+            finished = True
+            self.stop()
             yield "error", {"error": "the computation ended unexpectedly; it may have needed too much memory"}
         finally:
-            if not finished:
-                self.stop()
+            if finished:
+                self._lock.release()
+            else:
+                # the server ends this task with the connection, so another one waits for the end of the job
+                self._settling = asyncio.create_task(self._settle())
+
+    async def _settle(self) -> None:
+        """Give a job whose client left a moment to finish; kill it otherwise."""
+        try:
+            end = time.monotonic() + GRACE
+            while self._pipe is not None and time.monotonic() < end:
+                if self._pipe.poll() and self._pipe.recv()[0] != "progress":
+                    return
+                await asyncio.sleep(POLL / 4)
+            self.stop()
+        except (EOFError, OSError, asyncio.CancelledError):
+            self.stop()
+        finally:
             self._lock.release()
 
     def stop(self) -> None:
@@ -106,15 +130,14 @@ def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) 
                 first = (str(error).splitlines() or [""])[0][:300]
                 answer = ("error", {"error": f"{type(error).__name__}: {first}"})
             pipe.send(answer)
-            if _memory() > LARGEST:
+            if process_memory(os.getpid()) > LARGEST:
                 return
 
 
-def _memory() -> int:
-    """Resident bytes of this process."""
+def process_memory(process: int | None) -> int:
+    """Resident bytes of a process; 0 where the system does not say."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return 0

@@ -2,12 +2,12 @@
 import { readFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
-const { blockCounts, countPairs, denseMask, parseMask } = await import(pathToFileURL(`${process.argv[2]}/mask_expression.js`));
+const { blockCounts, blockTable, countPairs, denseMask, parseMask } = await import(pathToFileURL(`${process.argv[2]}/mask_expression.js`));
 const results = JSON.parse(readFileSync(0, "utf8")).map(([text, queries, keys]) => {
   try {
     const mask = parseMask(text);
     const blocks = blockCounts(mask, queries, keys, 4);
-    return { dense: denseMask(mask, queries, keys).map((row) => row.map(Number)), count: countPairs(mask, queries, keys), blocks: blocks.counts.map((row) => [...row]), size: blocks.size };
+    return { dense: denseMask(mask, queries, keys).map((row) => row.map(Number)), count: countPairs(mask, queries, keys), blocks: blocks.counts.map((row) => [...row]), size: blocks.size, table: blockTable(mask, queries, keys, 4) };
   } catch (error) {
     return { error: error.message, at: error.at };
   }

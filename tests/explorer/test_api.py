@@ -73,6 +73,13 @@ def test_another_host_name_is_refused() -> None:
     assert client().get("/", headers={"host": "evil.example"}).status_code == 421
 
 
+def test_a_request_of_unknown_length_is_refused() -> None:
+    """A chunked body has no stated length, so it could be of any size."""
+    answer = client().post("/api/explain", content=iter([b"{", b"}"]))
+    assert answer.status_code == 411
+    assert "length" in answer.json()["error"]
+
+
 def test_another_page_of_the_same_browser_is_refused() -> None:
     body = {"mask": "causal()", "queries": 5, "keys": 5}
     assert client().post("/api/explain", json=body, headers={"origin": "http://evil.example"}).status_code == 403
@@ -87,3 +94,15 @@ def test_a_token_is_required_and_moves_into_a_cookie() -> None:
     assert (first.status_code, first.headers["location"]) == (303, "/")
     assert "HttpOnly" in first.headers["set-cookie"]
     assert visitor.get("/").status_code == 200
+
+
+def test_the_example_report_is_what_check_finds() -> None:
+    from regard.conform.checker import check
+    from regard.explorer.examples.broken_attention import attention
+    from regard.explorer.views.reports import EXAMPLE, load_report
+
+    stored = {fact["name"]: fact["status"] for fact in load_report(EXAMPLE)["facts"]}
+    broken = ["scale", "finite-mask-value", "fully-masked-row", "nan-in-masked-input"]
+    found = {fact.name: fact.status for fact in check(attention, only=broken).facts}
+    assert {name: stored[name] for name in broken} == {name: found[name] for name in broken}
+    assert client().get("/api/example_report").json()["report"]["subject"] == "attention"

@@ -12,6 +12,7 @@ import regard
 from regard.explorer.page import build_page
 from regard.explorer.views.browser_model import load_browser_model
 from regard.explorer.views.lessons import load_lessons
+from regard.explorer.views.reports import EXAMPLE as EXAMPLE_REPORT, load_report
 from regard.explorer.views.sheets import build_claims, build_sheets, figure_address
 from tests.explorer.browser import open_browser, open_page
 
@@ -31,6 +32,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
         "browser_model": load_browser_model(),
         "sheets": build_sheets(),
         "claims": claims,
+        "example_report": {"report": load_report(EXAMPLE_REPORT)},
     }
     data["figures/multi-head"] = {"address": figure_address("multi-head")}
     path.write_text(build_page(data), encoding="utf-8")
@@ -280,6 +282,49 @@ def test_ablating_the_induction_heads_changes_the_prediction_and_the_script(visi
     assert float(after) == pytest.approx(new, abs=6e-4)
 
 
+def test_brushed_heads_are_compared_alone_and_together(visit: Any) -> None:
+    page = visit("#models?show=edit")
+    page.wait_for_selector(".predictions")
+    tiles = [page.locator(f'[data-head="1.{head}"]').bounding_box() for head in range(3)]
+    page.mouse.move(tiles[0]["x"] + 20, tiles[0]["y"] + 20)
+    page.mouse.down()
+    for box in tiles[1:]:
+        page.mouse.move(box["x"] + 20, box["y"] + 20, steps=4)
+    page.mouse.up()
+    wait_until(page, lambda: "brush=1.0" in page.url)
+    page.locator('[data-head="1.2"]').click(modifiers=["Shift"])  # it leaves the brush again
+    wait_until(page, lambda: page.locator(".signed-bar").count() == 3)
+    texts = page.locator(".signed-bar").all_inner_texts()
+    assert sum("all 2 together" in text for text in texts) == 1
+    page.get_by_role("button", name="Set them to zero").click()
+    wait_until(page, lambda: page.locator(".edits li").count() == 2)
+
+
+def test_pinned_models_are_compared_head_by_head(visit: Any) -> None:
+    pin = quote(f"model=induction-gpt&text={EXAMPLE}&show=head&layer=1&head=1")
+    page = visit(f"#models?show=head&layer=1&head=1&edit=ablate:0.2&pin={pin}")
+    wait_until(page, lambda: page.locator(".difference-map").count() == 3)
+    fills = page.evaluate(
+        "[...document.querySelectorAll('.difference-map rect')].map((cell) => cell.getAttribute('fill'))"
+    )
+    assert len(set(fills)) > 10  # the ablation of an earlier head changes what this one sees
+    page.keyboard.press("s")
+    wait_until(page, lambda: "sinks=1" in page.url)
+
+
+@pytest.mark.parametrize("state", ["#models", "#sheets?claim=multi-head", "#models?show=head&layer=1"])
+def test_views_without_one_picture_are_saved_too(visit: Any, state: str) -> None:
+    page = visit(state)
+    page.wait_for_selector(".tile, .card, svg.picture")
+    page.locator(".menu summary").click()
+    for kind, start in [("SVG", b"<svg"), ("PNG", b"\x89PNG")]:
+        with page.expect_download() as download:
+            page.get_by_role("button", name=kind, exact=True).click()
+        content = Path(download.value.path()).read_bytes()
+        assert content.startswith(start)
+        assert len(content) > 1000
+
+
 def test_a_logit_unfolds_to_heads_weights_scores_and_products(visit: Any) -> None:
     page = visit("#models")
     page.wait_for_selector(".predictions")
@@ -347,6 +392,17 @@ def test_two_reports_are_compared(visit: Any, tmp_path: Path) -> None:
         {"name": "x.json", "mimeType": "application/json", "buffer": b"<script>alert(1)</script>"}
     )
     wait_until(page, lambda: "no JSON" in page.locator(".error").first.inner_text())
+
+
+def test_the_smallest_input_of_a_finding_is_drawn_and_explained(visit: Any) -> None:
+    page = visit("#check")
+    page.get_by_role("button", name="Open an example").click()
+    page.wait_for_selector(".finding svg.example")
+    card = page.locator("#fact-nan-in-masked-input")
+    assert "NaN" in card.locator("svg.example").text_content()
+    card.locator(".cell").first.focus()
+    page.keyboard.press("Enter")
+    assert "smallest example" in page.locator("#inspector").inner_text()
 
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "javascript:alert(1)"]

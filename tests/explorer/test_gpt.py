@@ -11,6 +11,7 @@ from regard.explorer.views.browser_model import export_model
 from regard.models.gpt import GPT, GPTConfig, Learned
 from regard.models.presets import build_from_config
 from regard.see.heads import measure_heads
+from regard.see.relevance import weight_gradients
 from tests.explorer.node import needs_node, run_node
 
 VOCABULARY = "abcdefghijk"
@@ -61,6 +62,26 @@ def test_attribution_sums_to_the_logit(model: GPT) -> None:
     total = sum(part["value"] for part in found["attribution"])
     assert total == pytest.approx(found["logits"][POSITION][TOKEN], abs=1e-9)
     assert sum("head" in part["name"] for part in found["attribution"]) == 6
+
+
+@needs_node
+@pytest.mark.parametrize("kind", [None, "ablate", "mean"])
+def test_gradients_of_the_weights_are_those_of_autograd(model: GPT, kind: str | None) -> None:
+    edits = [] if kind is None else [{"kind": kind, "layer": 1, "head": 2, "value": None}]
+    found = ask(model, edits)["gradients"]
+    with regard.intervene(model) as edit:
+        if kind is not None:
+            edit.ablate(1, heads=[2], how="zero" if kind == "ablate" else "mean")
+        with regard.watch(model) as seen:
+            model(torch.tensor([TOKENS]))[0, POSITION, TOKEN].backward()
+    model.zero_grad()
+    for at, record in enumerate(seen.records):
+        wanted = weight_gradients(record)[0]
+        seen_pairs = torch.ones(9, 9).tril().bool()  # hidden weights have no effect
+        own = torch.tensor(found[at]).double()
+        heads = [head for head in range(3) if not (edits and at == 1 and head == 2)]
+        assert own[heads][:, seen_pairs] == pytest.approx(wanted[heads][:, seen_pairs], abs=1e-6)
+        assert float(wanted[heads].abs().max()) > 1e-3
 
 
 def edited_logits(model: GPT, edit: dict[str, Any]) -> torch.Tensor:

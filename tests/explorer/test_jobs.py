@@ -24,6 +24,11 @@ def wait(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     return {}
 
 
+def pause(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    time.sleep(0.3)
+    return {}
+
+
 def refuse(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     raise ConfigError("three is not even")
 
@@ -37,7 +42,7 @@ def die(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def tasks() -> dict[str, Task]:
-    return {"double": double, "wait": wait, "refuse": refuse, "fail": fail, "die": die}
+    return {"double": double, "wait": wait, "pause": pause, "refuse": refuse, "fail": fail, "die": die}
 
 
 async def never() -> bool:
@@ -79,11 +84,44 @@ def test_a_cancelled_job_leaves_no_process_behind() -> None:
             process = worker.process_id
             cancelled = True
         assert process is not None
-        assert worker.process_id is None
+        assert (await collect(worker, "double", number=5))[1][1]["twice"] == 10  # it waits for the end of the other
+        assert worker.process_id != process
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
-        assert (await collect(worker, "double", number=5))[1][1]["twice"] == 10
         worker.stop()
+
+    asyncio.run(walk())
+
+
+def test_a_job_that_ends_soon_after_its_client_left_keeps_the_process() -> None:
+    """Typing cancels a job for each letter; the loaded model must survive that."""
+
+    async def walk() -> None:
+        worker = Worker(tasks)
+        first = (await collect(worker, "double", number=1))[1][1]["process"]
+
+        async def job() -> None:
+            async for _ in worker.run("pause", {}, never):
+                pass
+
+        task = asyncio.create_task(job())
+        await asyncio.sleep(0.1)
+        task.cancel()  # as the server does when the connection ends
+        assert (await collect(worker, "double", number=2))[1][1]["process"] == first
+        worker.stop()
+
+    asyncio.run(walk())
+
+
+def test_a_job_that_needs_too_much_memory_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.explorer.worker.LARGEST", 1 << 20)
+
+    async def walk() -> None:
+        worker = Worker(tasks)
+        [(kind, said)] = [each for each in await collect(worker, "wait") if each[0] != "progress"]
+        assert kind == "error"
+        assert "memory" in said["error"]
+        assert worker.process_id is None
 
     asyncio.run(walk())
 

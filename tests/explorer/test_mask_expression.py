@@ -26,6 +26,10 @@ def test_every_form_is_equal_cell_by_cell() -> None:
         assert torch.equal(torch.tensor(found["dense"]).bool(), wanted), text
         assert found["count"] == int(wanted.sum()), text
         assert sum(map(sum, found["blocks"])) == int(wanted.sum()), text
+        tiles = [tile for rows in wanted.split(4) for tile in rows.split(4, 1)]
+        counts = {"full": sum(bool(tile.all()) for tile in tiles), "empty": sum(not tile.any() for tile in tiles)}
+        assert {"full": found["table"]["full"], "empty": found["table"]["empty"]} == counts, text
+        assert sum(found["table"][kind] for kind in ("full", "partial", "empty")) == len(tiles)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import regard
 from regard.core.scores import t5_bucket
+from regard.work.attention_steps import HeadInputs
+from regard.work.common_mistakes import common_mistakes
 from tests.explorer.node import needs_node, run_node
 
 pytestmark = needs_node
@@ -104,3 +107,28 @@ def test_draws_depend_on_the_seed_alone() -> None:
     first, again, other = call(*(("plane.js", "compute", [{**state, "seed": seed}]) for seed in (3, 3, 4)))
     assert first["clouds"] == again["clouds"] != other["clouds"]
     assert first["clouds"][1]["deviation"] < first["clouds"][0]["deviation"] / 2  # two heads against one
+
+
+def test_predicted_mistakes_are_those_of_work() -> None:
+    """Every mistake in the weights of one query that `regard work --check` knows, with its name and its numbers."""
+    q, k = np.array([[1.2, 0.8]]), np.array([[1, 0], [0, 1], [-0.8, -0.6], [0.3, 1.1]])
+    scores = q @ k.T
+    beta = 2**-0.5
+    head = HeadInputs(None, {"q": q, "k": k, "v": k}, {}, {}, np.ones_like(scores, dtype=bool), True, 2, 2)
+    values = {"q": q, "k": k, "v": k, "scores": scores, "scaled": scores * beta}
+    [answer] = run_node("golden.mjs", [["predict.js", "mistakes", [scores[0].tolist(), beta]]])
+    found = [(name, weights) for name, _, weights in answer["value"]]
+    explanations = {explanation for _, explanation, _ in answer["value"]}
+    compared = 0
+    for mistake in common_mistakes():
+        # "scale after softmax" divides by the square root of the width, which the plane does not have
+        if mistake.step != "weights" or mistake.name == "scale after softmax":
+            continue
+        wanted = mistake.compute(head, values)
+        if wanted is None or mistake.name == "softmax over everything":  # one query: it is the softmax itself
+            continue
+        near = [weights for name, weights in found if name == mistake.name and weights == pytest.approx(wanted[0])]
+        assert near, (mistake.name, mistake.explanation)
+        assert mistake.explanation in explanations
+        compared += 1
+    assert compared >= 9

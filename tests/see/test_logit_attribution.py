@@ -109,3 +109,15 @@ def test_parameters_without_gradients_stay_without() -> None:
     found = direct_logit_attribution(model, lambda: model(TOKENS), 4)
     torch.testing.assert_close(found.values.sum(1), model(TOKENS)[:, -1, 4], atol=1e-5, rtol=1e-4)
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_parts_of_the_keys_sum_to_the_part_of_the_head(case: tuple[str, nn.Module, Tensor]) -> None:
+    name, model, x = case
+    found = direct_logit_attribution(model, lambda: model(x), 4, position=3)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x)
+    room = 1e-5 if name == "llama of hugging face" else 1e-9
+    for record in seen.records:
+        for head in range(record.q.shape[1]):
+            expected = found.of(f"{record.name} head {head}")
+            torch.testing.assert_close(found.of_keys(record, head).sum(-1).to(expected), expected, atol=room, rtol=room)

@@ -1,6 +1,6 @@
 // The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
 
-import { diverging, format, html } from "./dom.js";
+import { colourScale, diverging, format, html, svg } from "./dom.js";
 import { attentionView } from "./attention.js";
 import { lessonsView, offer } from "./lessons.js";
 import { masksView } from "./masks.js";
@@ -17,6 +17,7 @@ const KEYS = [
   ["Arrow keys", "move the chosen key, query or value, or the cell of a matrix"], ["Shift + arrow", "move it by a tenth as much"], ["P", "pin this state and compare"],
   ["T", "present: larger type"], ["D", "light or dark"], ["?", "this list"], ["Escape", "close"],
 ];
+const LARGEST_MAP = 64; // rows or columns of a difference that is drawn
 
 // The address is #view?name=value; a pinned state is the value of `pin`, in the same form.
 function readAddress(first) {
@@ -50,9 +51,9 @@ export function start(root, data) {
   const links = Object.entries(VIEWS).map(([name, view]) => html("a", { href: `#${name}`, "data-view": name }, view.title));
   const action = (label, title, act, name = "") => html("button", { type: "button", title, class: name, onclick: act }, label);
   const menu = html("details", { class: "menu" }, html("summary", {}, "Export"), html("div", {},
-    action("SVG", "Save the picture as SVG", () => exportSvg(stage, fileName("svg"))),
-    action("PNG", "Save the picture as PNG", () => exportPng(stage, fileName("png"))),
-    action("CSV", "Save the numbers as CSV", () => exportCsv(current.view.table(current.state), fileName("csv"))),
+    action("SVG", "Save the picture as SVG", () => exportSvg(stage, numbers(), fileName("svg"))),
+    action("PNG", "Save the picture as PNG", () => exportPng(stage, numbers(), fileName("png"))),
+    action("CSV", "Save the numbers as CSV", () => exportCsv(numbers(), fileName("csv"))),
     action("HTML", "Save this page with its state: it works without a server", () => exportPage())));
 
   root.append(
@@ -68,8 +69,9 @@ export function start(root, data) {
         action("Present", "Larger type for a projector (T)", present),
         action("Light / dark", "Switch between light and dark (D)", switchTheme),
         action("?", "Keys", showKeys))),
-    html("div", { id: "body" }, stage, inspector), announce, dialog);
+    html("div", { id: "body" }, stage, inspector), html("footer", { class: "hint muted" }, "Choose any number, or press Enter on it, to see how it was computed."), announce, dialog);
 
+  const numbers = () => current.view.table(current.state);
   function say(text) { announce.textContent = text; }
 
   async function copy(text, message) {
@@ -96,7 +98,7 @@ export function start(root, data) {
     dialog.showModal();
   }
 
-  function showKeys() { openDialog("Keys", html("dl", {}, KEYS.map(([key, text]) => [html("dt", {}, key), html("dd", {}, text)]))); }
+  function showKeys() { openDialog("Keys", html("dl", {}, [...KEYS, ...Object.entries(current.view.keys ?? {}).map(([key, [text]]) => [key.toUpperCase(), text])].map(([key, text]) => [html("dt", {}, key), html("dd", {}, text)]))); }
   function fileName(ending) { return `regard-${current.name}.${ending}`; }
 
   function present() { document.documentElement.classList.toggle("present"); }
@@ -128,12 +130,14 @@ export function start(root, data) {
 
   // Change the state. Redraw in the next frame; the address follows when the value has settled.
   let settle = 0;
+  function schedule() {
+    if (pending) return;
+    pending = true;
+    requestAnimationFrame(() => { pending = false; draw(); });
+  }
   function update(change) {
     Object.assign(current.state, change);
-    if (!pending) {
-      pending = true;
-      requestAnimationFrame(() => { pending = false; draw(); });
-    }
+    schedule();
     clearTimeout(settle);
     settle = setTimeout(() => commit(false), 250);
   }
@@ -151,7 +155,7 @@ export function start(root, data) {
       const b = html("section", { "aria-label": "Current state B" });
       const difference = html("section", { class: "difference", "aria-label": "Difference B minus A" });
       stage.append(html("div", { class: "pair" }, html("div", {}, html("h2", {}, "A, pinned"), a), html("div", {}, html("h2", {}, "B"), b)), difference);
-      view.mount(a, structuredClone(pinned), () => {}, data)();
+      view.mount(a, pinned, () => schedule(), data)();
       current.redraw = view.mount(b, state, update, data);
       current.difference = difference;
     } else {
@@ -163,9 +167,26 @@ export function start(root, data) {
 
   function draw() {
     current.redraw();
-    if (current.difference) current.difference.replaceChildren(compare(current.view.table(current.pinned), current.view.table(current.state)));
+    if (current.difference) current.difference.replaceChildren(differenceMaps(current.view), compare(current.view.table(current.pinned), numbers()));
     showWhy();
     stage.dataset.drawn = String(Number(stage.dataset.drawn ?? 0) + 1);
+  }
+
+  // Matrices of both states, subtracted: one diverging map each, on one scale.
+  function differenceMaps(view) {
+    const [before, after] = [current.pinned, current.state].map((state) => view.maps?.(state) ?? []);
+    const pairs = after.flatMap((map) => { const old = before.find(({ title }) => title === map.title); return old && old.rows.length === map.rows.length && old.rows[0]?.length === map.rows[0]?.length && Math.max(map.rows.length, map.rows[0].length) <= LARGEST_MAP ? [{ ...map, rows: map.rows.map((row, i) => row.map((x, j) => x - old.rows[i][j])) }] : []; });
+    if (!pairs.length) return "";
+    const largest = Math.max(1e-12, ...pairs.flatMap(({ rows }) => rows.flat()).map(Math.abs).filter(Number.isFinite));
+    const draw = ({ title, rows, down = [], across = [], small }) => {
+      const size = small ? 4 : Math.max(8, Math.min(30, Math.floor(360 / rows[0].length)));
+      const [left, top] = [down.length ? 44 : 0, across.length ? 20 : 0];
+      const cells = rows.flatMap((row, i) => row.map((x, j) => svg("rect", { x: left + j * size, y: top + i * size, width: size - (small ? 0 : 1), height: size - (small ? 0 : 1), fill: diverging(x, largest).fill }, svg("title", {}, `${down[i] ?? i + 1}, ${across[j] ?? j + 1}: ${format(x)}`))));
+      const labels = size < 12 ? [] : [...down.slice(0, rows.length).map((text, i) => svg("text", { x: left - 4, y: top + (i + 0.5) * size + 4, class: "label end" }, text.slice(0, 6))), ...across.slice(0, rows[0].length).map((text, j) => svg("text", { x: left + (j + 0.5) * size, y: top - 5, class: "label" }, text.slice(0, 4)))];
+      const box = [left + rows[0].length * size, top + rows.length * size];
+      return html("figure", {}, html("figcaption", {}, title), svg("svg", { viewBox: `0 0 ${box.join(" ")}`, width: box[0], height: box[1], class: "difference-map", role: "img", "aria-label": `${title}: B minus A` }, labels, cells));
+    };
+    return html("div", {}, html("h2", {}, "B minus A"), html("div", { class: "maps" }, pairs.map(draw)), colourScale((x) => diverging(x, largest), -largest, largest, "difference"));
   }
 
   // The numbers of both states with their difference; a row that exists in one state only is left without a difference.
@@ -176,7 +197,7 @@ export function start(root, data) {
       return { name: row.length > 2 ? `${row[0]}, ${b.head[c + 1]}` : String(row[0]), old, value };
     })).filter(({ value }) => typeof value === "number");
     const largest = Math.max(1e-12, ...rows.map(({ old, value }) => (typeof old === "number" ? Math.abs(value - old) : 0)).filter(Number.isFinite));
-    return html("table", { class: "compare" }, html("caption", {}, "B minus A"),
+    return html("table", { class: "compare" }, html("caption", {}, "The numbers of both states"),
       html("thead", {}, html("tr", {}, ["", "A", "B", "B − A"].map((cell) => html("th", { scope: "col" }, cell)))),
       html("tbody", {}, rows.map(({ name, old, value }) => {
         const change = typeof old === "number" ? value - old : null;
@@ -187,26 +208,26 @@ export function start(root, data) {
   }
 
   function showWhy() {
-    const steps = trail.map((key) => ({ key, why: current.view.why(current.state, key) })).filter(({ why }) => why);
+    const steps = trail.map((key) => ({ key, why: current.view.why(current.state, key, update, data) })).filter(({ why }) => why);
     trail = steps.map(({ key }) => key);
     document.body.classList.toggle("inspecting", steps.length > 0);
     for (const cell of stage.querySelectorAll("[data-why]")) cell.classList.toggle("chosen", cell.dataset.why === trail[trail.length - 1]);
     if (!steps.length) {
-      inspector.replaceChildren(html("h2", {}, "Why this number?"), html("p", { class: "muted" }, "Choose any number to see how it was computed, one step at a time."));
+      inspector.replaceChildren();
       return;
     }
     const { why } = steps[steps.length - 1];
     const crumbs = html("ol", { class: "crumbs" }, steps.map(({ why: step }, depth) => html("li", {}, html("button", { type: "button",
       onclick: () => { trail = trail.slice(0, depth + 1); showWhy(); } }, step.title))));
-    const parts = why.parts.map((part) => html("tr", {}, html("th", { scope: "row" }, part.label), html("td", {},
+    const parts = (why.parts ?? []).map((part) => html("tr", {}, html("th", { scope: "row" }, part.label), html("td", {},
       part.key ? html("button", { type: "button", class: "number", "data-into": part.key, "aria-label": `${part.label}: ${format(part.value)}. Why this number?` }, format(part.value)) : format(part.value))));
     const full = (value) => (typeof value === "number" ? String(value) : "");
     inspector.replaceChildren(html("h2", {}, "Why this number?"), crumbs,
-      html("p", { class: "result" }, `${why.title} = `, html("strong", { class: "tabular" }, format(why.value))),
+      html("p", { class: "result" }, why.value === null ? why.title : `${why.title} = `, html("strong", { class: "tabular" }, format(why.value))),
       html("p", { class: "formula" }, why.formula), html("p", { class: "muted" }, why.note ?? ""),
-      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : html("p", { class: "muted" }, "This is an input."),
+      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : html("p", { class: "muted" }, why.parts ? why.end ?? "This is an input." : ""),
       html("div", { class: "actions" },
-        html("button", { type: "button", onclick: () => copy([`${why.title} = ${full(why.value)}`, ...why.parts.map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
+        html("button", { type: "button", onclick: () => copy([`${why.title} = ${full(why.value)}`, ...(why.parts ?? []).map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
         html("button", { type: "button", onclick: back }, "Back")));
     say(`${why.title} is ${format(why.value)}`);
   }
@@ -235,6 +256,8 @@ export function start(root, data) {
     if (typing || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
     const shortcuts = { p: togglePin, t: present, d: switchTheme, "?": showKeys, Backspace: back, Escape: () => { trail = []; showWhy(); } };
     const view = Object.keys(VIEWS)[Number(event.key) - 1];
+    const own = current.view.keys?.[event.key];
+    if (own) { event.preventDefault(); update(own[1](current.state)); return; }
     if (view) location.hash = `#${view}`;
     else if (shortcuts[event.key]) { event.preventDefault(); shortcuts[event.key](); }
   });

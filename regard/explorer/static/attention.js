@@ -5,7 +5,8 @@ import { MaskError, denseMask, maskNames, parseMask } from "./mask_expression.js
 import { ask } from "./remote.js";
 import { add, alibiBias, alibiSlopes, attend, dot, rotary, sinusoidal, t5Bucket, transpose } from "./maths.js";
 
-const MOST = 8; // tokens, width
+const MOST = 12; // tokens
+const WIDEST = 8;
 const CELL = { width: 52, height: 30 };
 const T5_BUCKETS = 8;
 const T5_REACH = 16;
@@ -22,7 +23,7 @@ const rowsOf = (matrix) => matrix.map((row) => row.map((x) => Number(x.toPrecisi
 
 function readMatrix(text, fallback, columns = null) {
   if (!text) return structuredClone(fallback);
-  const rows = text.split(";").slice(0, MOST).map((row) => row.split(",").slice(0, MOST).map(Number));
+  const rows = text.split(";").slice(0, MOST).map((row) => row.split(",").slice(0, WIDEST).map(Number));
   const width = columns ?? rows[0].length;
   const fits = rows.every((row) => row.length === width && row.every((x) => Number.isFinite(x) && Math.abs(x) < 1e6));
   return fits && width > 0 ? rows : structuredClone(fallback);
@@ -56,7 +57,7 @@ function write(state) {
   return parameters;
 }
 
-const headCounts = (q, v) => Array.from({ length: MOST }, (_, h) => h + 1).filter((h) => q[0].length % h === 0 && v[0].length % h === 0);
+const headCounts = (q, v) => Array.from({ length: WIDEST }, (_, h) => h + 1).filter((h) => q[0].length % h === 0 && v[0].length % h === 0);
 
 // Queries are the last rows of the keys, so that query r is at position keys - queries + r.
 const queryPositions = (state) => state.q.map((_, r) => state.k.length - state.q.length + r);
@@ -205,10 +206,10 @@ function mount(element, state, update, data) {
   }
 
   function drawChoices() {
-    const counts = Array.from({ length: MOST }, (_, k) => [String(k + 1), String(k + 1)]);
+    const counts = (most) => Array.from({ length: most }, (_, k) => [String(k + 1), String(k + 1)]);
     choices.replaceChildren(
-      html("div", { class: "seldom" }, field("Tokens", select(counts, String(state.k.length), (value) => resize(Number(value), state.q[0].length)))),
-      html("div", { class: "seldom" }, field("Width", select(counts, String(state.q[0].length), (value) => resize(state.k.length, Number(value))))),
+      html("div", { class: "seldom" }, field("Tokens", select(counts(MOST), String(state.k.length), (value) => resize(Number(value), state.q[0].length)))),
+      html("div", { class: "seldom" }, field("Width", select(counts(WIDEST), String(state.q[0].length), (value) => resize(state.k.length, Number(value))))),
       field("Positions", select(POSITIONS, state.positions, (positions) => update({ positions })),
         { t5: "The learned table is −0.5 × the distance bucket here.", shaw: "The learned keys are sinusoids of the distance here." }[state.positions]),
       field("Heads", select(headCounts(state.q, state.v).map((h) => [String(h), String(h)]), String(state.heads), (value) => update({ heads: Number(value), head: 0 })), "Each head takes an equal part of the columns of Q, K and V."),
@@ -253,6 +254,7 @@ function mount(element, state, update, data) {
     const size = [Math.max(first.width, second.width) + 8, first.height + second.height + 40];
     picture.setAttribute("viewBox", `0 0 ${size.join(" ")}`);
     picture.style.setProperty("--natural", `${Math.round(size[0] * (size[0] < 500 ? 1.5 : size[0] < 760 ? 1.2 : 1))}px`);
+    picture.style.setProperty("--least", `${Math.round(size[0] * 0.75)}px`);
     picture.replaceChildren(pattern.defs, ...first.placed, ...second.placed);
     scales.replaceChildren(colourScale((value) => sequential(value), 0, 1, "weights"), colourScale((value) => diverging(value, scores), -scores, scores, "scores"), html("span", { class: "hatched-key" }, "hatched: hidden by the mask"));
     if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
@@ -321,4 +323,13 @@ function python(state) {
   ].join("\n");
 }
 
-export const attentionView = { title: "Attention", read, write, mount, why, table, python };
+// Matrices whose difference is drawn where two states are compared.
+function maps(state) {
+  const found = compute(state);
+  if (found.error) return [];
+  const own = queryPositions(state).map((i) => state.tokens[i]);
+  const columns = found.head.v[0].map((_, e) => String(e + 1));
+  return [{ title: "weights", rows: found.head.weights, down: own, across: state.tokens }, { title: "output", rows: found.head.output, down: own, across: columns }];
+}
+
+export const attentionView = { title: "Attention", read, write, mount, why, table, maps, python };

@@ -1,6 +1,6 @@
 // The models that run in the page: the same answers as the server's, computed here.
 
-import { attribute, checkText, encode, headLabel, headNumbers, logitLens, partLogit, predictions, readModel, run } from "./gpt.js";
+import { attribute, checkText, encode, headLabel, headNumbers, logitLens, partLogit, predictions, readModel, run, weightGradients } from "./gpt.js";
 import { norm } from "./maths.js";
 import { load } from "./remote.js";
 
@@ -30,10 +30,18 @@ export function analyse(state) {
     tokens: letters, position, layers, pass, clean, target: model.vocabulary[target], targetId: target, cacheBytes: 2 * 4 * model.layers.length * tokens.length * model.tokens[0].length,
     before: predictions(model, clean.logits[position], 8, topIds(pass, position)), after: predictions(model, pass.logits[position], 8, topIds(clean, position)),
     logits: { before: clean.logits[position], after: pass.logits[position] }, vocabulary: model.vocabulary,
-    head: chosen && { weights: chosen.weights, contribution: chosen.weights.map((row) => row.map((weight, j) => weight * norm(written(state.layer, state.head, chosen.v[j])))) },
+    head: chosen && { weights: chosen.weights, relevance: weightGradients(model, pass, position, target, state.edits)[state.layer][state.head].map((row, i) => row.map((gradient, j) => Math.max(0, gradient * chosen.weights[i][j]))), contribution: chosen.weights.map((row) => row.map((weight, j) => weight * norm(written(state.layer, state.head, chosen.v[j])))) },
     lens: () => logitLens(model, pass, position), attribution: () => attribute(model, pass, position, target),
-    ablations: () => pass.layers.flatMap((layer, at) => layer.heads.map((_, h) => ({ layer: at, head: h, change: run(model, tokens, [...state.edits, { kind: "ablate", layer: at, head: h }], source).logits[position][target] - pass.logits[position][target] }))),
+    ablations: () => ablations(state, pass, tokens, source, position, target),
   };
+}
+
+// The change of the target's logit for each head set to zero alone, and for all brushed heads together.
+function ablations(state, pass, tokens, source, position, target) {
+  const heads = state.brush.length ? state.brush : pass.layers.flatMap((layer, at) => layer.heads.map((_, h) => [at, h]));
+  const groups = [...heads.map((head) => [head]), ...(state.brush.length > 1 ? [heads] : [])];
+  return groups.map((group) => ({ ...(group.length === 1 ? { layer: group[0][0], head: group[0][1] } : {}), heads: group.length,
+    change: run(model, tokens, [...state.edits, ...group.map(([layer, head]) => ({ kind: "ablate", layer, head }))], source).logits[position][target] - pass.logits[position][target] }));
 }
 
 const topIds = (pass, position) => predictions(model, pass.logits[position]).map((each) => each.id);

@@ -1,6 +1,6 @@
 // Check: reports of `regard check --save`. Each finding with its smallest example, and two reports compared.
 
-import { html, plural } from "./dom.js";
+import { diverging, format, hatch, html, plural, svg } from "./dom.js";
 import { load } from "./remote.js";
 
 const LARGEST = 4 << 20; // bytes of a report
@@ -20,12 +20,58 @@ function parse(text) {
     facts: found.facts.slice(0, MOST).map((fact) => Object.fromEntries(["name", "status", "reason", "grade", "student", "engineer", "found", "cause", "example", "declare"].map((key) => [key, string(fact[key])]))) };
 }
 
+// A tensor of an example, torch.tensor([[1.0, float('nan')]]) or torch.ones(2, 3), as rows of its last two axes.
+function readTensor(text) {
+  const made = /^torch\.(zeros|ones)\(([\d, ]+)\)$/.exec(text);
+  if (made) {
+    const [rows, columns] = made[2].split(",").map(Number).slice(-2);
+    return columns > 0 && rows * columns <= 256 ? Array.from({ length: rows }, () => Array(columns).fill(made[1] === "ones" ? 1 : 0)) : null;
+  }
+  const list = /^torch\.tensor\((\[.*\])\)$/.exec(text)?.[1];
+  if (!list || list.length > 4000) return null;
+  let found;
+  try { found = JSON.parse(list.replace(/(-?)float\('(\w+)'\)/g, '"$1$2"').replaceAll("True", "1").replaceAll("False", "0").replace(/(\d)\.(?=[,\]])/g, "$1")); } catch { return null; }
+  while (Array.isArray(found?.[0]?.[0])) [found] = found;
+  if (!Array.isArray(found)) return null;
+  if (!Array.isArray(found[0])) found = [found];
+  const value = (x) => (typeof x === "number" ? x : { nan: NaN, inf: Infinity, "-inf": -Infinity }[x] ?? NaN);
+  return found.map((row) => row.map(value));
+}
+
+// The tensors of an example by name, "gives" and "should be" last.
+function tensorsOf(example) {
+  return example.split("\n").flatMap((line) => {
+    const [, name, text] = /^(?:# )?(\w+|gives|should be)\s+(?:= )?(torch\..*)$/.exec(line) ?? [];
+    const rows = name && readTensor(text);
+    return rows ? [{ name, rows }] : [];
+  });
+}
+
+function drawTensors(fact) {
+  const tensors = tensorsOf(fact.example);
+  if (!tensors.length) return null;
+  const finite = tensors.flatMap(({ rows }) => rows.flat()).filter(Number.isFinite);
+  const largest = Math.max(1e-9, ...finite.map(Math.abs));
+  const pattern = hatch();
+  let x = 0;
+  const parts = tensors.map(({ name, rows }, t) => {
+    const [width, left] = [rows[0].length * 56, x];
+    x += Math.max(width, name.length * 9) + 28;
+    return svg("g", { transform: `translate(${left},0)` }, svg("text", { x: 0, y: 16, class: "title" }, name), rows.flatMap((row, r) => row.map((value, c) => {
+      const colour = Number.isFinite(value) ? diverging(value, largest) : { fill: pattern.fill, text: "currentColor" };
+      return svg("g", { class: "cell", tabindex: "0", role: "button", "data-why": `x.${fact.name}.${t}.${r}.${c}`, "aria-label": `${name}, row ${r + 1}, column ${c + 1}: ${format(value)}. Why this number?` }, svg("rect", { x: c * 56, y: 28 + r * 32, width: 54, height: 30, fill: colour.fill }), svg("text", { x: c * 56 + 27, y: 48 + r * 32, style: { fill: colour.text } }, format(value)));
+    })));
+  });
+  const height = 32 + 32 * Math.max(...tensors.map(({ rows }) => rows.length));
+  return html("div", { class: "scroll" }, svg("svg", { class: "picture example", viewBox: `0 0 ${x} ${height}`, style: { width: `${x}px` }, role: "group", "aria-label": `The smallest input that shows ${fact.name}` }, pattern.defs, parts));
+}
+
 const isFinding = (fact) => fact.found || ["failed", "differs"].includes(fact.status);
 
 function finding(fact) {
   return html("article", { class: `card finding ${fact.grade}`, id: `fact-${fact.name}` }, html("h3", {}, fact.name, " ", html("span", { class: "verdict refuted" }, fact.grade || fact.status)), html("p", {}, fact.student),
     html("dl", {}, [["Found", fact.found], ["Usual cause", fact.cause], ["The rule", fact.engineer], ["If it is meant", fact.declare]].filter(([, text]) => text).map(([name, text]) => [html("dt", {}, name), html("dd", {}, text)])),
-    fact.example ? [html("p", { class: "help" }, "The smallest input that shows it; it runs as it stands:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
+    fact.example ? [html("p", { class: "help" }, "The smallest input that shows it, and its code, which runs as it stands:"), drawTensors(fact), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
 }
 
 function comparison([a, b]) {
@@ -49,11 +95,11 @@ function mount(element, state, update, data) {
   } });
   const label = (text, at) => { const input = open(at); input.id = `report-${at}`; return html("div", { class: "field" }, html("label", { for: `report-${at}` }, text), input); };
   element.append(html("h1", { class: "view-title" }, "Check"), html("p", {}, "What regard check found about an attention: which rules it keeps, which it breaks, and the smallest input that shows it."), html("div", { class: "row" }, label("A report", 0), label("Another report, to compare", 1)), message, body);
-  if (data.api && !reports.length) load(data, "report").then((found) => { if (found.report) { reports = [parse(JSON.stringify(found.report))]; draw(); } }, () => {});
+  if (!reports.length) load(data, "report").then((found) => { if (found.report) { reports = [parse(JSON.stringify(found.report))]; draw(); } }, () => {});
 
   function draw() {
     const [first, second] = reports;
-    if (!first) { body.replaceChildren(html("p", { class: "muted" }, "No report is open. Make one:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
+    if (!first) { body.replaceChildren(html("button", { type: "button", onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), html("p", { class: "muted" }, "Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
     const findings = first.facts.filter(isFinding);
     const passed = first.facts.filter((fact) => fact.status === "passed");
     body.replaceChildren(html("h2", {}, `${first.subject}: ${findings.length ? plural(findings.length, "finding") : "nothing is broken"}`),
@@ -64,6 +110,16 @@ function mount(element, state, update, data) {
 }
 
 const table = () => ({ head: ["fact", "status", "found"], rows: (reports[0]?.facts ?? []).map((fact) => [fact.name, fact.status, fact.found]) });
+function why(_, key) {
+  const [kind, name, t, r, c] = key.split(".");
+  const fact = reports[0]?.facts.find((each) => each.name === name);
+  const tensor = kind === "x" && fact ? tensorsOf(fact.example)[Number(t)] : null;
+  const value = tensor?.rows[Number(r)]?.[Number(c)];
+  if (value === undefined) return null;
+  const result = ["gives", "should be"].includes(tensor.name);
+  return { title: `${tensor.name}, row ${Number(r) + 1}, column ${Number(c) + 1}`, value, formula: result ? `${tensor.name === "gives" ? "computed by" : "what the rule demands of"} ${reports[0].subject}` : "an input of the smallest example", note: result ? fact.engineer : "The checker made the input smaller until nothing could be removed.", parts: [], end: result ? "Run the code below the picture to compute it." : "This is an input." };
+}
+
 const python = () => 'import regard\nfrom my_attention import attention\n\nreport = regard.check(attention)\nprint(report)\n';
 
-export const checkView = { title: "Check", read, write, mount, why: () => null, table, python };
+export const checkView = { title: "Check", read, write, mount, why, table, python };

@@ -1,5 +1,7 @@
 // Saving the picture and the numbers of a view.
 
+import { format, svg } from "./dom.js";
+
 const PROPERTIES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "color"];
 
 export function save(blob, name) {
@@ -10,9 +12,34 @@ export function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-// The main picture with its computed colours written into it, so that it looks the same elsewhere.
-function standalone(stage) {
-  const picture = stage.querySelector("section:not(.pinned) svg.picture, svg.picture");
+// Pictures made of canvases, such as the maps of all heads, side by side with their names.
+function gallery(canvases) {
+  const [size, across] = [canvases.length === 1 ? 480 : 120, Math.min(canvases.length, 8)];
+  const parts = canvases.flatMap((canvas, k) => {
+    const [x, y] = [(k % across) * (size + 12), Math.floor(k / across) * (size + 40)];
+    const name = canvas.closest(".tile")?.getAttribute("aria-label")?.replace(/^Layer (\d+) head (\d+): /, "$1.$2 ") ?? "";
+    const image = svg("image", { x, y, width: size, height: size, href: canvas.toDataURL(), style: { "image-rendering": "pixelated" } });
+    return [image, svg("text", { x, y: y + size + 16, "font-size": 11, class: "" }, name)];
+  });
+  return svg("svg", { viewBox: `-8 -8 ${across * (size + 12) + 4} ${Math.ceil(canvases.length / across) * (size + 40) + 8}` }, parts);
+}
+
+// A view without a picture is saved as its table.
+function drawTable({ head, rows }) {
+  const most = rows.slice(0, 200);
+  const widths = head.map((name, c) => 24 + 7.5 * Math.min(60, Math.max(String(name).length, ...most.map((row) => String(typeof row[c] === "number" ? format(row[c]) : row[c] ?? "").length))));
+  const starts = widths.map((_, c) => widths.slice(0, c).reduce((sum, x) => sum + x, 0));
+  const cell = (value, r, c) => svg("text", { x: starts[c] + 8, y: 22 + 22 * r, "font-size": 13, "font-weight": r ? 400 : 600 }, String(typeof value === "number" ? format(value) : value ?? "").slice(0, 60));
+  return svg("svg", { viewBox: `0 0 ${widths.reduce((sum, x) => sum + x, 0)} ${22 * (most.length + 1) + 16}` }, [head, ...most].flatMap((row, r) => row.map((value, c) => cell(value, r, c))));
+}
+
+// The picture of a view with its computed colours written into it, so that it looks the same elsewhere.
+function standalone(stage, table) {
+  const section = stage.querySelector("section:not(.pinned):not(.difference)") ?? stage;
+  const found = section.querySelector("svg.picture");
+  const canvases = [...section.querySelectorAll("canvas.map")];
+  const picture = found ?? (canvases.length ? gallery(canvases) : drawTable(table));
+  if (!found) { picture.classList.add("hidden-visually"); stage.append(picture); } // styles are computed in the page
   const copy = picture.cloneNode(true);
   const originals = [picture, ...picture.querySelectorAll("*")];
   [copy, ...copy.querySelectorAll("*")].forEach((element, k) => {
@@ -20,7 +47,9 @@ function standalone(stage) {
     for (const property of PROPERTIES) element.setAttribute(property, computed.getPropertyValue(property));
     element.removeAttribute("class");
     element.removeAttribute("style");
+    if (element.tagName === "image") element.setAttribute("image-rendering", "pixelated");
   });
+  if (!found) picture.remove();
   const box = picture.viewBox.baseVal;
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   copy.setAttribute("width", box.width);
@@ -32,12 +61,12 @@ function standalone(stage) {
   return { text: new XMLSerializer().serializeToString(copy), width: box.width, height: box.height };
 }
 
-export function exportSvg(stage, name) {
-  save(new Blob([standalone(stage).text], { type: "image/svg+xml" }), name);
+export function exportSvg(stage, table, name) {
+  save(new Blob([standalone(stage, table).text], { type: "image/svg+xml" }), name);
 }
 
-export async function exportPng(stage, name) {
-  const { text, width, height } = standalone(stage);
+export async function exportPng(stage, table, name) {
+  const { text, width, height } = standalone(stage, table);
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   await image.decode();

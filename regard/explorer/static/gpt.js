@@ -122,6 +122,46 @@ export function logitLens(model, pass, position) {
   });
 }
 
+// Gradient through a layer norm of x with respect to x, given that with respect to its output.
+function normGradient({ weight }, x, deviation, gradient) {
+  const mean = x.reduce((sum, value) => sum + value, 0) / x.length;
+  const scaled = gradient.map((g, c) => g * weight[c]);
+  const average = scaled.reduce((sum, g) => sum + g, 0) / x.length;
+  const along = scaled.reduce((sum, g, c) => sum + (g * (x[c] - mean)) / deviation, 0) / x.length;
+  return scaled.map((g, c) => (g - average - ((x[c] - mean) / deviation) * along) / deviation);
+}
+
+const columnsTimes = (weight, gradient) => { const sum = Array(weight[0].length).fill(0); weight.forEach((row, r) => { if (gradient[r]) row.forEach((w, c) => { sum[c] += w * gradient[r]; }); }); return sum; };
+
+// The gradient of one logit with respect to every weight, by layer and head: a backward pass through the edited model.
+export function weightGradients(model, pass, position, token, edits = []) {
+  let dx = pass.residual.map((x, i) => (i === position ? normGradient(model.norm, x, pass.last[i].deviation, model.unembedding[token]) : x.map(() => 0)));
+  const found = [];
+  for (let at = model.layers.length - 1; at >= 0; at -= 1) {
+    const [layer, run] = [model.layers[at], pass.layers[at]];
+    const width = run.heads[0].out[0].length;
+    const parts = { q: [], k: [], v: [] };
+    found[at] = run.heads.map((head, h) => {
+      let dout = dx.map((row) => Array.from({ length: width }, (_, e) => row.reduce((sum, g, c) => sum + g * layer.o.weight[c][h * width + e], 0)));
+      if (edited(edits, "mean", at, h).length) { const mean = dout[0].map((_, e) => dout.reduce((sum, row) => sum + row[e], 0) / dout.length); dout = dout.map(() => mean); }
+      if (edited(edits, "ablate", at, h).length || edited(edits, "patch", at, h).length) dout = dout.map((row) => row.map(() => 0));
+      const dweights = dout.map((row) => head.v.map((value) => dot(row, value)));
+      const dscores = head.weights.map((row, i) => { const mean = dot(row, dweights[i]); return row.map((a, j) => head.beta * a * (dweights[i][j] - mean)); });
+      const sum = (rows, by) => rows[0].map((_, c) => rows.reduce((total, row, j) => total + row[c] * by(j), 0));
+      parts.q.push(dscores.map((row) => sum(head.k, (j) => row[j])));
+      parts.k.push(dscores.map((_, j) => sum(head.q, (i) => dscores[i][j])));
+      parts.v.push(dout.map((_, j) => sum(dout, (i) => head.weights[i][j])));
+      return dweights;
+    });
+    dx = dx.map((row, i) => {
+      const normed = ["q", "k", "v"].map((name) => columnsTimes(layer[name].weight, parts[name].flatMap((rows) => rows[i]))).reduce(plus);
+      const { deviation } = layerNorm(layer.norm, run.input[i], model.eps);
+      return plus(row, normGradient(layer.norm, run.input[i], deviation, normed));
+    });
+  }
+  return found;
+}
+
 const meanOf = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) / values.length : null);
 
 // Numbers of a head: mean entropy relative to its largest value, weight on the previous and first token, and on the

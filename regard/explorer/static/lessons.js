@@ -76,7 +76,7 @@ function mount(element, state, update, data) {
 const table = () => (shown.length ? shown[0].view.table(shown[0].state) : { head: ["lesson"], rows: [] });
 const python = () => shown.map(({ view, state }) => view.python(state)).join("\n") || "import regard\n";
 
-export const lessonsView = { title: "Lessons", read, write, mount, why: (_, key) => active?.view.why(active.state, key) ?? null, table, python };
+export const lessonsView = { title: "Lessons", read, write, mount, why: (_, key, update, data) => active?.view.why(active.state, key, update, data) ?? null, table, python };
 
 // The views that a lesson may hold; the shell gives them, because it knows them all.
 export function offer(known) { views = known; }

@@ -312,7 +312,7 @@ export function completeMask(text, caret) {
 }
 
 // The mask functions that an expression calls, for the import line of the Python that is copied.
-export const maskNames = (text) => Object.keys(FORMS).filter((name) => new RegExp(`\\b${name}\\(`).test(text)).join(", ");
+export const maskNames = (text) => Object.keys(FORMS).filter((name) => !FORMS[name].given && new RegExp(`\\b${name}\\(`).test(text)).join(", ");
 
 // Queries are aligned to the end of the keys: query r is at position keys - queries + r.
 export const visibleRow = (mask, r, queries, keys) => mask.row(keys - queries + r, keys);
@@ -332,8 +332,7 @@ export function countPairs(mask, queries, keys) {
 }
 
 // Visible pairs in each cell of a grid of at most `most` x `most` blocks: exact, from the intervals of every row.
-export function blockCounts(mask, queries, keys, most) {
-  const size = Math.ceil(Math.max(queries, keys) / most);
+export function blockCounts(mask, queries, keys, most, size = Math.ceil(Math.max(queries, keys) / most)) {
   const rows = Math.ceil(queries / size);
   const columns = Math.ceil(keys / size);
   const counts = Array.from({ length: rows }, () => new Float64Array(columns));
@@ -346,4 +345,22 @@ export function blockCounts(mask, queries, keys, most) {
     }
   }
   return { size, rows, columns, counts };
+}
+
+// How many blocks of a size are full, partly visible and empty: a block-sparse kernel skips the empty ones.
+export function blockTable(mask, queries, keys, size) {
+  const { rows, columns, counts } = blockCounts(mask, queries, keys, 0, size);
+  const found = { size, full: 0, partial: 0, empty: 0 };
+  for (let r = 0; r < rows; r += 1) {
+    for (let c = 0; c < columns; c += 1) {
+      const area = Math.min(size, queries - r * size) * Math.min(size, keys - c * size);
+      found[counts[r][c] === 0 ? "empty" : counts[r][c] === area ? "full" : "partial"] += 1;
+    }
+  }
+  return found;
+}
+
+// Masks from one's own code: each becomes a name without settings, for instance my_mask().
+export function addMask(name, { queries, rows }) {
+  FORMS[name] = { summary: "a mask from your code", given: true, parameters: {}, row: () => (i, keys) => rows[i - keys + queries] ?? [] };
 }

@@ -1,12 +1,13 @@
 // Masks: an expression drawn exactly up to 65,536 positions, its visible pairs and cost, and a comparison with another mask.
 
-import { asTable, field, format, hatch, html, plural, sequential, svg } from "./dom.js";
-import { MaskError, blockCounts, completeMask, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
+import { asTable, colourScale, field, format, hatch, html, number, plural, sequential, svg } from "./dom.js";
+import { MaskError, addMask, blockCounts, blockTable, completeMask, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
 
 const PICTURE = 576;
 const CELLS = 64; // blocks along a side beyond this length
 const LONGEST = 65536;
 const MOST_INTERVALS = 2e7;
+const MOST_ROWS = 64;
 const GALLERY = ["full()", "causal()", "causal() & window(before=3)", "window(before=2, after=2)", "causal() & dilated(2)", "strided(4)", "blocks(4)", "chunks(4, before=1)",
   "causal() & window(before=3) | global_tokens(2)", "causal() | prefix(4)", "causal() & documents([0,0,0,0,0,1,1,1,1,1,1,1,2,2,2,2])", "padding([12])"];
 
@@ -122,6 +123,7 @@ export function compute(state) {
 }
 
 function mount(element, state, update, data) {
+  for (const given of data.masks ?? []) addMask(given.name, given);
   const picture = svg("svg", { class: "picture masks", role: "group", "aria-label": "The mask: rows are queries, columns are keys" });
   const message = html("p", { class: "error", role: "alert" });
   const facts = html("div", { class: "facts" });
@@ -129,6 +131,7 @@ function mount(element, state, update, data) {
   const tables = html("div");
   const growth = html("div");
   const kernels = html("div");
+  const blocks = html("div");
   const side = html("div", { class: "side" });
   element.append(html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side));
   const completions = html("div", { class: "completions", role: "group", "aria-label": "Completions" });
@@ -150,7 +153,7 @@ function mount(element, state, update, data) {
   } }));
   const lengths = html("div", { class: "row" });
   side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."), completions,
-    lengths, facts, growth, kernels, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."),
+    lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels,
     html("h2", {}, "Gallery"), html("div", { class: "gallery" }, GALLERY.map((text) => html("button", { type: "button", onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
 
   picture.addEventListener("keydown", (event) => {
@@ -211,16 +214,29 @@ function mount(element, state, update, data) {
     picture.replaceChildren(pattern.defs, svg("text", { x: PICTURE / 2, y: -24, class: "title middle" }, `key, in blocks of ${grid.size}`), svg("text", { x: -44, y: PICTURE / 2, class: "title middle", transform: `rotate(-90 -44 ${PICTURE / 2})` }, `query, in blocks of ${grid.size}`), ...cells);
   }
 
-  // Visible pairs at growing lengths, with the exponent fitted between the last two.
+  // Visible pairs at growing lengths, drawn on logarithmic axes beside those of full attention.
   function drawGrowth() {
-    let mask;
-    try { mask = parse(state.mask, { ...state, keys: 1, queries: 1 }); } catch { growth.replaceChildren(); return; }
-    const lengths = [64, 256, 1024, 4096].filter((length) => length <= mask.covered);
-    const rows = lengths.map((length) => [length, countPairs(mask, length, length)]);
+    const rows = growthOf(state);
     if (rows.length < 2) { growth.replaceChildren(); return; }
-    const [[n0, p0], [n1, p1]] = rows.slice(-2);
-    const exponent = p0 && p1 ? Math.log(p1 / p0) / Math.log(n1 / n0) : NaN;
-    growth.replaceChildren(html("p", { class: "help" }, `Pairs grow like n^${exponent.toFixed(2)}: ${rows.map(([length, pairs]) => `${pairs.toLocaleString("en")} at ${length.toLocaleString("en")}`).join(", ")}.`));
+    const [low, high] = [Math.log(rows[0][0]), Math.log(rows.at(-1)[0])];
+    const most = 2 * high;
+    const least = Math.log(Math.max(1, rows[0][0]));
+    const at = ([length, pairs]) => [40 + (200 * (Math.log(length) - low)) / (high - low), 8 + (96 * (most - Math.log(Math.max(1, pairs)))) / (most - least)];
+    const line = (points, name) => svg("polyline", { points: points.map((point) => at(point).join(",")).join(" "), class: `growth-line ${name}` });
+    const square = rows.map(([length]) => [length, length * length]);
+    const short = (length) => (length >= 1024 ? `${length / 1024}k` : String(length));
+    const exponent = exponentOf(rows);
+    growth.replaceChildren(html("h2", {}, "Cost against length"), svg("svg", { class: "growth", viewBox: "0 0 250 128", role: "img", "aria-label": `Visible pairs at growing lengths, growing like n to the power ${exponent.toFixed(2)}` },
+      line(square, "all"), line(rows, "own"), rows.map((row) => svg("circle", { cx: at(row)[0], cy: at(row)[1], r: 3, class: "growth-point" }, svg("title", {}, `${row[1].toLocaleString("en")} pairs at ${row[0].toLocaleString("en")}`))),
+      rows.map(([length]) => svg("text", { x: at([length, 1])[0], y: 122, class: "tick" }, short(length))), svg("text", { x: 36, y: 16, class: "tick end" }, "n²"), svg("text", { x: 36, y: at(rows[0])[1] + 4, class: "tick end" }, "pairs")),
+    html("p", { class: "help" }, "Pairs grow like n^", number(exponent, "g", "Exponent of the growth"), `: ${rows.at(-1)[1].toLocaleString("en")} at ${rows.at(-1)[0].toLocaleString("en")}.`), asTable("Visible pairs", ["length", "pairs", "share of n²"], rows.map(([length, pairs]) => [String(length), pairs, pairs / length ** 2])));
+  }
+
+  function drawBlockTable(found) {
+    const sizes = [16, 32, 64, 128].filter((size) => size <= Math.max(16, state.keys));
+    const rows = sizes.map((size) => blockTable(found.mask, state.queries, state.keys, size));
+    blocks.replaceChildren(html("table", { class: "blocks" }, html("caption", {}, "Block table: a block-sparse kernel skips empty blocks and needs no mask in full ones"), html("thead", {}, html("tr", {}, ["size", "full", "partial", "empty", "skipped"].map((cell) => html("th", { scope: "col" }, cell)))),
+      html("tbody", {}, rows.map(({ size, full, partial, empty }) => html("tr", {}, html("th", { scope: "row" }, String(size)), [full, partial, empty].map((count) => html("td", {}, count.toLocaleString("en"))), html("td", {}, `${((100 * empty) / (full + partial + empty)).toFixed(1)} %`))))));
   }
 
   // Which kernel runs: the server knows; a page without one shows the command.
@@ -267,15 +283,16 @@ function mount(element, state, update, data) {
     (exact ? drawCells : drawBlocks)(found, pattern);
     if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
     if (shownMask !== state.mask) { shownMask = state.mask; drawGrowth(); }
+    drawBlockTable(found);
     drawKernels();
     const share = (100 * found.pairs) / found.all;
     facts.replaceChildren(
-      html("p", {}, html("strong", { class: "tabular" }, found.pairs.toLocaleString("en")), ` of ${found.all.toLocaleString("en")} pairs visible (${share.toFixed(share < 1 ? 3 : 1)} %)`),
+      html("p", {}, html("button", { type: "button", class: "number", "data-why": "c", "aria-label": `${found.pairs} visible pairs. Why this number?` }, html("strong", {}, found.pairs.toLocaleString("en"))), ` of ${found.all.toLocaleString("en")} pairs visible (${share.toFixed(share < 1 ? 3 : 1)} %)`),
       found.empty ? html("p", { class: "warn" }, `${plural(found.empty, "query").replace("querys", "queries")} see nothing: their output is zero.`) : "",
       found.difference ? comparison(found) : "");
     legend.replaceChildren(...(found.other
       ? [["visible", "visible in both"], ["only-first", "only in the first"], ["only-second", "only in the second"], ["hatched-key", "hidden in both"]]
-      : [["visible", "visible"], ["hatched-key", "hidden"]]).map(([name, text]) => html("span", { class: `key-item ${name}` }, text)));
+      : [["visible", "visible"], ["hatched-key", "hidden"]]).filter(([name]) => exact || name !== "visible" || found.other).map(([name, text]) => html("span", { class: `key-item ${name}` }, text)), exact ? "" : colourScale((share) => sequential(0.25 + 0.75 * share), 0, 1, "share of a block that is visible"));
     const table = masksView.table(state);
     tables.replaceChildren(asTable("Visible keys of each query", table.head, table.rows));
   };
@@ -290,6 +307,17 @@ function mount(element, state, update, data) {
   }
 }
 
+// Visible pairs at 64, 256, ... positions, and the exponent between the last two.
+function growthOf(state) {
+  let mask;
+  try { mask = parse(state.mask, { ...state, keys: 1, queries: 1 }); } catch { return []; }
+  return [64, 256, 1024, 4096].filter((length) => length <= mask.covered).map((length) => [length, countPairs(mask, length, length)]);
+}
+function exponentOf(rows) {
+  const [[n0, p0], [n1, p1]] = rows.slice(-2);
+  return p0 && p1 ? Math.log(p1 / p0) / Math.log(n1 / n0) : NaN;
+}
+
 function thumbnail(text) {
   const mask = parseMask(text);
   const cells = denseMask(mask, 16, 16);
@@ -299,14 +327,18 @@ function thumbnail(text) {
 function why(state, key) {
   const found = compute(state);
   if (!found.mask) return null;
-  const [, r, c] = key.split(".").map(Number);
+  const counted = (r) => visibleRow(found.mask, r, state.queries, state.keys).reduce((sum, [start, stop]) => sum + stop - start, 0);
+  if (key === "c") return { title: "visible pairs", value: found.pairs, formula: "the sum over the queries of the keys that each one sees", note: state.queries > MOST_ROWS ? `The first ${MOST_ROWS} of ${state.queries} queries:` : null, parts: Array.from({ length: Math.min(MOST_ROWS, state.queries) }, (_, r) => ({ label: `query ${state.keys - state.queries + r}`, value: counted(r), key: `r.${r}` })) };
+  if (key === "g") { const rows = growthOf(state); return rows.length < 2 ? null : { title: "exponent", value: exponentOf(rows), formula: "log(p₂ / p₁) / log(n₂ / n₁) of the last two lengths", parts: rows.slice(-2).flatMap(([length, pairs], k) => [{ label: `n${"₁₂"[k]}`, value: length }, { label: `p${"₁₂"[k]}, visible pairs`, value: pairs }]) }; }
+  const [kind, r, c] = key.split(".").map((part, k) => (k ? Number(part) : part));
+  if (kind === "r" && r < state.queries) return { title: `keys that query ${state.keys - state.queries + r} sees`, value: counted(r), formula: "the lengths of the visible runs", parts: visibleRow(found.mask, r, state.queries, state.keys).map(([start, stop]) => ({ label: stop - start > 1 ? `keys ${start} to ${stop - 1}` : `key ${start}`, value: stop - start })) };
   if (!(r < state.queries && c < state.keys)) return null;
   const first = state.keys - state.queries;
   const runs = visibleRow(found.mask, r, state.queries, state.keys);
   const visible = runs.some(([start, stop]) => c >= start && c < stop);
   return { title: `query at ${first + r}, key at ${c}`, value: visible ? 1 : 0, formula: visible ? "visible" : "hidden",
     note: `Row ${r} of ${state.queries} is position ${first + r}: queries are aligned to the end of the keys.`,
-    parts: [{ label: "i, position of the query", value: first + r }, { label: "j, position of the key", value: c }, { label: "i − j", value: first + r - c }, { label: "keys this query sees", value: runs.reduce((sum, [start, stop]) => sum + stop - start, 0) }] };
+    parts: [{ label: "i, position of the query", value: first + r }, { label: "j, position of the key", value: c }, { label: "i − j", value: first + r - c }, { label: "keys this query sees", value: counted(r), key: `r.${r}` }] };
 }
 
 function table(state) {
@@ -322,7 +354,8 @@ function table(state) {
 }
 
 function python(state) {
-  const lines = ["import regard", `from regard import ${maskNames(`${state.mask} ${state.against}`)}`, "", `mask = ${state.mask}`];
+  const names = maskNames(`${state.mask} ${state.against}`);
+  const lines = ["import regard", names ? `from regard import ${names}` : "", ...(/\bmy_mask\(|\bother_mask\(/.test(`${state.mask} ${state.against}`) ? ["# my_mask and other_mask return the masks that were given to regard.show"] : []), `mask = ${state.mask}`];
   if (state.painted) {
     lines.push(`cells = mask.dense(${state.queries}, ${state.keys})`, `for i, j in ${JSON.stringify([...paintedCells(state)].map((cell) => cell.split(".").map(Number)))}:  # painted`, "    cells[i, j] = ~cells[i, j]", "mask = regard.Mask.of(cells)");
   }
@@ -331,4 +364,11 @@ function python(state) {
   return `${lines.filter(Boolean).join("\n")}\n`;
 }
 
-export const masksView = { title: "Masks", read, write, mount, why, table, python };
+// The cells of a small mask as numbers, for the difference of two states.
+function maps(state) {
+  const found = compute(state);
+  if (!found.mask || state.keys > CELLS) return [];
+  return [{ title: "visible cells", rows: denseMask(found.mask, state.queries, state.keys).map((row) => row.map(Number)), down: Array.from({ length: state.queries }, (_, r) => String(state.keys - state.queries + r)), across: Array.from({ length: state.keys }, (_, j) => String(j)) }];
+}
+
+export const masksView = { title: "Masks", read, write, mount, why, table, maps, python };

@@ -10,6 +10,7 @@ const SHOWS = [["overview", "Overview"], ["head", "Head"], ["edit", "Edit and re
 const SORTS = [["layer", "layer and head"], ["spread", "spread"], ["previous", "previous token"], ["first", "first token"], ["induction", "induction"]];
 const KINDS = { ablate: "set to zero", mean: "mean over positions", beta: "β ×", hide: "hide key", patch: "patch from the other text" };
 const MOST_CELLS = 48; // of a matrix drawn as numbers
+const readHeads = (text) => (text ?? "").split(",").slice(0, 64).map((part) => part.split(".").map((x) => whole(x, 999))).filter((pair) => pair.length === 2 && pair.every((x) => x !== null));
 
 const whole = (text, most) => { const value = Number(text); return text !== null && text !== "" && Number.isInteger(value) && value >= 0 && value <= most ? value : null; };
 
@@ -28,7 +29,7 @@ function read(parameters) {
     model: (parameters.get("model") ?? BROWSER_MODEL).slice(0, 400), text: (parameters.get("text") ?? (parameters.has("model") && parameters.get("model") !== BROWSER_MODEL ? "" : EXAMPLE)).slice(0, 1500000), source: (parameters.get("source") ?? "").slice(0, 20000),
     show: SHOWS.some(([name]) => name === show) ? show : "overview", layer: whole(parameters.get("layer"), 999) ?? 0, head: whole(parameters.get("head"), 999) ?? 0,
     edits: readEdits(parameters.get("edit")), position: whole(parameters.get("at"), 1 << 20), target: (parameters.get("target") ?? "").slice(0, 60), sort: SORTS.some(([name]) => name === parameters.get("sort")) ? parameters.get("sort") : "layer",
-    sinks: parameters.get("sinks") === "1", lines: parameters.get("lines") === "1", seed: whole(parameters.get("seed"), 2 ** 31) ?? 0,
+    sinks: parameters.get("sinks") === "1", lines: parameters.get("lines") === "1", row: whole(parameters.get("row"), 1 << 20), brush: readHeads(parameters.get("brush")), seed: whole(parameters.get("seed"), 2 ** 31) ?? 0,
   };
 }
 
@@ -44,11 +45,13 @@ function write(state) {
   if (state.sort !== "layer") parameters.set("sort", state.sort);
   if (state.sinks) parameters.set("sinks", "1");
   if (state.lines) parameters.set("lines", "1");
+  if (state.row !== null) parameters.set("row", String(state.row));
+  if (state.brush.length) parameters.set("brush", state.brush.map((head) => head.join(".")).join(","));
   if (state.seed) parameters.set("seed", String(state.seed));
   return parameters;
 }
 
-let latest = null; // the last answer, for "why", the table and the export
+const answers = new WeakMap(); // the last answer of each state, for "why", the table and the export: two states may be shown
 
 // Without the first token: attention sinks make everything else look faint.
 const withoutFirst = (rows) => rows.map((row) => { const rest = row.slice(1).reduce((sum, x) => sum + x, 0); return row.map((x, j) => (j === 0 ? 0 : rest > 0 ? x / rest : 0)); });
@@ -65,15 +68,30 @@ const visible = (token) => token.replace(/^ +| +$/g, (spaces) => "␣".repeat(sp
 
 const isEdited = (state, layer, head) => state.edits.some((edit) => edit.layer === layer && (edit.head === null || edit.head === head));
 
+const isBrushed = (state, layer, head) => state.brush.some(([l, h]) => l === layer && h === head);
+const brushed = (state, layer, head, on) => { const rest = state.brush.filter(([l, h]) => l !== layer || h !== head); return on ? [...rest, [layer, head]] : rest; };
+
 function overview(found, state, update) {
   const cells = found.layers.flatMap((layer, l) => layer.heads.map((head, h) => ({ layer: l, head: h, ...head })));
   if (state.sort !== "layer") cells.sort((a, b) => (b.numbers[state.sort] ?? -1) - (a.numbers[state.sort] ?? -1));
-  const button = (cell) => html("button", { type: "button", class: `tile${state.layer === cell.layer && state.head === cell.head ? " chosen" : ""}${isEdited(state, cell.layer, cell.head) ? " edited" : ""}`, "data-head": `${cell.layer}.${cell.head}`,
-    "aria-label": `Layer ${cell.layer + 1} head ${cell.head + 1}: ${cell.label} ${format(cell.value)}`, onclick: () => update({ layer: cell.layer, head: cell.head, show: state.show === "overview" ? "head" : state.show }) },
+  const editing = state.show === "edit";
+  const choose = (cell) => (event) => {
+    if (editing && event.shiftKey) update({ brush: brushed(state, cell.layer, cell.head, !isBrushed(state, cell.layer, cell.head)) });
+    else update({ layer: cell.layer, head: cell.head, row: null, show: state.show === "overview" ? "head" : state.show });
+  };
+  // dragging over heads brushes them
+  const drag = (cell) => (event) => { if (editing && event.buttons === 1 && !isBrushed(state, cell.layer, cell.head)) { Object.assign(state, { brush: brushed(state, cell.layer, cell.head, true) }); event.currentTarget.classList.add("brushed"); } };
+  const classes = (cell) => ["tile", state.layer === cell.layer && state.head === cell.head && "chosen", isEdited(state, cell.layer, cell.head) && "edited", editing && isBrushed(state, cell.layer, cell.head) && "brushed"].filter(Boolean).join(" ");
+  const button = (cell) => html("button", { type: "button", class: classes(cell), "data-head": `${cell.layer}.${cell.head}`,
+    "aria-label": `Layer ${cell.layer + 1} head ${cell.head + 1}: ${cell.label} ${format(cell.value)}${editing && isBrushed(state, cell.layer, cell.head) ? ", brushed" : ""}`, onclick: choose(cell), onpointerleave: drag(cell), onpointerenter: drag(cell), onpointerup: (event) => { if (editing && state.brush.length && !event.shiftKey) update({ brush: [...state.brush] }); } },
   paint(state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
-  return [html("div", { class: "tiles", style: { "--across": String(state.sort === "layer" ? Math.min(12, found.layers[0].heads.length) : Math.min(12, cells.length)) } }, cells.map(button)), colourScale((x) => sequential(x), 0, 1, "weight; each map is a head, rows are queries"),
-    asTable("Heads", ["head", "kind", "spread", "previous token", "first token", "induction"], cells.map((cell) => [`${cell.layer + 1}.${cell.head + 1}`, `${cell.label} ${format(cell.value)}`, cell.numbers.spread, cell.numbers.previous ?? "", cell.numbers.first ?? "", cell.numbers.induction ?? ""]))];
+  const table = headTable(found, state);
+  return [html("div", { class: "tiles", style: { "--across": String(Math.min(12, state.sort === "layer" ? found.layers[0].heads.length : cells.length)) } }, cells.map(button)), colourScale((x) => sequential(x), 0, 1, "weight; each map is a head, rows are queries, columns keys"),
+    asTable("Heads", table.head, table.rows)];
 }
+
+const headTable = (found) => ({ head: ["head", "kind", "number", "spread", "previous token", "first token", "induction"],
+  rows: found.layers.flatMap((layer, l) => layer.heads.map((head, h) => [`${l + 1}.${h + 1}`, head.label, head.value, head.numbers.spread, head.numbers.previous ?? "", head.numbers.first ?? "", head.numbers.induction ?? ""])) });
 
 function matrixPicture(found, state, rows, title, keyOf) {
   const size = rows.length > 24 ? 16 : 26;
@@ -100,18 +118,42 @@ function linesPicture(found, rows) {
   return html("div", {}, html("h3", {}, "Queries at the left, keys at the right"), svg("svg", { class: "picture lines", viewBox: `0 0 420 ${height}`, role: "img", "aria-label": "Lines from queries to keys, thicker for larger weights" }, strokes, words));
 }
 
-function headView(found, state) {
+const headMaps = (found, state) => {
+  const { weights, contribution, relevance } = found.head;
+  return [["Weight", state.sinks ? withoutFirst(weights) : weights], ["Weight × size of the value" + (found.pass ? " after W_o" : ""), contribution], [`Weight × gradient of the logit of “${visible(found.target)}”`, relevance]].filter(([, rows]) => rows);
+};
+
+function headView(found, state, update) {
   if (!found.head) return [html("p", { class: "muted" }, "Choose a head.")];
-  const { weights, contribution } = found.head;
-  const raw = state.sinks ? withoutFirst(weights) : weights;
+  const { weights } = found.head;
   const own = found.layers[state.layer].heads[state.head];
   const title = html("h2", {}, `Layer ${state.layer + 1} head ${state.head + 1}: ${own.label} ${format(own.value)}`);
-  if (found.head.image) return [title, html("p", { class: "help" }, "Hover a patch to see where it looks."), imageHead(found, state)];
-  if (weights.length > MOST_CELLS) return [title, html("p", { class: "help" }, `${found.tokens.length} tokens, drawn in ${weights.length} × ${weights[0].length} cells.`), paint(raw, "Weights"), colourScale((x) => sequential(x), 0, 1, "largest weight in a cell")];
-  const keyOf = found.pass ? (i, j) => `weight.${state.layer}.${state.head}.${i}.${j}` : null;
-  const pictures = state.lines ? [linesPicture(found, raw)] : [matrixPicture(found, state, raw, "Weight", keyOf), ...(contribution ? [matrixPicture(found, state, contribution, found.pass ? "Weight × size of the value after W_o" : "Weight × size of the value", keyOf)] : [])];
-  return [title, html("p", { class: "help" }, "A weight is not a contribution: a token with a large weight and a small value adds little. The second map multiplies each weight by the size of what it brings."), html("div", { class: "maps" }, pictures),
-    asTable(`Weights of layer ${state.layer + 1} head ${state.head + 1}`, ["query", ...found.tokens], weights.map((row, i) => [found.tokens[i] ?? String(i), ...row]))];
+  const table = weightTable(found);
+  if (found.head.image) return [title, html("p", { class: "help" }, "Hover a patch, or move to it with Tab, to see where it looks."), imageHead(found, state), asTable("Weights", table.head, table.rows)];
+  if (found.head.pooled) return [title, pooledHead(found, state, update)];
+  const keyOf = state.sinks ? null : (i, j) => `weight.${state.layer}.${state.head}.${i}.${j}`;
+  const maps = headMaps(found, state);
+  const pictures = state.lines ? [linesPicture(found, maps[0][1])] : maps.map(([name, rows], k) => matrixPicture(found, state, rows, name, k ? null : keyOf));
+  return [title, html("p", { class: "help" }, "A weight is not a contribution: a token with a large weight and a small value adds little, and what it adds may not reach the prediction. The second map multiplies each weight by the size of what it brings, the third by its effect on the predicted logit (Chefer et al. 2021, positive part)."), html("div", { class: "maps equal" }, pictures),
+    asTable(`Weights of layer ${state.layer + 1} head ${state.head + 1}`, table.head, table.rows)];
+}
+
+const weightTable = (found) => (found.head.pooled
+  ? { head: ["key", `weight of query ${found.head.row + 1}`], rows: found.head.exact.map((weight, j) => [`${j + 1}: ${visible(found.tokens[j] ?? "")}`, weight]) }
+  : { head: ["query", ...found.tokens], rows: found.head.weights.map((row, i) => [`${i + 1}: ${visible(found.tokens[i] ?? "")}`, ...row]) });
+
+// Many tokens: a pooled map; a click, or the number field, asks for one exact row.
+function pooledHead(found, state, update) {
+  const { weights, row, exact } = found.head;
+  const count = found.tokens.length;
+  const map = paint(state.sinks ? withoutFirst(weights) : weights, `Weights of ${count} tokens, pooled`);
+  map.addEventListener("click", (event) => update({ row: Math.min(count - 1, Math.floor((event.offsetY / map.clientHeight) * count)) }));
+  const shown = exact.map((weight, j) => ({ weight, j })).sort((a, b) => b.weight - a.weight).slice(0, 12);
+  const largest = Math.max(1e-12, shown[0].weight);
+  const strip = svg("svg", { class: "picture row-strip", viewBox: "0 0 600 60", preserveAspectRatio: "none", role: "img", "aria-label": `Weights of query ${row + 1}` }, svg("path", { class: "strip-line", d: `M${exact.map((weight, j) => `${((j + 0.5) * 600) / count} 60V${(60 - (58 * weight) / largest).toFixed(2)}`).join("M")}` }));
+  return html("div", { class: "maps" }, html("div", {}, html("p", { class: "help" }, `${count.toLocaleString("en")} tokens, drawn in ${weights.length} × ${weights[0].length} cells. Click a row to see it exactly.`), map, colourScale((x) => sequential(x), 0, 1, "weight in a cell, mean over its queries")),
+    html("div", { class: "exact-row" }, field("Exact row of query", html("input", { type: "number", min: "1", max: String(count), value: String(row + 1), onchange: (event) => update({ row: Math.max(0, Math.min(count, Math.trunc(Number(event.target.value)) || 1) - 1) }) })), strip,
+      html("table", {}, html("caption", {}, `The largest weights of query ${row + 1}, “${visible(found.tokens[row] ?? "")}”`), html("tbody", {}, shown.map(({ weight, j }) => html("tr", {}, html("th", { scope: "row" }, `${j + 1}: ${visible(found.tokens[j] ?? "")}`), html("td", {}, number(weight, `weight.${state.layer}.${state.head}.${row}.${j}`, `Weight on key ${j + 1}`))))))));
 }
 
 // The picture with the weights of one patch over it; hovering or focusing a patch shows its row.
@@ -137,8 +179,8 @@ function imageHead(found, state) {
 }
 
 const predictionTable = (found) => {
-  const rows = new Map(found.before.map((each) => [each.token, { token: each.token, before: each.probability, after: 0, id: each.id }]));
-  for (const each of found.after) rows.set(each.token, { before: 0, ...rows.get(each.token), token: each.token, after: each.probability, id: each.id });
+  const rows = new Map(found.before.map((each) => [each.token, { token: each.token, before: each.probability, after: 0, id: each.id, logit: each.logit }]));
+  for (const each of found.after) rows.set(each.token, { before: 0, ...rows.get(each.token), token: each.token, after: each.probability, id: each.id, logit: each.logit });
   return [...rows.values()].sort((a, b) => Math.max(b.after, b.before) - Math.max(a.after, a.before)).slice(0, 10);
 };
 
@@ -146,8 +188,8 @@ function predictionsView(found, state) {
   const rows = predictionTable(found);
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
   const edits = state.edits.length > 0;
-  return html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "Class" : `Next token after “${found.tokens[found.position] ?? ""}”`), html("thead", {}, html("tr", {}, ["token", ...(edits ? ["before", "after", "change"] : ["probability"]), ...(found.pass ? ["logit"] : [])].map((cell) => html("th", { scope: "col" }, cell)))),
-    html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, found.pass ? html("td", {}, number(found.logits.after[row.id], `logit.${row.id}`, `Logit of ${row.token}`)) : null); })));
+  return html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "Class" : `Next token after “${found.tokens[found.position] ?? ""}”`), html("thead", {}, html("tr", {}, ["token", ...(edits ? ["before", "after", "change"] : ["probability"]), "logit"].map((cell) => html("th", { scope: "col" }, cell)))),
+    html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); })));
 }
 
 function editView(found, state, update) {
@@ -163,27 +205,34 @@ function editView(found, state, update) {
     field("Other text, to patch from", html("input", { type: "text", value: state.source, spellcheck: false, onchange: (event) => update({ source: event.target.value }) }), "The head's output is taken from this text, position by position."),
     checkbox("patch its output from the other text", Boolean(has("patch")), () => toggle("patch")));
   const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { type: "button", "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
-  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { type: "button", onclick: () => update({ edits: [] }) }, "Undo all")] : html("p", { class: "muted" }, "No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
+  const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { type: "button", onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { type: "button", onclick: () => update({ brush: [] }) }, "Clear")) : html("p", { class: "help" }, "Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
+  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { type: "button", onclick: () => update({ edits: [] }) }, "Undo all")] : html("p", { class: "muted" }, "No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
 }
 
 function bars(rows, title, choose) {
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.value)));
   return html("div", { class: "signed-bars", role: "group", "aria-label": title }, rows.map((row) => html("div", { class: "signed-bar" }, choose && row.layer !== undefined ? html("button", { type: "button", class: "link", onclick: () => choose(row) }, row.name) : html("span", {}, row.name),
-    html("span", { class: "signed-track" }, html("span", { class: `signed-fill ${row.value < 0 ? "negative" : ""}`, style: { width: `${(50 * Math.abs(row.value)) / largest}%` } })), html("span", { class: "tabular" }, format(row.value)))));
+    html("span", { class: "signed-track" }, html("span", { class: `signed-fill ${row.value < 0 ? "negative" : ""}`, style: { width: `${(50 * Math.abs(row.value)) / largest}%` } })), row.key ? number(row.value, row.key, row.name) : html("span", { class: "tabular" }, format(row.value)))));
 }
 
+const ablationRows = (found) => found.ablations().map((each) => ({ ...each, name: each.heads > 1 ? `all ${each.heads} together` : `layer ${each.layer + 1} head ${each.head + 1}`, value: each.change })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+
 function ablationsView(found, state, update) {
-  if (!found.ablations) return null;
-  const rows = found.ablations().map((each) => ({ ...each, name: `layer ${each.layer + 1} head ${each.head + 1}`, value: each.change })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-  return [html("h2", {}, `Each head alone set to zero: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head }))];
+  if (!found.ablations) return html("p", { class: "help" }, "This model has many heads: brush some of them to see the effect of each.");
+  const rows = ablationRows(found);
+  const table = { head: ["head set to zero", `change of the logit of ${found.target}`], rows: rows.map((row) => [row.name, row.value]) };
+  return [html("h2", {}, `Each head alone set to zero: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head })), asTable("Change of the logit", table.head, table.rows)];
 }
 
 function flowView(found, state, update) {
   const lens = found.lens();
   const parts = found.attribution();
   const total = parts.reduce((sum, part) => sum + part.value, 0);
-  return [html("h2", {}, "Logit lens: what each layer would predict"), html("table", {}, html("thead", {}, html("tr", {}, ["read", "1st", "2nd", "3rd", "4th"].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, lens.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, `${visible(each.token)} ${format(each.probability)}`); }))))),
-    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field("Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(parts, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), html("p", { class: "help" }, `The parts sum to the logit, ${format(total)}.`)];
+  const rows = parts.map((part) => ({ ...part, key: part.layer === undefined ? null : `head.${part.layer}.${part.head}.${found.targetId}` }));
+  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, html("thead", {}, html("tr", {}, ["read", "1st", "2nd", "3rd", "4th"].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, lens.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), ` ${format(each.probability)}`); })))))),
+    colourScale((x) => sequential(x), 0, 1, "probability"),
+    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), html("p", { class: "help" }, "The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
+    asTable("Parts of the logit", ["part", "value"], parts.map((part) => [part.name, part.value]))];
 }
 
 function generateView(found, state, update) {
@@ -202,8 +251,10 @@ function mount(element, state, update, data) {
   element.append(bar, tabs, body);
   let before = null;
   let asking = null;
+  let waiting = 0;
   let names = [{ name: BROWSER_MODEL, what: "runs in this page" }];
-  if (data.api) load(data, "models").then((found) => { names = found; if (!state.text) state.text = names.find((each) => each.name === state.model)?.example ?? ""; drawBar(); draw(true); }, () => {});
+  let listed = !data.api && !Object.hasOwn(data, "models");
+  if (!listed) load(data, "models").then((found) => { names = found; if (!state.text) state.text = names.find((each) => each.name === state.model)?.example ?? ""; }, () => {}).finally(() => { listed = true; drawBar(); draw(true); });
   const upload = html("input", { type: "file", accept: "image/*", onchange: (event) => {
     const reader = new FileReader();
     reader.onload = () => update({ text: reader.result, position: null });
@@ -213,18 +264,19 @@ function mount(element, state, update, data) {
   const input = html("input", { type: "text", value: state.text, spellcheck: false, maxlength: 20000, oninput: (event) => update({ text: event.target.value, position: null }) });
 
   function drawBar() {
-    bar.replaceChildren(field("Model", select(names.map(({ name, what }) => [name, what ? `${name} (${what})` : name]), state.model, (model) => { update({ model, edits: [], layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "" }); drawBar(); })), takesImage() ? field("Picture", upload) : field("Text", input),
-      field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix", state.lines, (lines) => update({ lines })));
+    bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), takesImage() ? field("Picture", upload) : field("Text", input),
+      field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise (S)", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix (L)", state.lines, (lines) => update({ lines })));
   }
   drawBar();
 
   function show(found) {
-    latest = found;
+    answers.set(state, found);
+    update({}); // the comparison and the inspector follow
     if (document.activeElement !== input) input.value = state.text;
     tabs.replaceChildren(...SHOWS.map(([name, label]) => html("button", { type: "button", role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
     body.replaceChildren(...[DRAW[state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
   }
-  const fail = (error) => { latest = null; body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message)); };
+  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message)); };
 
   function draw(force = false) {
     const now = write(state).toString();
@@ -233,28 +285,59 @@ function mount(element, state, update, data) {
     asking?.abort();
     asking = new AbortController();
     const { signal } = asking;
+    clearTimeout(waiting);
     if (state.model === BROWSER_MODEL) prepare(data).then(() => { if (!signal.aborted) show(analyse(state)); }).catch(fail);
-    else if (!data.api) fail(new Error(`${state.model} needs Python. Start it with: regard explore ${state.model}`));
-    else askServer(signal);
+    else if (Object.hasOwn(data.stored ?? {}, storedKey(state))) show(fromServer(data.stored[storedKey(state)]));
+    else if (!data.api) fail(new Error(`This needs Python. Start it with: regard explore ${state.model}`));
+    else if (listed) waiting = setTimeout(() => askServer(signal), typing() ? 500 : 0); // not for every letter that is typed
   }
+  const typing = () => document.activeElement === input;
 
   function askServer(signal) {
     const note = html("p", { class: "muted" }, "Computing …");
     body.replaceChildren(note, html("button", { type: "button", onclick: () => asking.abort() }, "Cancel"));
-    const { model, text, show: part, layer, head, edits, source, position, target } = state;
-    compute("model", { model, text, show: part, layer, head, edits, source, position, target }, ({ text: progress }) => { note.textContent = progress; }, signal)
-      .then((answer) => { if (!signal.aborted) show({ ...answer, ...(answer.lens ? { lens: () => answer.lens } : {}), ...(answer.attribution ? { attribution: () => answer.attribution } : {}), ...(answer.ablations ? { ablations: () => answer.ablations } : { ablations: null }) }); })
-      .catch((error) => (error.name === "AbortError" ? body.replaceChildren(html("p", { class: "muted" }, "Cancelled.")) : fail(error)));
+    compute("model", requestOf(state), ({ text: progress }) => { note.textContent = progress; }, signal)
+      .then((answer) => { if (!signal.aborted) show(fromServer(answer)); })
+      .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(html("p", { class: "muted" }, "Cancelled.")); else fail(error); });
   }
   return draw;
 }
 
-const why = (state, key) => (latest?.pass ? whyNumber(latest, key) : null);
+const requestOf = ({ model, text, show, layer, head, edits, source, position, target, row, brush }) => ({ model, text, show, layer, head, edits, source, position, target, row, brush });
+
+// Results that an exported page holds are those of states without edits.
+const storedKey = (state) => (state.edits.length || state.brush.length || state.position !== null || state.target || state.row !== null ? "" : [state.model, state.text, state.show, ...(state.show === "head" ? [state.layer, state.head] : [])].join("|"));
+
+const fromServer = (answer) => ({ ...answer, asked: new Map(), lens: () => answer.lens, attribution: () => answer.attribution, ablations: answer.ablations ? () => answer.ablations : null });
+
+// Why a number: computed here, or asked from Python once and shown when it has come.
+function why(state, key, update, data) {
+  const found = answers.get(state);
+  if (!found) return null;
+  if (found.pass) return whyNumber(found, key);
+  if (!found.asked.has(key)) {
+    found.asked.set(key, { title: "this number", value: null, formula: data.api ? "Computing …" : `This needs Python. Start it with: regard explore ${state.model}`, parts: null });
+    const keep = (answer) => { found.asked.set(key, answer); update({}); };
+    if (data.api) compute("model", { ...requestOf(state), show: "why", why: key }, () => {}, null).then(keep, (error) => keep({ title: "this number", value: null, formula: error.message, parts: null }));
+  }
+  return found.asked.get(key);
+}
 
 function table(state) {
-  if (!latest) return { head: ["token"], rows: [] };
-  if (state.show === "head" && latest.head) return { head: ["query", ...latest.tokens], rows: latest.head.weights.map((row, i) => [latest.tokens[i] ?? String(i), ...row]) };
-  return { head: ["token", "before", "after"], rows: predictionTable(latest).map((row) => [row.token, row.before, row.after]) };
+  const found = answers.get(state);
+  if (!found) return { head: ["token"], rows: [] };
+  if (state.show === "overview") return headTable(found);
+  if (state.show === "head" && found.head) return weightTable(found);
+  if (state.show === "flow") return { head: ["part", `logit of ${found.target}`], rows: found.attribution().map((part) => [part.name, part.value]) };
+  return { head: ["token", "before", "after"], rows: predictionTable(found).map((row) => [row.token, row.before, row.after]) };
+}
+
+// Matrices whose difference is drawn where two states are compared.
+function maps(state) {
+  const found = answers.get(state);
+  if (!found) return [];
+  if (state.show === "head" && found.head && !found.head.image) return headMaps(found, state).map(([title, rows]) => ({ title, rows, down: found.tokens, across: found.tokens }));
+  return found.layers.flatMap((layer, l) => layer.heads.map((head, h) => ({ title: `${l + 1}.${h + 1}`, rows: head.map, small: true })));
 }
 
 const text = (value) => JSON.stringify(value);
@@ -262,10 +345,12 @@ const text = (value) => JSON.stringify(value);
 function python(state) {
   const calls = { ablate: () => 'how="zero"', mean: () => 'how="mean"', beta: (edit) => `factor=${edit.value}`, hide: (edit) => `keys=[${edit.value}]`, patch: () => "source=other" };
   const verbs = { ablate: "ablate", mean: "ablate", beta: "scale_beta", hide: "hide", patch: "patch" };
+  const latest = answers.get(state);
   const own = state.model === BROWSER_MODEL || !latest?.setup;
   const lines = own ? ["import torch", "import regard", "from regard.data.tokenizers import load_tokenizer", "from regard.models.saving import pretrained_folder", "", `model = regard.load(${text(state.model)})`, `words = load_tokenizer(pretrained_folder(${text(state.model)}))`, `tokens = torch.tensor([words.encode(${text(state.text)})])`] : latest.setup.split("\n");
   const call = own ? "model(tokens)" : latest.call;
-  if (state.edits.some((edit) => edit.kind === "patch")) lines.push("with torch.no_grad(), regard.watch(model) as other:", `    model(torch.tensor([words.encode(${text(state.source)})]))`);
+  const name = own ? "tokens" : /^(\w+) = torch\.tensor\(\[words\.encode/m.exec(latest.setup)?.[1];
+  if (name && state.edits.some((edit) => edit.kind === "patch")) lines.push(`first, ${name} = ${name}, torch.tensor([words.encode(${text(state.source)})])`, "with torch.no_grad(), regard.watch(model) as other:", `    ${call}`, `${name} = first`);
   lines.push("with torch.no_grad(), regard.watch(model) as seen:", `    before = ${call}`, "print(seen.table())");
   if (state.edits.length) {
     lines.push("with torch.no_grad(), regard.intervene(model) as edit:", ...state.edits.map((edit) => `    edit.${verbs[edit.kind]}(${edit.layer}, ${edit.head === null ? "" : `heads=[${edit.head}], `}${calls[edit.kind](edit)})`), `    after = ${call}`, "print((after - before).abs().max())");
@@ -273,4 +358,6 @@ function python(state) {
   return `${lines.join("\n")}\n`;
 }
 
-export const modelsView = { title: "Models", read, write, mount, why, table, python };
+const keys = { s: ["hide the first token and renormalise (attention sinks)", (state) => ({ sinks: !state.sinks })], l: ["lines instead of a matrix", (state) => ({ lines: !state.lines })] };
+
+export const modelsView = { title: "Models", read, write, mount, why, table, maps, python, keys };

@@ -6,7 +6,7 @@ import { attend, convexHull, dot, firstOrderChange, generator, norm, scale, add 
 const UNIT = 100; // pixels
 const HALF = 320;
 const DRAWS = 200;
-const MOST_KEYS = 8;
+const MOST_KEYS = 12;
 const FARTHEST = 3.1;
 
 const BASE = {
@@ -51,7 +51,7 @@ function read(parameters) {
   let values = tie ? keys.map((key) => key.slice()) : readPairs(parameters.get("v"), BASE.values.map((value) => value.slice()));
   values = keys.map((key, j) => values[j] ?? key.slice());
   const [nudged, by] = (parameters.get("nudge") ?? "").split(":");
-  const known = nudged === "q" || (/^k\d$/.test(nudged) && Number(nudged.slice(1)) < keys.length);
+  const known = nudged === "q" || (/^k\d+$/.test(nudged) && Number(nudged.slice(1)) < keys.length);
   return {
     query: readPair(parameters.get("q"), BASE.query.slice()), keys, values, tie, beta: readNumber(parameters.get("b"), BASE.beta, 0, Infinity),
     projections: parameters.get("proj") === "1", second: readPair(parameters.get("q2"), null), spread: readNumber(parameters.get("spread"), 0, 0, 1),

@@ -3,23 +3,34 @@
 import { category, format, html } from "./dom.js";
 import { softmax } from "./maths.js";
 
+const ratio = (parts) => { const total = parts.reduce((sum, part) => sum + part, 0); return total === 0 ? null : parts.map((part) => part / total); };
 const normalized = (parts) => { const total = parts.reduce((sum, part) => sum + part, 0); return total > 0 ? parts.map((part) => part / total) : null; };
 
-// Wrong ways to turn scores into weights, with the sentence that names them. The names are those of regard work --check.
+// Wrong ways to turn the scores of one query into weights: [name, explanation, weights]. Name, explanation and numbers
+// are those of regard.work.common_mistakes, likelier ones first; a test compares them. Beta stands for the scale.
 export function mistakes(scores, beta) {
   const scaled = scores.map((score) => beta * score);
   const largest = Math.max(...scaled);
+  const truth = softmax(scores, beta);
+  const power = (base) => normalized(scaled.map((score) => base ** (score - largest)));
+  const exps = scaled.map((score) => Math.exp(Math.min(score, 700)));
   return [
-    ["the weights are equal, as if beta were 0", scores.map(() => 1 / scores.length)],
-    ["the scores were not multiplied by beta", softmax(scores, 1)],
-    ["the largest score takes everything, as if beta were infinite", softmax(scores, Infinity)],
-    ["the scores were divided by beta instead of multiplied", beta > 0 ? softmax(scores, 1 / beta) : null],
-    ["powers of 10 instead of e", normalized(scaled.map((score) => 10 ** (score - largest)))],
-    ["powers of 2 instead of e", normalized(scaled.map((score) => 2 ** (score - largest)))],
-    ["the scores were divided by their sum, without exp", scaled.every((score) => score >= 0) ? normalized(scaled) : null],
-    ["the sign of the scores is turned round", softmax(scores, -beta)],
-    ["the order of the keys is turned round", softmax(scores, beta).reverse()],
-  ].filter(([, weights]) => weights !== null);
+    ["missing scale", "the scores were not multiplied by beta", softmax(scores, 1)],
+    ["inverted scale", "the scores were divided by beta instead of multiplied", beta > 0 ? softmax(scores, 1 / beta) : null],
+    ["softmax over the other axis", "the weights of each key add up to 1, but those of each query should", scores.map(() => 1)],
+    ["all weight on the largest score", "the largest score of each query got all the weight; softmax gives every score a share", softmax(scores, Infinity)],
+    ["no softmax", "these are the scores themselves", scaled],
+    ["no normalisation", "the exponentials were not divided by their sum", exps],
+    ["no normalisation", "the exponentials of scores minus the largest were not divided by their sum", scaled.map((score) => Math.exp(score - largest))],
+    ["no exponentials", "the scores were divided by their sum without exponentials", ratio(scaled)],
+    ["percent", "the weights are in percent; those of a query should add up to 1, not to 100", truth.map((x) => 100 * x)],
+    ["another base", "these are powers of 2 instead of powers of e", power(2)],
+    ["another base", "these are powers of 10 instead of powers of e", power(10)],
+    ["sign", "the scores have the wrong sign", softmax(scores, -beta)],
+    // only in the page: bars that were not moved, or moved to the wrong key
+    ["equal weights", "the weights are equal, as if beta were 0", scores.map(() => 1 / scores.length)],
+    ["order", "the order of the keys is turned round", truth.slice().reverse()],
+  ].filter(([, , weights]) => weights !== null && weights.every(Number.isFinite));
 }
 
 const distance = (a, b) => Math.max(...a.map((x, j) => Math.abs(x - b[j])));
@@ -28,11 +39,11 @@ const distance = (a, b) => Math.max(...a.map((x, j) => Math.abs(x - b[j])));
 export function judge(guess, scores, beta, tolerance = 0.06) {
   const truth = softmax(scores, beta);
   if (distance(guess, truth) <= tolerance) return { right: true, text: "That is right.", truth };
+  const [name, explanation, weights] = mistakes(scores, beta).sort((a, b) => distance(guess, a[2]) - distance(guess, b[2]))[0];
+  if (distance(guess, weights) <= tolerance && distance(weights, truth) > tolerance) return { right: false, text: `Your weights fit this mistake (${name}): ${explanation}.`, truth };
   const total = guess.reduce((sum, x) => sum + x, 0);
   if (Math.abs(total - 1) > 0.1) return { right: false, text: `Your weights sum to ${format(total)}. Weights sum to 1.`, truth };
-  const [name, weights] = mistakes(scores, beta).sort((a, b) => distance(guess, a[1]) - distance(guess, b[1]))[0];
-  const near = distance(guess, weights) <= tolerance && distance(weights, truth) > tolerance;
-  return { right: false, text: near ? `Your weights fit this mistake: ${name}.` : `The largest difference is ${format(distance(guess, truth))}.`, truth };
+  return { right: false, text: `The largest difference is ${format(distance(guess, truth))}.`, truth };
 }
 
 // Bars to drag before the truth is shown; `reveal` is called once.

@@ -1,7 +1,7 @@
 // Sheets and lab: every question of the course sheets with its answer, and the claims that measure it.
 
 import { drawDocument, shelf } from "./document.js";
-import { html } from "./dom.js";
+import { asTable, html, number } from "./dom.js";
 import { compute, load } from "./remote.js";
 
 const read = (parameters) => ({ place: (parameters.get("q") ?? "").slice(0, 40), claim: (parameters.get("claim") ?? "").slice(0, 60) });
@@ -28,7 +28,7 @@ function claimCard(claim, data) {
     shown = true;
     load(data, `figures/${claim.id}`).then((answer) => figure.replaceChildren(html("img", { src: answer.address, alt: `Figure: ${claim.question}` })), (error) => figure.replaceChildren(html("p", { class: "muted" }, error.message)));
   };
-  outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), ` ${claim.sentence}`), figure);
+  outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), ` ${claim.sentence}`), figure, claim.numbers.length ? asTable("Numbers of the figure", ["number", "value"], claim.numbers.map(([name, value], k) => [name, typeof value === "number" ? number(value, `n.${claim.id}.${k}`, name) : String(value)])) : "");
   let stop = null;
   const run = html("button", { type: "button", onclick: async () => {
     if (stop) { stop.abort(); return; }
@@ -55,13 +55,14 @@ function erratum(found) {
 }
 
 let table = { head: ["question", "claims"], rows: [] };
+let known = new Map();
 
 function mount(element, state, update, data) {
   const list = html("div", {});
   const text = html("article", { class: "prose" }, html("p", { class: "muted" }, "Loading the sheets …"));
   element.append(html("div", { class: "library" }, list, text));
   let found = null;
-  Promise.all([load(data, "sheets"), load(data, "claims")]).then(([sheets, claims]) => { found = { sheets, claims: new Map(claims.map((claim) => [claim.id, claim])) }; draw(); },
+  Promise.all([load(data, "sheets"), load(data, "claims")]).then(([sheets, claims]) => { found = { sheets, claims: new Map(claims.map((claim) => [claim.id, claim])) }; known = found.claims; draw(); },
     (error) => text.replaceChildren(html("p", { class: "error" }, error.message)));
   let before = null;
 
@@ -93,6 +94,16 @@ function mount(element, state, update, data) {
   return draw;
 }
 
+// A measured number: what was measured, by which command and from which part of the result.
+function why(_, key) {
+  const [kind, id, k] = key.split(".");
+  const [name, value] = known.get(id)?.numbers[Number(k)] ?? [];
+  if (kind !== "n" || name === undefined) return null;
+  return { title: name, value, formula: `measured by ${known.get(id).command}`, note: known.get(id).measures, parts: [], end: `In Python: claims()["${id}"].run().numbers` };
+}
+
+const claimTable = (state) => (known.get(state.claim)?.numbers.length ? { head: ["number", "value"], rows: known.get(state.claim).numbers } : table);
+
 const python = (state) => `from regard.lab.claim import claims\n\nprint(claims()[${JSON.stringify(state.claim || "beta")}].run())\n`;
 
-export const sheetsView = { title: "Sheets", read, write, mount, why: () => null, table: () => table, python };
+export const sheetsView = { title: "Sheets", read, write, mount, why, table: claimTable, python };

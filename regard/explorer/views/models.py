@@ -1,6 +1,7 @@
 """What the Models view shows of a model that Python runs: heads, one head, predictions, edits, flow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,15 @@ from regard.base.errors import ConfigError
 from regard.explorer.worker import Progress
 from regard.see.heads import HeadSummary, measure_heads
 from regard.see.record import Record, Seen
+from regard.see.relevance import weight_gradients
 from regard.see.watch import watch
 
 MAP_CELLS = 24  # of a small map in the overview
 HEAD_CELLS = 48  # of the map of one head, where it has more positions than MOST_EXACT
 MOST_EXACT = 48  # positions up to which every weight is sent
 MOST_HEADS = 1024
+MOST_ABLATED = 64  # heads that are ablated one by one
+MOST_PARTS = 64  # parts of a number that are listed, the largest
 TOP = 8
 LABEL_FROM = 0.5  # a head has a kind if it spends at least half of its weight on it
 
@@ -58,30 +62,48 @@ def analyse(request: dict[str, Any], progress: Progress, open_model: Open) -> di
         before = logits_of(opened.run())
     if not seen:
         raise ConfigError(f"no attention was recorded in {opened.name}: {_reasons(seen)}")
-    progress("measuring the heads")
+    source = _run_source(request, open_model)
+    after = before
+    if request["edits"]:
+        with torch.no_grad(), _edited(opened, request, source), watch(opened.model) as seen:
+            after = logits_of(opened.run())
     position = _position(before, request["position"])
-    layers = [_layer(record, opened) for record in _records(seen)]
+    if request["show"] == "why":
+        with _edited(opened, request, source):
+            return explain_number(opened, _records(seen), request["why"], position)
+    progress("measuring the heads")
+    answer = describe(seen, opened)
+    target = _target(opened, before, position, request["target"])
+    answer |= {"position": len(opened.tokens) - 1 if position is None else position}
+    answer |= _predictions(opened, before, after, position, target)
+    if request["show"] == "head":
+        answer["head"] = describe_head(_records(seen), opened, request["layer"], request["head"], request["row"])
+        if target is not None and "pooled" not in answer["head"]:
+            with _edited(opened, request, source):
+                answer["head"] |= _relevance(opened, request["layer"], request["head"], position, target)
+    if request["show"] == "flow":
+        with _edited(opened, request, source):
+            answer |= _flow(opened, position, target)
+    if request["show"] == "edit":
+        heads = request["brush"] or [
+            (at, h) for at, each in enumerate(answer["layers"]) for h in range(len(each["heads"]))
+        ]
+        answer["ablations"] = _ablations(opened, request, source, after, position, target, heads, progress)
+    return answer
+
+
+def describe(seen: Seen, opened: OpenedModel) -> dict[str, Any]:
+    """Every head of a recorded forward pass as small maps with its numbers."""
     tokens = ["class"] * (seen.records[0].k.shape[2] - len(opened.tokens)) if opened.image else []
-    answer: dict[str, Any] = {
+    return {
         "tokens": [*tokens, *opened.tokens],
-        "layers": layers,
+        "layers": [_layer(record, opened) for record in _records(seen)],
         "image": opened.image is not None,
         "setup": opened.setup,
         "call": opened.call,
         "causal": _is_causal(seen),
         "cacheBytes": _cache_bytes(seen),
     }
-    answer |= {"position": len(opened.tokens) - 1 if position is None else position}
-    answer |= _predictions(opened, before, request, position, open_model)
-    if request["show"] in ("head", "edit"):
-        answer["head"] = _head(_records(seen), opened, request["layer"], request["head"])
-    if request["show"] == "flow":
-        answer |= _flow(opened, before, position, request["target"])
-    if request["show"] == "edit":
-        answer["ablations"] = _ablations(
-            opened, before, position, _target(opened, before, position, request["target"]), layers, progress
-        )
-    return answer
 
 
 def logits_of(output: Any) -> Float[Tensor, "b ... classes"] | None:
@@ -141,16 +163,21 @@ def _label(summary: HeadSummary) -> dict[str, Any]:
     return {"label": "uniform" if summary.spread >= 0.95 else "mixed", "value": summary.spread}
 
 
-def _head(records: list[Record], opened: OpenedModel, layer: int, head: int) -> dict[str, Any]:
+def describe_head(
+    records: list[Record], opened: OpenedModel, layer: int, head: int, row: int | None = None
+) -> dict[str, Any]:
+    """The weights of one head: every one, or a pooled map and one exact row."""
     if not (layer < len(records) and head < records[layer].q.shape[1]):
         raise ConfigError(f"there is no layer {layer + 1} head {head + 1} in {opened.name}")
     record = records[layer]
     sizes = (record.q.shape[2], record.k.shape[2])
     if max(sizes) > MOST_EXACT and opened.image is None:
         rows, columns = (min(HEAD_CELLS, size) for size in sizes)
-        return {"weights": _lists(record.pooled((rows, columns))[0, head]), "pooled": True}
+        at = sizes[0] - 1 if row is None else min(row, sizes[0] - 1)
+        exact = [round(weight, 6) for weight in record.rows([at])[0, head, 0].tolist()]
+        return {"weights": _lists(record.pooled((rows, columns))[0, head]), "pooled": True, "row": at, "exact": exact}
     weights = record.rows(torch.arange(sizes[0]))[0, head]
-    answer = {"weights": _lists(weights), "image": opened.image}
+    answer: dict[str, Any] = {"weights": _lists(weights), "image": opened.image}
     if record.v is not None:
         own = record.v[0, head * record.v.shape[1] // record.q.shape[1]]  # grouped heads share their values
         answer["contribution"] = _lists(weights * own.norm(dim=-1))
@@ -196,93 +223,233 @@ def _target(opened: OpenedModel, logits: Tensor | None, position: int | None, as
 
 
 def _predictions(
-    opened: OpenedModel, before: Tensor | None, request: dict[str, Any], position: int | None, open_model: Open
+    opened: OpenedModel, before: Tensor | None, after: Tensor | None, position: int | None, target: int | None
 ) -> dict[str, Any]:
-    if before is None:
+    if before is None or after is None or target is None:
         return {"before": [], "after": [], "target": ""}
-    after = before
-    if request["edits"]:
-        after = _run_edited(opened, request, open_model)
-    target = _target(opened, before, position, request["target"])
     rows = _row(before, position), _row(after, position)
     tops = [row.topk(min(TOP, len(row))).indices for row in rows]
     return {
         "before": _top(opened, rows[0], more=tops[1]),
         "after": _top(opened, rows[1], more=tops[0]),
-        "target": "" if target is None else opened.label(target),
+        "target": opened.label(target),
     }
 
 
-def _run_edited(opened: OpenedModel, request: dict[str, Any], open_model: Open) -> Tensor:
-    """The logits with the edits of a request."""
+def _run_source(request: dict[str, Any], open_model: Open) -> Seen:
+    """The records of the text that patches come from."""
+    if not any(edit["kind"] == "patch" for edit in request["edits"]):
+        return Seen()
+    if not request["source"]:
+        raise ConfigError("patching needs the other text to take the outputs from")
+    other = open_model(request["model"], request["source"])
+    with torch.no_grad(), watch(other.model) as source:
+        other.run()
+    return source
+
+
+@contextmanager
+def _edited(opened: OpenedModel, request: dict[str, Any], source: Seen) -> Iterator[None]:
+    """Run the model with the edits of a request."""
     from regard.see.interventions.intervene import intervene
 
-    source = Seen()
-    if any(edit["kind"] == "patch" for edit in request["edits"]):
-        if not request["source"]:
-            raise ConfigError("patching needs the other text to take the outputs from")
-        other = open_model(request["model"], request["source"])
-        with torch.no_grad(), watch(other.model) as source:
-            other.run()
-    with torch.no_grad(), intervene(opened.model) as change:
+    if not request["edits"]:
+        yield
+        return
+    with intervene(opened.model) as change:
         for edit in request["edits"]:
             layer, heads, value = edit["layer"], None if edit["head"] is None else [edit["head"]], edit["value"]
             if edit["kind"] in ("ablate", "mean"):
                 change.ablate(layer, heads=heads, how="zero" if edit["kind"] == "ablate" else "mean")
+            elif edit["kind"] == "patch":
+                change.patch(layer, heads=heads, source=source)
+            elif value is None:
+                raise ConfigError(f"the edit {edit['kind']} needs a value")
             elif edit["kind"] == "beta":
                 change.scale_beta(layer, float(value), heads=heads)
-            elif edit["kind"] == "hide":
-                change.hide(layer, keys=[int(value)], heads=heads)
             else:
-                change.patch(layer, heads=heads, source=source)
-        after = logits_of(opened.run())
-    if after is None:
-        raise ConfigError(f"{opened.name} returned no logits")
-    return after
+                change.hide(layer, keys=[int(value)], heads=heads)
+        yield
 
 
 def _ablations(
     opened: OpenedModel,
-    before: Tensor | None,
+    request: dict[str, Any],
+    source: Seen,
+    after: Tensor | None,
     position: int | None,
     target: int | None,
-    layers: list[Any],
+    heads: Sequence[tuple[int, int]],
     progress: Progress,
 ) -> list[dict[str, Any]] | None:
-    """The change of the target's logit for each head set to zero alone; None for models of many heads."""
-    from regard.see.interventions.intervene import intervene
+    """The change of the target's logit for each head set to zero alone, and for all brushed heads together.
 
-    heads = [(at, head) for at, layer in enumerate(layers) for head in range(len(layer["heads"]))]
-    if before is None or target is None or len(heads) > 64:
+    None for a model of many heads of which none are brushed.
+    """
+    if after is None or target is None or len(heads) > MOST_ABLATED:
         return None
+    groups = [[head] for head in heads] + ([list(heads)] if request["brush"] and len(heads) > 1 else [])
     found = []
-    for count, (layer, head) in enumerate(heads):
-        progress(f"ablating head {count + 1} of {len(heads)}")
-        with torch.no_grad(), intervene(opened.model) as change:
-            change.ablate(layer, heads=[head], how="zero")
-            after = logits_of(opened.run())
-        if after is not None:
-            difference = _row(after, position)[target] - _row(before, position)[target]
-            found.append({"layer": layer, "head": head, "change": float(difference)})
+    for count, group in enumerate(groups):
+        progress(f"ablating head {count + 1} of {len(groups)}")
+        edits = [{"kind": "ablate", "layer": layer, "head": head, "value": None} for layer, head in group]
+        changed = {**request, "edits": [*request["edits"], *edits]}
+        with torch.no_grad(), _edited(opened, changed, source):
+            without = logits_of(opened.run())
+        if without is not None:
+            difference = _row(without, position)[target] - _row(after, position)[target]
+            where = {"layer": group[0][0], "head": group[0][1]} if len(group) == 1 else {}
+            found.append({**where, "heads": len(group), "change": float(difference)})
     return found
 
 
-def _flow(opened: OpenedModel, logits: Tensor | None, position: int | None, asked: str) -> dict[str, Any]:
+def _relevance(opened: OpenedModel, layer: int, head: int, position: int | None, target: int) -> dict[str, Any]:
+    """The positive part of weight times gradient of the target's logit, Chefer et al. 2021, for one head."""
+    with torch.enable_grad(), watch(opened.model) as seen:
+        logits = logits_of(opened.run())
+        if logits is None or not logits.requires_grad:
+            return {}
+        _row(logits, position)[target].backward()
+    opened.model.zero_grad(set_to_none=True)
+    record = seen.records[layer]
+    if record.gradient is None or record.v is None or record.dropout:
+        return {}
+    products = (weight_gradients(record) * record.weights()).clamp(min=0)
+    return {"relevance": _lists(products[0, head].detach())}
+
+
+def _flow(opened: OpenedModel, position: int | None, target: int | None) -> dict[str, Any]:
     """Logit lens and direct logit attribution of one logit."""
     from regard.see.interventions.logit_attribution import direct_logit_attribution
     from regard.see.interventions.logit_lens import logit_lens
 
-    target = _target(opened, logits, position, asked)
-    if target is None or position is None:
-        raise ConfigError(f"{opened.name} predicts no token at a position, so there is no logit to follow")
+    if target is None:
+        raise ConfigError(f"{opened.name} has no logits, so there is nothing to follow")
     lens = logit_lens(opened.model, opened.run, progress=False)
-    found = direct_logit_attribution(opened.model, opened.run, target, position=position)
+    found = direct_logit_attribution(opened.model, opened.run, target, position=-1 if position is None else position)
     states = ["embedding", *(f"after layer {at + 1}" for at in range(len(lens) - 1))]
+    layers = list(found.gradients)
     return {
         "lens": [
             {"name": name, "top": _top(opened, _row(row, position), 4)} for name, row in zip(states, lens, strict=True)
         ],
         "attribution": [
-            {"name": part, "value": float(value)} for part, value in zip(found.parts, found.values[0], strict=True)
+            {"name": _part_name(part, layers), **_part_place(part, layers), "value": float(value)}
+            for part, value in zip(found.parts, found.values[0], strict=True)
+        ],
+        "targetId": target,
+    }
+
+
+def _part_place(part: str, layers: list[str]) -> dict[str, int]:
+    """Layer and head of a part of a logit, as indices; nothing for other parts."""
+    layer, found, head = part.rpartition(" head ")
+    return {"layer": layers.index(layer), "head": int(head)} if found else {}
+
+
+def _part_name(part: str, layers: list[str]) -> str:
+    """A part as the page names it: layers and heads are counted from 1."""
+    place = _part_place(part, layers)
+    return f"layer {place['layer'] + 1} head {place['head'] + 1}" if place else part
+
+
+def explain_number(opened: OpenedModel, records: list[Record], key: str, position: int | None) -> dict[str, Any]:
+    """One step of "why this number?": a logit, what a head adds to it, a weight, or a score.
+
+    key  logit.TOKEN, head.LAYER.HEAD.TOKEN, weight.LAYER.HEAD.QUERY.KEY or score.LAYER.HEAD.QUERY.KEY
+    """
+    kind, *rest = key.split(".")
+    sizes = {"logit": 1, "head": 3, "weight": 4, "score": 4}
+    if len(rest) != sizes.get(kind) or not all(part.isdecimal() for part in rest):
+        raise ConfigError(f"{key!r} names no number of this page")
+    at = [int(part) for part in rest]
+    if kind == "logit":
+        return _explain_logit(opened, at[0], position)
+    if not (at[0] < len(records) and at[1] < records[at[0]].q.shape[1]):
+        raise ConfigError(f"there is no layer {at[0] + 1} head {at[1] + 1} in {opened.name}")
+    if kind == "head":
+        return _explain_head(opened, records[at[0]], *at, position=position)
+    return _explain_pair(opened, records[at[0]], kind, *at)
+
+
+def _explain_logit(opened: OpenedModel, token: int, position: int | None) -> dict[str, Any]:
+    from regard.see.interventions.logit_attribution import direct_logit_attribution
+
+    found = direct_logit_attribution(opened.model, opened.run, token, position=-1 if position is None else position)
+    layers, parts = list(found.gradients), []
+    for part, value in zip(found.parts, found.values[0].tolist(), strict=True):
+        place = _part_place(part, layers)
+        into = {"key": f"head.{place['layer']}.{place['head']}.{token}"} if place else {}
+        parts.append({"label": _part_name(part, layers), "value": value, **into})
+    return {
+        "title": f"logit of {opened.label(token)}",
+        "value": float(found.logits[0]),
+        "formula": "the parts of the residual stream, each through the final norm and the output layer",
+        "note": "Direct logit attribution: the norms' factors are held constant, so the parts sum to the logit.",
+        "parts": sorted(parts, key=lambda part: -abs(part["value"])),
+    }
+
+
+def _explain_head(
+    opened: OpenedModel, record: Record, layer: int, head: int, token: int, *, position: int | None
+) -> dict[str, Any]:
+    from regard.see.interventions.logit_attribution import direct_logit_attribution
+
+    found = direct_logit_attribution(opened.model, opened.run, token, position=-1 if position is None else position)
+    values = found.of_keys(record, head)[0]
+    row = record.q.shape[2] - 1 if position is None else position
+    labels = _key_labels(opened, record)
+    order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
+    return {
+        "title": f"layer {layer + 1} head {head + 1} \N{RIGHTWARDS ARROW} {opened.label(token)}",
+        "value": float(found.of(f"{record.name} head {head}")[0]),
+        "formula": "sum over the keys: weight \N{MULTIPLICATION SIGN} value through W_o, norm and output layer",
+        "note": "After an ablation the head writes 0, whatever these parts are.",
+        "parts": [
+            {"label": f"from {labels[j]}", "value": float(values[j]), "key": f"weight.{layer}.{head}.{row}.{j}"}
+            for j in order
         ],
     }
+
+
+def _explain_pair(
+    opened: OpenedModel, record: Record, kind: str, layer: int, head: int, i: int, j: int
+) -> dict[str, Any]:
+    """A weight by its scores, or a score by the products of q and k."""
+    if not (i < record.q.shape[2] and j < record.k.shape[2]):
+        raise ConfigError(f"there is no query {i + 1} or key {j + 1} in {record.name}")
+    labels = _key_labels(opened, record)
+    query, shift = record.q[0, head, i].float(), record.k.shape[2] - record.q.shape[2]
+    keys = record.k[0, head * record.k.shape[1] // record.q.shape[1]].float()
+    products, weights = keys @ query, record.rows([i])[0, head, 0]
+    pair = f"{labels[min(i + shift, len(labels) - 1)]} \N{RIGHTWARDS ARROW} {labels[j]}"
+    if kind == "score":
+        terms = query * keys[j]
+        order = terms.abs().argsort(descending=True).tolist()
+        # what masks and score terms add is what is left of the logarithm of the weight
+        added = float(weights[j].log() + record.lse[0, head, i] - record.beta * products[j])
+        note = f"Score terms add {added:.4g} after it is multiplied by beta." if record.terms and weights[j] > 0 else ""
+        return {
+            "title": f"score {pair}",
+            "value": float(products[j]),
+            "formula": f"q \N{MIDDLE DOT} k, the sum of these products; beta = {record.beta:.4g}",
+            "note": note,
+            "parts": [{"label": f"q[{c}] \N{MULTIPLICATION SIGN} k[{c}]", "value": float(terms[c])} for c in order],
+        }
+    order = weights.argsort(descending=True)[:MOST_PARTS].tolist()
+    return {
+        "title": f"weight {pair}",
+        "value": float(weights[j]),
+        "formula": "softmax of the scores over the visible keys" if weights[j] > 0 else "hidden, or too small to show",
+        "note": f"The scores q \N{MIDDLE DOT} k are multiplied by beta = {record.beta:.4g} first.",
+        "parts": [
+            {"label": f"score of {labels[at]}", "value": float(products[at]), "key": f"score.{layer}.{head}.{i}.{at}"}
+            for at in order
+            if weights[at] > 0
+        ],
+    }
+
+
+def _key_labels(opened: OpenedModel, record: Record) -> list[str]:
+    labels = ["class"] * (record.k.shape[2] - len(opened.tokens)) + list(opened.tokens)
+    return [f"{label} ({at + 1})" for at, label in enumerate(labels)]

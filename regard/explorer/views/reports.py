@@ -7,6 +7,8 @@ from regard.base.errors import ConfigError
 from regard.base.files import read_json
 
 MOST_FACTS = 500
+# the report of `regard check regard/explorer/examples/broken_attention.py:attention`
+EXAMPLE = Path(__file__).parents[1] / "examples" / "broken_attention.json"
 _TEXTS = ("name", "status", "reason", "grade", "student", "engineer", "found", "cause", "example", "declare")
 
 

@@ -1,6 +1,7 @@
 """The questions of the course sheets with their answers, and the claims of the lab, as the page shows them."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -66,7 +67,21 @@ def _claim(claim: Claim, result: Result | None) -> dict[str, Any]:
         "sentence": result.verdict.sentence if result else "",
         "command": result.command if result else f"regard lab run {claim.id}",
         "seconds": result.seconds if result else None,
+        "numbers": list(_flatten(result.numbers)) if result else [],
     }
+
+
+def _flatten(numbers: Any, name: str = "") -> Iterator[tuple[str, float | bool | str]]:
+    """Every number of a result with its name; entries of lists are counted from 1."""
+    if isinstance(numbers, dict):
+        for key, value in numbers.items():
+            yield from _flatten(value, f"{name}, {key}" if name else str(key))
+    elif isinstance(numbers, list | tuple):
+        for at, value in enumerate(numbers):
+            yield from _flatten(value, f"{name} {at + 1}")
+    else:
+        # JSON has no infinity
+        yield name, numbers if not isinstance(numbers, float) or math.isfinite(numbers) else str(numbers)
 
 
 def figure_address(name: str) -> str:

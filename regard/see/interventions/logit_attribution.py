@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from regard.see.interventions.frozen_functions import FrozenFunctions
 from regard.see.interventions.intervene import intervene
 from regard.see.interventions.layer_names import LayerChoice
 from regard.see.interventions.residual_stream import SUPPORTED, find_residual_stream, read_logits
+from regard.see.record import Record
 
 TOLERANCE = 1e-4  # of the sum, relative to the sum of all magnitudes; norms may compute in float32
 
@@ -25,20 +26,33 @@ TOLERANCE = 1e-4  # of the sum, relative to the sum of all magnitudes; norms may
 class LogitAttribution(TextDisplay):
     """The parts of one logit of each sequence. They sum to it.
 
-    parts   "embedding", "LAYER head N", the path of each feed-forward layer, and "bias"
-    values  what each part adds
-    logits  the logit
+    parts      "embedding", "LAYER head N", the path of each feed-forward layer, and "bias"
+    values     what each part adds
+    logits     the logit
+    gradients  by layer, the gradient of the logit with respect to the outputs of its heads, on the direct path
     """
 
     parts: tuple[str, ...]
     values: Float[Tensor, "b parts"]
     logits: Float[Tensor, "b"]
+    gradients: dict[str, Float[Tensor, "b h i e"]] = field(default_factory=dict, repr=False)
 
     def of(self, part: str) -> Float[Tensor, "b"]:
         """What one part adds."""
         if part not in self.parts:
             raise ConfigError(f"there is no part {part!r}; parts are {', '.join(self.parts[:6])} and so on")
         return self.values[:, self.parts.index(part)]
+
+    def of_keys(self, record: Record, head: int) -> Float[Tensor, "b j"]:
+        """What each key adds through one head: weight times value, summed over the queries. They sum to `of(head)`.
+
+        record  of the layer, watched during the same forward pass with its values
+        """
+        if record.name not in self.gradients or record.v is None:
+            raise ConfigError(f"there are no values of {record.name!r}; watch the pass that was attributed")
+        v = record.v[:, head * record.v.shape[1] // record.q.shape[1]]  # grouped heads share their values
+        gradient = self.gradients[record.name][:, head]
+        return torch.einsum("bij,bie,bje->bj", record.weights()[:, head].to(v), gradient.to(v), v)
 
     def __str__(self) -> str:
         means = self.values.mean(0)
@@ -94,7 +108,7 @@ def direct_logit_attribution(
             logit = logit - chosen[:, check_integer("against", against, 0)]
         if not logit.requires_grad or "embedding" not in leaves:
             raise InterventionError("run() must call the model without torch.no_grad() and return its logits")
-        found = _contributions(logit, leaves, biases)
+        found, gradients = _contributions(logit, leaves, biases)
     parts: list[str] = []
     for name, leaf in leaves.items():
         parts += [f"{name} head {head}" for head in range(leaf.shape[1])] if leaf.ndim == 4 else [name]
@@ -105,24 +119,29 @@ def direct_logit_attribution(
             "something else than its heads and feed-forward layers writes into the residual stream, or its head is not "
             f"made of linear layers, norms and activation functions; supported are {SUPPORTED}"
         )
-    return LogitAttribution((*parts, "bias"), found, logit.detach())
+    return LogitAttribution((*parts, "bias"), found, logit.detach(), gradients)
 
 
 def _contributions(
     logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
-) -> Float[Tensor, "b parts"]:
-    """Leaf times gradient, summed: one number for each leaf or head; the last is that of all biases."""
-    rows = []
+) -> tuple[Float[Tensor, "b parts"], dict[str, Tensor]]:
+    """Leaf times gradient, summed: one number for each leaf or head; the last is that of all biases.
+
+    Also the gradients of the heads by layer.
+    """
+    rows, of_heads = [], {name: torch.zeros_like(leaf) for name, leaf in leaves.items() if leaf.ndim == 4}
     for at, each in enumerate(logit):
         gradients = torch.autograd.grad(each, [*leaves.values(), *biases], retain_graph=True, allow_unused=True)
         row = []
-        for leaf, gradient in zip(leaves.values(), gradients, strict=False):
+        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=False):
             product = torch.zeros_like(leaf[at]) if gradient is None else (leaf * gradient)[at].detach()
             row.append(product.sum((1, 2)) if leaf.ndim == 4 else product.sum().reshape(1))
+            if name in of_heads and gradient is not None:
+                of_heads[name][at] = gradient[at].detach()
         reached = zip(biases, gradients[len(leaves) :], strict=True)
         row.append(sum((bias * g).sum() for bias, g in reached if g is not None) + logit.new_zeros(1))
         rows.append(torch.cat(row).detach())
-    return torch.stack(rows)
+    return torch.stack(rows), {name: found.detach() for name, found in of_heads.items()}
 
 
 @contextmanager
