@@ -25,7 +25,7 @@ _MODULES = {
     "regard.see.interventions.intervene": ("intervene",),
     "regard.see.watch": ("watch",),
     "regard.conform": ("Report", "check", "conformance"),
-    "regard.integrations.notebook": ("show",),
+    "regard.explorer.notebook": ("show",),
 }
 _ROOT = Path(__file__).parent
 _PACKAGES = [path.parent.name for path in _ROOT.glob("*/__init__.py")]
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
         t5_buckets as t5_buckets,
     )
     from regard.core.softargmax import softargmax as softargmax
-    from regard.integrations.notebook import show as show
+    from regard.explorer.notebook import show as show
     from regard.models.generation import generate as generate
     from regard.models.presets import build as build, list_models as list_models
     from regard.models.saving import load as load

@@ -21,10 +21,14 @@ def show_text(text: str) -> str:
     return f"<pre>{_escape(text)}</pre>"
 
 
-def show_page(page: str, height: int = 480) -> str:
-    """A complete HTML page inside a frame, so that its style does not change the notebook."""
+def show_page(page: str, height: int = 480, scripts: bool = False) -> str:
+    """A complete HTML page inside a sandboxed frame, so that neither its style nor its script reaches the notebook.
+
+    scripts  whether the scripts of the page run; they cannot see the notebook, and may offer files to save
+    """
     style = f"width:100%;height:{height}px;border:0"
-    return f'<iframe sandbox="" style="{style}" srcdoc="{_escape(page)}"></iframe>'
+    allowed = "allow-scripts allow-downloads" if scripts else ""
+    return f'<iframe sandbox="{allowed}" style="{style}" srcdoc="{_escape(page)}"></iframe>'
 
 
 def show_grids(grids: Iterable[tuple[str, Sequence[Sequence[str]]]]) -> str:

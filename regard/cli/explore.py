@@ -15,6 +15,12 @@ from regard.base.atomic_write import write_atomically
 from regard.base.errors import ConfigError
 from regard.base.extras import import_optional
 
+# the matrices of `regard work three-tokens`, with which the Attention view opens
+WORKED: dict[str, Any] = {
+    "q": "1,3;-1,1;2.5,-2", "k": "3,-0.5;2,-1.5;-2.5,3.5", "v": "2.5,-1.5;-1,3;-2,-3", "mask": "full()", "beta": 1,
+    "heads": 1, "step": "weights", "answer": "",
+}  # fmt: skip
+
 
 def command(
     model: Annotated[str | None, typer.Argument(help="A model to open: a name or a folder")] = None,
@@ -47,10 +53,15 @@ def write_export(folder: Path, lesson: Path | None) -> None:
     from regard.explorer.page import build_page
     from regard.explorer.views.browser_model import load_browser_model
     from regard.explorer.views.lessons import load_lessons
+    from regard.explorer.views.reports import EXAMPLE, load_report
     from regard.explorer.views.sheets import build_claims, build_sheets, figure_address
 
     claims = build_claims()
+    models, stored = build_stored()
     data: dict[str, Any] = {
+        "models": models,
+        "stored": stored,
+        "example_report": {"report": load_report(EXAMPLE)},
         "sheets": build_sheets(),
         "claims": claims,
         "lessons": load_lessons(lesson),
@@ -63,6 +74,21 @@ def write_export(folder: Path, lesson: Path | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "index.html", lambda path: path.write_text(build_page(data), encoding="utf-8"))
     typer.echo(f"{folder / 'index.html'}: open it in a browser; it needs no server")
+
+
+def build_stored() -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """The shipped models, and what the page shows of their examples, of the gallery and of the worked example."""
+    from regard.cli.exploring import list_offered, tasks
+    from regard.explorer.views.browser_model import BROWSER_MODEL
+    from regard.explorer.views.kernels import explain_kernels
+    from regard.explorer.views.stored import store_kernels, store_model, store_worked
+
+    models = [each for each in list_offered(None) if each.get("example")]
+    stored = store_kernels(lambda mask, length: explain_kernels(mask, length, length))
+    for model in models:
+        if model["name"] != BROWSER_MODEL:  # it runs in the page
+            stored |= dict(store_model(model["name"], model["example"], tasks()["model"]))
+    return models, stored | store_worked([WORKED])
 
 
 def serve(

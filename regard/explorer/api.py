@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from regard.base.errors import RegardError
 from regard.explorer.page import build_page
+from regard.explorer.views.kernels import explain_kernels
 from regard.explorer.worker import Task, Worker
 
 LARGEST_BODY = 3 << 19  # bytes: an uploaded picture of 1 MiB, as base64
@@ -251,25 +252,7 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
 
     @app.post("/api/explain")
     def explain_call(asked: ExplainRequest) -> ExplainResponse:
-        # torch takes seconds to import, and the page is shown before it is needed
-        import torch
-
-        from regard.core.attend import explain
-        from regard.core.masks.expression import parse_mask
-
-        q = torch.zeros(()).expand(1, asked.heads, asked.queries, asked.width)
-        k = torch.zeros(()).expand(1, asked.heads, asked.keys, asked.width)
-        found = explain(q, k, k, mask=parse_mask(asked.mask))
-        answers = [
-            KernelResponse(
-                kernel=answer.kernel,
-                reasons=list(answer.reasons),
-                work=answer.work if answer.able else None,
-                memory=answer.memory,
-            )
-            for answer in found.answers
-        ]
-        return ExplainResponse(chosen=found.chosen, answers=answers)
+        return ExplainResponse(**explain_kernels(**asked.model_dump()))
 
     return app
 

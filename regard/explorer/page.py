@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from regard.explorer.views.stored import GALLERY
+
 STATIC = Path(__file__).parent / "static"
 _IMPORT = re.compile(r'^import \{ ([^}]*) \} from "\./(\w+\.js)";$', re.M)
 _EXPORT = re.compile(r"^export (async function|function|class|const) (\w+)", re.M)
@@ -40,7 +42,7 @@ def build_page(data: dict[str, Any] | None = None) -> str:
     """
     style, script = (STATIC / "style.css").read_text(encoding="utf-8"), bundle_modules("main.js")
     # a closing tag inside a text must not end the element
-    embedded = json.dumps(data or {}, allow_nan=False).replace("<", "\\u003c")
+    embedded = json.dumps({"gallery": GALLERY, **(data or {})}, allow_nan=False).replace("<", "\\u003c")
     return _HEAD.format(policy=content_policy(style, script), style=style, script=script, data=embedded)
 
 

@@ -184,6 +184,22 @@ def test_masks_count_and_name_the_convention_that_differs(visit: Any) -> None:
     assert "one more earlier key" in facts
 
 
+@pytest.mark.parametrize(
+    ("mask", "against", "name"),
+    [
+        ("causal() & window(before=3)", "causal() & window(before=4)", "one more earlier key"),
+        ("causal() & window(before=4)", "causal() & window(before=3)", "one earlier key fewer"),
+        ("causal()", "causal() & ~window()", "one later key fewer"),
+        ("causal() & ~window()", "causal()", "one later key more"),
+        ("causal()", "~causal()", "inverted"),
+        ("causal()", "window(before=0, after=None)", "transposed"),
+    ],
+)
+def test_the_convention_that_differs_is_named(visit: Any, mask: str, against: str, name: str) -> None:
+    page = visit(f"#masks?mask={quote(mask)}&keys=9&against={quote(against)}")
+    assert name in page.locator(".facts").inner_text()
+
+
 def test_a_wrong_mask_is_named_in_place_and_the_picture_stays(visit: Any) -> None:
     page = visit("#masks?keys=8")
     page.get_by_label("Mask", exact=True).fill("causl()")

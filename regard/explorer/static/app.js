@@ -20,9 +20,9 @@ const KEYS = [
 const LARGEST_MAP = 64; // rows or columns of a difference that is drawn
 
 // The address is #view?name=value; a pinned state is the value of `pin`, in the same form.
-function readAddress(first) {
+function readAddress(first, held) {
   const stored = document.querySelector('meta[name="regard-state"]');
-  const text = (location.hash || (stored && stored.content) || `#${first || "plane"}`).slice(1);
+  const text = (held || location.hash || (stored && stored.content) || `#${first || "plane"}`).slice(1);
   const [name, query = ""] = text.split("?");
   const parameters = new URLSearchParams(query);
   const pin = parameters.get("pin");
@@ -42,6 +42,9 @@ export function start(root, data) {
   let current = null; // { name, view, state, pinned, drawn }
   let trail = []; // keys of the inspector, innermost last
   let pending = false;
+  let held = data.embedded ? `#${data.start}` : "";
+  document.body.classList.toggle("embedded", Boolean(data.embedded));
+  const go = (address) => { if (data.embedded) { held = address; open(); } else location.hash = address; };
 
   const announce = html("p", { class: "hidden-visually", "aria-live": "polite" });
   const heading = html("h1", { class: "hidden-visually" });
@@ -63,7 +66,7 @@ export function start(root, data) {
       html("nav", { "aria-label": "Views" }, links),
       html("div", { class: "actions" },
         action("Pin A", "Keep this state and compare it with the next ones (P)", togglePin, "pin"),
-        action("Share", "Copy the address of this state", () => copy(location.href, "The address is copied.")),
+        action("Share", "Copy the address of this state", () => copy(data.embedded ? held : location.href, "The address is copied.")),
         action("Copy Python", "Copy the Python that computes these numbers", () => copy(current.view.python(current.state), "The Python is copied.")),
         menu,
         action("Present", "Larger type for a projector (T)", present),
@@ -144,7 +147,8 @@ export function start(root, data) {
 
   function commit(push) {
     const address = writeAddress(current.name, current.state, current.pinned);
-    if (address !== location.hash) history[push ? "pushState" : "replaceState"](null, "", address);
+    if (data.embedded) held = address; // a frame in a notebook has no address of its own
+    else if (address !== location.hash) history[push ? "pushState" : "replaceState"](null, "", address);
   }
 
   function mount() {
@@ -258,12 +262,12 @@ export function start(root, data) {
     const view = Object.keys(VIEWS)[Number(event.key) - 1];
     const own = current.view.keys?.[event.key];
     if (own) { event.preventDefault(); update(own[1](current.state)); return; }
-    if (view) location.hash = `#${view}`;
+    if (view) go(`#${view}`);
     else if (shortcuts[event.key]) { event.preventDefault(); shortcuts[event.key](); }
   });
 
   function open() {
-    const { name, parameters, pin } = readAddress(data.start);
+    const { name, parameters, pin } = readAddress(data.start, held);
     const view = VIEWS[name];
     trail = current?.name === name ? trail : [];
     current = { name, view, state: view.read(parameters), pinned: pin && view.read(pin) };
@@ -273,6 +277,10 @@ export function start(root, data) {
     for (const link of links) link.toggleAttribute("aria-current", link.dataset.view === name);
     mount();
   }
+  if (data.embedded) document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]:not(.skip)');
+    if (link) { event.preventDefault(); go(link.getAttribute("href")); }
+  });
   window.addEventListener("hashchange", open);
   window.addEventListener("popstate", open);
   open();

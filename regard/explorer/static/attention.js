@@ -162,6 +162,8 @@ function mount(element, state, update, data) {
   const workedText = html("pre", { class: "script", tabindex: "0" });
   const review = html("p", { role: "status" });
   const askWork = async (answer) => {
+    const stored = answer ? null : data.stored?.[`work|${JSON.stringify([rowsOf(state.q), rowsOf(state.k), rowsOf(state.v), state.mask, state.beta, state.heads])}`];
+    if (stored) { workedText.textContent = stored.text; return; }
     if (!data.api) { workedText.textContent = `regard work --q="${rowsOf(state.q)}" --k="${rowsOf(state.k)}" --v="${rowsOf(state.v)}" --mask="${state.mask}" --heads=${state.heads} ${state.beta === 1 ? "--unscaled" : "--scaled"}`; return; }
     try {
       const found = await ask("/api/work", { q: rowsOf(state.q), k: rowsOf(state.k), v: rowsOf(state.v), mask: state.mask, beta: Number.isFinite(state.beta) ? Math.max(1e-6, state.beta) : 1e6, heads: state.heads, step: stepSelect.value, answer });

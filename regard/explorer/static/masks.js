@@ -8,9 +8,6 @@ const CELLS = 64; // blocks along a side beyond this length
 const LONGEST = 65536;
 const MOST_INTERVALS = 2e7;
 const MOST_ROWS = 64;
-const GALLERY = ["full()", "causal()", "causal() & window(before=3)", "window(before=2, after=2)", "causal() & dilated(2)", "strided(4)", "blocks(4)", "chunks(4, before=1)",
-  "causal() & window(before=3) | global_tokens(2)", "causal() | prefix(4)", "causal() & documents([0,0,0,0,0,1,1,1,1,1,1,1,2,2,2,2])", "padding([12])"];
-
 const BASE = { mask: "causal() & window(before=3) | global_tokens(1)", queries: 16, keys: 16, against: "", painted: "" };
 
 
@@ -79,9 +76,11 @@ export function difference(a, b, queries, keys) {
 export function conventions(mine, theirs, queries, keys) {
   const shift = keys - queries;
   const inverted = (mask) => ({ row: (i, n) => { const cells = Array(n).fill(true); for (const [start, stop] of mask.row(i, n)) cells.fill(false, start, stop); return cells.flatMap((visible, j) => (visible ? [[j, j + 1]] : [])); } });
+  // an empty row is a run of no keys that ends at the query
   const widened = (mask, before, after) => ({ row: (i, n) => {
     const cells = Array(n).fill(false);
-    for (const [start, stop] of mask.row(i, n)) cells.fill(true, Math.max(0, start - before), Math.max(0, Math.min(n, stop + after)));
+    const runs = mask.row(i, n);
+    for (const [start, stop] of runs.length ? runs : [[i, i]]) cells.fill(true, Math.max(0, start - (runs.length ? before : 0)), Math.max(0, Math.min(n, stop + after)));
     return cells.flatMap((visible, j) => (visible ? [[j, j + 1]] : []));
   } });
   const turned = { row: (i, n) => Array.from({ length: n }, (_, j) => j).filter((j) => mine.row(j, n).some(([start, stop]) => i >= start && i < stop)).map((j) => [j, j + 1]) };
@@ -89,13 +88,14 @@ export function conventions(mine, theirs, queries, keys) {
     ["inverted: True means hidden in one of them, visible in the other", inverted(mine)],
     ["queries are aligned to the first key (top-left) in one of them, to the last key (bottom-right) in the other", shift ? { row: (i, n) => mine.row(i - shift, n) } : null],
     ["one more earlier key: the window counts the query itself in one of them", widened(mine, 1, 0)],
-    ["one earlier key fewer: the window counts the query itself in one of them", widened(mine, -1, 0)],
+    // keys that the first lacks at the edge cannot be taken away from it, so the second is widened
+    ["one earlier key fewer: the window counts the query itself in one of them", mine, widened(theirs, 1, 0)],
     ["one later key more: j <= i in one of them, j < i in the other", widened(mine, 0, 1)],
-    ["one later key fewer: j <= i in one of them, j < i in the other", widened(mine, 0, -1)],
+    ["one later key fewer: j <= i in one of them, j < i in the other", mine, widened(theirs, 0, 1)],
     ["transposed: rows are keys in one of them", queries === keys ? turned : null],
     ["the causal part is missing in the second", { row: (i, n) => mine.row(i, n).map(([start, stop]) => [start, Math.min(stop, i + 1)]).filter(([start, stop]) => start < stop) }],
   ];
-  return changes.filter(([, mask]) => mask && difference(mask, theirs, queries, keys).count === 0).map(([name]) => name);
+  return changes.filter(([, mask, other = theirs]) => mask && difference(mask, other, queries, keys).count === 0).map(([name]) => name);
 }
 
 export function compute(state) {
@@ -154,7 +154,7 @@ function mount(element, state, update, data) {
   const lengths = html("div", { class: "row" });
   side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."), completions,
     lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels,
-    html("h2", {}, "Gallery"), html("div", { class: "gallery" }, GALLERY.map((text) => html("button", { type: "button", onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
+    html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { type: "button", onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
 
   picture.addEventListener("keydown", (event) => {
     const cell = event.target.closest(".cell");
@@ -248,6 +248,8 @@ function mount(element, state, update, data) {
     asked = request;
     const shape = `--shape 1,8,${state.queries},64${state.queries === state.keys ? "" : ` --kv 8,${state.keys},64`}`;
     const command = html("p", { class: "help" }, "Which kernel runs, and why the others refuse: ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`));
+    const stored = data.stored?.[`explain|${state.mask}|${state.queries}|${state.keys}`];
+    if (stored) { showKernels(stored); return; }
     if (!data.api) { kernels.replaceChildren(command); return; }
     clearTimeout(waiting);
     waiting = setTimeout(async () => {
@@ -256,13 +258,18 @@ function mount(element, state, update, data) {
         const found = await answer.json();
         if (request !== asked) return; // the mask changed meanwhile
         if (!answer.ok) { kernels.replaceChildren(html("p", { class: "error" }, String(found.error ?? "the server refused this mask"))); return; }
-        kernels.replaceChildren(html("table", { class: "kernels" }, html("caption", {}, "Kernels for 8 heads of width 64"), html("tbody", {}, found.answers.map(({ kernel, reasons, work, memory }) =>
-          html("tr", { class: kernel === found.chosen ? "good" : "" }, html("th", { scope: "row" }, kernel === found.chosen ? `→ ${kernel}` : kernel),
-            html("td", { class: "reason" }, reasons.length ? `refuses: ${reasons.join("; ")}` : `${kernel === found.chosen ? "runs" : "could run"}: ${format(work)} entries, ${format(memory / 2 ** 20)} MiB`))))));
+        showKernels(found);
       } catch {
         kernels.replaceChildren(html("p", { class: "help" }, "The server does not answer. ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`)));
       }
     }, 200);
+  }
+
+  const amount = (entries) => (entries >= 1e9 ? `${(entries / 1e9).toFixed(1)} billion` : entries >= 1e6 ? `${(entries / 1e6).toFixed(1)} million` : Math.round(entries).toLocaleString("en"));
+  function showKernels(found) {
+    kernels.replaceChildren(html("table", { class: "kernels" }, html("caption", {}, "Kernels for 8 heads of width 64"), html("tbody", {}, found.answers.map(({ kernel, reasons, work, memory }) =>
+      html("tr", { class: kernel === found.chosen ? "good" : "" }, html("th", { scope: "row" }, kernel === found.chosen ? `→ ${kernel}` : kernel),
+        html("td", { class: "reason" }, reasons.length ? `refuses: ${reasons.join("; ")}` : `${kernel === found.chosen ? "runs" : "could run"}: ${amount(work)} entries, ${(memory / 2 ** 20).toFixed(memory < 2 ** 20 ? 3 : 1)} MiB`))))));
   }
 
   let shownMask = null;

@@ -185,6 +185,7 @@ const predictionTable = (found) => {
 };
 
 function predictionsView(found, state) {
+  if (!found.after.length) return null;
   const rows = predictionTable(found);
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
   const edits = state.edits.length > 0;
@@ -264,7 +265,7 @@ function mount(element, state, update, data) {
   const input = html("input", { type: "text", value: state.text, spellcheck: false, maxlength: 20000, oninput: (event) => update({ text: event.target.value, position: null }) });
 
   function drawBar() {
-    bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), takesImage() ? field("Picture", upload) : field("Text", input),
+    bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), data.tabs ? "" : takesImage() ? field("Picture", upload) : field("Text", input),
       field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise (S)", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix (L)", state.lines, (lines) => update({ lines })));
   }
   drawBar();
@@ -273,7 +274,7 @@ function mount(element, state, update, data) {
     answers.set(state, found);
     update({}); // the comparison and the inspector follow
     if (document.activeElement !== input) input.value = state.text;
-    tabs.replaceChildren(...SHOWS.map(([name, label]) => html("button", { type: "button", role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
+    tabs.replaceChildren(...SHOWS.filter(([name]) => !data.tabs || data.tabs.includes(name)).map(([name, label]) => html("button", { type: "button", role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
     body.replaceChildren(...[DRAW[state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
   }
   const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message)); };

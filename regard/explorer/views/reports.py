@@ -1,5 +1,6 @@
 """Reports of `regard check --save`, as the Check view shows them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,21 @@ _TEXTS = ("name", "status", "reason", "grade", "student", "engineer", "found", "
 
 def load_report(path: Path) -> dict[str, Any]:
     """Read a saved report; only the parts that the page shows are kept."""
-    report = read_json(path, ConfigError)
+    return _select(read_json(path, ConfigError), str(path), path.name)
+
+
+def read_report(text: str, where: str) -> dict[str, Any]:
+    """The same for the JSON text of a report."""
+    return _select(json.loads(text), where, "report.json")
+
+
+def _select(report: Any, where: str, name: str) -> dict[str, Any]:
     facts = report.get("facts") if isinstance(report, dict) else None
     conventions = report.get("conventions", {}) if isinstance(report, dict) else {}
     if not isinstance(facts, list) or not all(isinstance(fact, dict) and "name" in fact for fact in facts):
-        raise ConfigError(f"{path} is no report; write one with `regard check TARGET --save {path.name}`")
+        raise ConfigError(f"{where} is no report; write one with `regard check TARGET --save {name}`")
     return {
-        "subject": str(report.get("subject", path.stem)),
+        "subject": str(report.get("subject", where)),
         "kind": str(report.get("kind", "")),
         "ok": bool(report.get("ok")),
         "conventions": {str(name): str(value) for name, value in dict(conventions).items()},

@@ -1,0 +1,55 @@
+"""Results of shipped examples that an exported page holds, because it has no Python to ask."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from regard.base.errors import RegardError
+from regard.explorer.worker import Task
+
+GALLERY = (
+    "full()", "causal()", "causal() & window(before=3)", "window(before=2, after=2)", "causal() & dilated(2)",
+    "strided(4)", "blocks(4)", "chunks(4, before=1)", "causal() & window(before=3) | global_tokens(2)",
+    "causal() | prefix(4)", "causal() & documents([0,0,0,0,0,1,1,1,1,1,1,1,2,2,2,2])", "padding([12])",
+)  # fmt: skip
+LENGTH = 16  # of the gallery's masks
+SHOWS = ("overview", "edit", "flow", "generate")
+
+
+def store_model(name: str, text: str, model: Task) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every tab of the Models view and every head for one input, by the key under which the page looks for it.
+
+    model  the task of the server that answers a request of the Models view
+    """
+    base: dict[str, Any] = {
+        "model": name, "text": text, "layer": 0, "head": 0, "edits": [], "source": "", "position": None, "target": "",
+        "row": None, "brush": [], "why": "",
+    }  # fmt: skip
+
+    def ask(**changes: Any) -> dict[str, Any]:
+        return model({**base, **changes}, lambda text: None)
+
+    layers = ask(show="overview")["layers"]
+    for show in SHOWS:
+        try:
+            yield f"{name}|{text}|{show}", ask(show=show)
+        except RegardError:
+            continue  # a model without logits has no flow: the page says what is missing
+    for layer, found in enumerate(layers):
+        for head in range(len(found["heads"])):
+            yield f"{name}|{text}|head|{layer}|{head}", ask(show="head", layer=layer, head=head)
+
+
+def store_kernels(explain: Callable[[str, int], dict[str, Any]]) -> dict[str, Any]:
+    """Which kernel runs for each mask of the gallery."""
+    return {f"explain|{mask}|{LENGTH}|{LENGTH}": explain(mask, LENGTH) for mask in GALLERY}
+
+
+def store_worked(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The worked solution of examples of the Attention view."""
+    from regard.explorer.views.worked import work_out
+
+    names = ("q", "k", "v", "mask", "beta", "heads")
+    return {
+        f"work|{json.dumps([each[name] for name in names], separators=(',', ':'))}": work_out(each) for each in examples
+    }
