@@ -12,7 +12,7 @@ from bench import peers
 from bench.peers import Attention
 from bench.report import BenchmarkResult, CorrectnessError, make_parser, make_result, print_report
 from bench.timing import Function, peak_bytes, time_alternating
-from regard import Mask, attend, causal, documents, full, global_tokens, padding, window
+from regard import Mask, attend, causal, chunks, documents, full, global_tokens, padding, window
 from regard.core.absolute_positions import Grid
 
 WINDOW = window(before=255)
@@ -55,8 +55,15 @@ def cpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
         for n in (1024,) if quick else (1024, 2048, 4096, 8192, 16384):
             peer = {"eager": peers.eager(mask.dense(n))}
             yield from _measure("cpu", mask, (1, 2, n, 64), torch.float32, peer, 10.0 if n == 16384 else 0.0, quick)
-    for mask in _select(only, causal() & WINDOW):
-        yield from compiled_results(mask, 1024 if quick else 32768, quick)
+    n = 1024 if quick else 32768
+    for mask in _select(only, causal() & WINDOW, *(() if quick else _sparse_masks(n))):
+        yield from compiled_results(mask, n, quick)
+
+
+def _sparse_masks(n: int) -> tuple[Mask, ...]:
+    """Masks by position and with data, at least one of each kind of rule that skips blocks."""
+    packed = documents(torch.arange(n) // 500)
+    return causal() & WINDOW | global_tokens(16), chunks(256), causal() & packed, causal() & WINDOW & padding([n - 9])
 
 
 def compiled_results(mask: Mask, n: int, quick: bool) -> Iterator[BenchmarkResult]:

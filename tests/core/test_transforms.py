@@ -122,6 +122,25 @@ SPARSE = {
     "dilated": causal() & dilated(5),
     "not": ~(causal() | window(None, 100)),
 }
+SPARSE_WITH_TENSORS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "documents": lambda n: {"mask": causal() & documents(torch.stack([torch.arange(n) // 40, torch.arange(n) // 30]))},
+    "padding": lambda n: {"mask": causal() & window(before=9) & padding(torch.tensor([n - 9, 20]))},
+    "padding left": lambda n: {
+        "mask": causal() & window(before=9) & padding(torch.tensor([n - 9, 20]), side="left", width=n)
+    },
+    "key_padding": lambda n: {
+        "mask": causal() & window(before=9) & key_padding(torch.arange(n) >= torch.tensor([[3], [n]]))
+    },
+    "not padding": lambda n: {"mask": (causal() & window(before=9) | global_tokens(2)) & ~padding([3, 4])},
+    "alibi": lambda n: {"mask": causal() & window(before=9), "scores": alibi(heads=H)},
+    "t5": lambda n: {"mask": causal() & window(before=9), "scores": TERMS["t5"]()},
+    "sink": lambda n: {"mask": causal() & window(before=9), "scores": [alibi(heads=H), TERMS["sink"]()]},
+    "added": lambda n: {"mask": causal() & window(before=9), "scores": torch.linspace(-1, 1, n * n).view(n, n)},
+    "added -inf": lambda n: {
+        "mask": causal() & window(before=9),
+        "scores": torch.zeros(n, n).masked_fill(torch.arange(n)[:, None] % 7 < 3, -math.inf),
+    },
+}
 
 
 @pytest.fixture(autouse=True)
@@ -295,6 +314,44 @@ class TestCompiled:
         expected = torch.autograd.grad(attend(*leaves, **rest), leaves, upstream)
         assert all(near(x, y, 1e-5) for x, y in zip(actual, expected, strict=True))
 
+    @pytest.mark.parametrize("case", SPARSE_WITH_TENSORS)
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_masks_with_data_and_score_terms_run_the_same_kernel_as_outside(self, case, dynamic):
+        run = lambda x, rest: attend(*x, **rest)  # noqa: E731
+        fast = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        for n in (331, 70) if dynamic else (331,):
+            rest = SPARSE_WITH_TENSORS[case](n)
+            leaves = [x.requires_grad_() for x in draw(n, n)]
+            with recording() as inside:
+                out = fast(leaves, rest)
+            with recording() as outside:
+                expected = run(leaves, rest)
+            assert inside == outside == [explain(*leaves, **rest).chosen]
+            assert inside == (["blocked"] if n == 331 else ["sdpa"])
+            upstream = torch.randn_like(expected)
+            actual = torch.autograd.grad(out, leaves, upstream)
+            for own, other in zip(actual, torch.autograd.grad(expected, leaves, upstream), strict=True):
+                assert near(own, other, 1e-5)
+            assert near(out, expected)
+            with torch.no_grad():
+                assert near(fast(leaves, rest), expected)
+
+    def test_data_that_change_are_seen_by_compiled_code(self):
+        inputs, lengths = draw(331, 331), torch.tensor([300, 20])
+        fast = compiled(lambda *x: attend(*x[:3], mask=causal() & window(before=9) & padding(x[3])), "aot_eager")
+        fast(*inputs, lengths)
+        lengths[0] = 9
+        mask = causal() & window(before=9) & padding([9, 20])
+        assert near(fast(*inputs, lengths), attend(*inputs, mask=mask, kernel="eager"))
+
+    def test_terms_that_are_learned_get_their_gradient_in_compiled_code(self):
+        inputs, table = draw(331, 331), torch.linspace(-1, 1, 8 * H).view(8, H).requires_grad_()
+        run = lambda *x: attend(*x[:3], mask=causal() & window(before=9), scores=t5_buckets(x[3], reach=9))  # noqa: E731
+        upstream = torch.randn(B, H, 331, E)
+        (actual,) = torch.autograd.grad(compiled(run, "aot_eager")(*inputs, table), table, upstream)
+        (expected,) = torch.autograd.grad(run(*inputs, table), table, upstream)
+        assert near(actual, expected, 1e-4)
+
     def test_gradients_are_exact_at_large_scores(self):
         q, k, v = draw(300, 300)
         leaves = [(1e6 * q).requires_grad_(), k.requires_grad_(), v.requires_grad_()]
@@ -310,7 +367,7 @@ class TestCompiled:
 
     def test_a_kernel_that_cannot_be_traced_is_not_chosen(self):
         inputs = draw(300, 300)
-        mask = window(before=3) & documents(torch.arange(300) // 100)
+        mask = window(before=3) & Mask.of("thirds", lambda i, j: i // 100 == j // 100)
         fast = compiled(lambda *x: attend(*x, mask=mask))
         with recording() as ran:
             out = fast(*inputs)
@@ -618,8 +675,8 @@ class TestKept:
 
 
 def test_a_refusal_keeps_its_reasons_under_the_compiler():
-    run = compiled(lambda q, k, v: attend(q, k, v, mask=documents(LABELS), kernel="blocked"))
-    with pytest.raises(Exception, match=r"in compiled code it takes masks by position on the CPU"):
+    run = compiled(lambda q, k, v: attend(q, k, v, mask=MASKS["predicate"], kernel="blocked"))
+    with pytest.raises(Exception, match=r"in compiled code it takes regard.s own masks on the CPU"):
         run(*draw())
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -119,7 +120,7 @@ def own_refusals(request: Request) -> list[str]:
     if has_matrix(request.mask):
         reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
     if torch.compiler.is_compiling() and not compiled.can_trace(request):
-        reasons.append("in compiled code it takes masks by position on the CPU, without score terms and dropout")
+        reasons.append(compiled.LIMITS)
     if request.positions.offsets is not None:
         reasons.append("its blocks are the same for all sequences, and these have offsets of their own")
     if 0 in request.sizes:
@@ -172,19 +173,44 @@ def prepare(request: Request) -> PreparedCall | None:
 
 
 def _run_plan(request: Request, plan: GatherPlan) -> Float[Tensor, "b h i e"]:
-    b, h, _, _, _, _, e = request.sizes
+    b, e = request.q.shape[0], request.v.shape[3]
+    outs = []
+    for group in fused_inputs(request, plan):
+        if not group.k.shape[2]:
+            # zeros that are connected to q, so that backward works if the mask hides everything
+            nothing = group.q[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=group.q.device), 0)
+            outs.append(nothing.expand(*group.q.shape[:3], e))
+            continue
+        out = sdpa.fused_attention(group.q, group.k, group.v, request.beta, request.dropout, added=group.added)
+        outs.append(out if group.hidden is None else out.masked_fill(group.hidden, 0))
+    return assemble(outs, plan, b)
+
+
+class FusedInputs(NamedTuple):
+    """What the fused kernel gets for one group of query blocks.
+
+    added   additive mask and bias; None if the group sees no key
+    hidden  rows that score terms hide from every key, to be zeroed afterwards; None if there can be none
+    """
+
+    q: Float[Tensor, "r bh s c"]
+    k: Float[Tensor, "r bg l c"]
+    v: Float[Tensor, "r bg l e"]
+    added: Float[Tensor, "#r #bh s l"] | None
+    hidden: Bool[Tensor, "r bh s 1"] | None
+
+
+def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
+    """Gather the inputs of each group, with its mask and score terms as one bias; a sink is one more key."""
+    b, h, _, _, _, _, _ = request.sizes
     terms = request.bound_terms()
     sink = None if request.sink is None else request.sink.repeat(b)
-    outs = []
     for group, (blocks, keys, values) in zip(plan.groups, gather(request, plan), strict=True):
         if not group.columns.shape[1]:
-            # zeros that are connected to q, so that backward works if the mask hides everything
-            nothing = blocks[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=blocks.device), 0)
-            outs.append(nothing.expand(*blocks.shape[:3], e))
+            yield FusedInputs(blocks, keys, values, None, None)
             continue
         if not terms:
-            added = repeat_for_heads(group.bias(blocks.dtype), b, h)
-            outs.append(sdpa.fused_attention(blocks, keys, values, request.beta, request.dropout, added=added))
+            yield FusedInputs(blocks, keys, values, repeat_for_heads(group.bias(blocks.dtype), b, h), None)
             continue
         visible, hidden = repeat_for_heads(group.visible if request.hides_by_score else group.nonempty, b, h), None
         bias = sum_terms(terms, _grid(request, plan.spans, group), request.q)
@@ -193,11 +219,12 @@ def _run_plan(request: Request, plan: GatherPlan) -> Float[Tensor, "b h i e"]:
             seen = visible & (bias != -math.inf)
             unseen, hidden = ~visible_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
             keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
-            # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed below
+            # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed afterwards
             visible, bias, blocks = seen | hidden, bias.masked_fill(hidden, 0), blocks.masked_fill(hidden, 0)
-        out = sdpa.masked_attention(blocks, keys, values, visible, bias, sink, request.beta, request.dropout)
-        outs.append(out if hidden is None else out.masked_fill(hidden, 0))
-    return assemble(outs, plan, b)
+        added = sdpa.join_bias(blocks, keys.shape[2], visible, bias, sink)
+        if sink is not None:
+            keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
+        yield FusedInputs(blocks, keys, values, added, hidden)
 
 
 def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

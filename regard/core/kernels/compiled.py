@@ -1,7 +1,8 @@
 """Masked attention in compiled code: an operator that runs the kernel which would run outside.
 
 torch.compile cannot trace the list of visible blocks, which depends on the lengths. The operator
-`regard::masked_attention` receives the mask as an expression and plans when it runs: one graph serves all lengths.
+`regard::masked_attention` receives mask and score terms as text and their tensors as a list, and plans when it runs:
+one graph serves all lengths.
 """
 
 from collections.abc import Callable
@@ -13,34 +14,76 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.base.tracing import constant
 from regard.core.absolute_positions import Positions
 from regard.core.kernels import cpu_flash
 from regard.core.kernels.gradients import needs_gradient
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import Request
-from regard.core.masks.algebra import Mask
+from regard.core.masks.algebra import And, Mask, Not
 from regard.core.masks.expression import parse_mask
 from regard.core.masks.forms import FORMS
+from regard.core.masks.forms.documents import DocumentMask
+from regard.core.masks.forms.key_padding import KeyPaddingMask
+from regard.core.masks.forms.padding import PaddingMask
+from regard.core.scores import Additive, Alibi, ScoreTerm, Sink, T5Buckets
 
 _PACKAGE, _ALGEBRA = "regard.core.masks.", "regard.core.masks.algebra"
+# expressions that stand for masks with data; their tensors are passed beside the text
+_DATA = {PaddingMask: "padding([0])", DocumentMask: "documents([0])", KeyPaddingMask: "key_padding([[0]])"}
+_TERMS = (Alibi, T5Buckets, Additive, Sink)
+LIMITS = (
+    "in compiled code it takes regard's own masks on the CPU, with alibi, t5_buckets, additive and sink if these are "
+    "not learned, and no dropout"
+)
 
 
 def can_trace(request: Request) -> bool:
-    """Whether the operator can run this request: a mask by position on the CPU, without score terms and dropout."""
-    if request.q.device.type != "cpu" or len(request.terms) > 0 or request.dropout > 0:
+    """Whether the operator can run this request; LIMITS says which it can."""
+    if request.q.device.type != "cpu" or request.dropout > 0:
         return False
     if torch.compiler.is_exporting() or not request.positions.by_number:
         return False
+    for term in request.terms:  # a plain loop, which torch.compile can trace
+        if type(term) not in _TERMS or needs_gradient(*term.tensors()):
+            return False
     return _is_expression(request.mask)
 
 
 def _is_expression(mask: Mask) -> bool:
-    """Whether `parse_mask(repr(mask))` is the mask: all forms are regard's own and hold numbers only."""
+    """Whether `parse_mask(_expression(mask))`, filled with its tensors, is the mask: all forms are regard's own."""
     children = mask.children()
     if len(children) > 0:
         return type(mask).__module__ == _ALGEBRA and all(_is_expression(child) for child in children)
+    if type(mask) in _DATA:
+        return True
     own = type(mask).__module__.startswith(_PACKAGE) and len(mask.tensors()) == 0 and not mask.opaque()
     return own and repr(mask).partition("(")[0] in FORMS
+
+
+def _expression(mask: Mask) -> str:
+    """The mask as text, with a stand-in for every tensor it holds."""
+    if isinstance(mask, PaddingMask) and mask.width is not None:
+        return f"padding([0], side='left', width={constant(mask.width)})"
+    if type(mask) in _DATA:
+        return _DATA[type(mask)]
+    parts = [_expression(child) for child in mask.children()]
+    if isinstance(mask, Not):
+        return f"~{parts[0]}"
+    return f"({(' & ' if isinstance(mask, And) else ' | ').join(parts)})" if len(parts) > 0 else repr(mask)
+
+
+def _term_text(term: ScoreTerm) -> str:
+    side = "both" if isinstance(term, T5Buckets) and term.both_ways else "one"
+    return f"{term.name} {constant(term.reach)} {side}" if isinstance(term, T5Buckets) else term.name
+
+
+def _read_term(text: str, tensor: Tensor) -> ScoreTerm:
+    name, *settings = text.split()
+    if name == "t5_buckets":
+        return T5Buckets(tensor, int(settings[0]), settings[1] == "both")
+    made: dict[str, Callable[[Tensor], ScoreTerm]] = {"alibi": Alibi, "additive": Additive, "sink": Sink}
+    return made[name](tensor)
 
 
 def masked_attention(request: Request, kernel: str = "") -> Float[Tensor, "b h i e"]:
@@ -50,7 +93,9 @@ def masked_attention(request: Request, kernel: str = "") -> Float[Tensor, "b h i
     if c != e:  # the fused kernel takes one width
         q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))
     at = (request.positions.queries, request.positions.keys)
-    arguments = (q, k, v, repr(request.mask), kernel, *at, request.beta)
+    data = [tensor for term in request.terms for tensor in term.tensors()] + list(request.mask.tensors())
+    texts = (_expression(request.mask), ",".join([_term_text(term) for term in request.terms]))
+    arguments = (q, k, v, [x.detach() for x in data], *texts, kernel, *at, request.beta)
     operators = torch.ops.regard
     learning = needs_gradient(q, k, v)
     out: Tensor = (
@@ -64,14 +109,18 @@ def _parse(text: str) -> Mask:
     return parse_mask(text)
 
 
-Arguments = tuple[Tensor, Tensor, Tensor, str, str, int, int, float]
+Arguments = tuple[Tensor, Tensor, Tensor, list[Tensor], str, str, str, int, int, float]
 
 
 def _prepare(arguments: Arguments) -> tuple[Request, str]:
     from regard.core.kernels import blocked, sdpa  # they import this module
 
-    q, k, v, text, kernel, queries, keys, beta = arguments
-    request = Request(q, k, v, _parse(text), (), beta, 0.0, Positions(queries, keys))
+    q, k, v, data, text, term_texts, kernel, queries, keys, beta = arguments
+    tensors = iter(data)
+    terms = tuple(_read_term(each, next(tensors)) for each in term_texts.split(",") if each)
+    mask = _parse(text).map_tensors(lambda stand_in: next(tensors))
+    hides = any(term.may_hide() for term in terms)
+    request = Request(q, k, v, mask, terms, beta, 0.0, Positions(queries, keys), hides)
     skips = not blocked.own_refusals(request)
     return request, kernel or ("blocked" if skips and blocked.work(request) <= sdpa.work(request) else "sdpa")
 
@@ -96,26 +145,34 @@ class _Parts:
         from regard.core.kernels import blocked, sdpa
 
         self.rows: Callable[[Tensor], list[Tensor]]
-        self.assemble: Callable[[list[Tensor]], Tensor]
-        self.gradients: Callable[[Tensor], list[Tensor]]  # the adjoint of assemble
-        b, h = request.q.shape[:2]
+        self.join: Callable[[list[Tensor]], Tensor]
+        self.split: Callable[[Tensor], list[Tensor]]  # the adjoint of join
+        b = request.q.shape[0]
         if kernel == "blocked":
             plan = blocked.get_plan(request)
-            self.inputs = list(blocked.gather(request, plan))
-            self.added: list[Tensor | None] = [
-                blocked.repeat_for_heads(group.bias(request.q.dtype), b, h) for group in plan.groups
-            ]
+            self.inputs = list(blocked.fused_inputs(request, plan))
             self.rows = lambda x: list(blocked.gather_rows(x, plan))
-            self.assemble = lambda outs: blocked.assemble(outs, plan, b)
-            self.gradients = lambda grad: blocked.gather_gradient(grad, plan)
+            self.join = lambda outs: blocked.assemble(outs, plan, b)
+            self.split = lambda grad: blocked.gather_gradient(grad, plan)
         else:
             dense = sdpa.get_dense_bias(request)
             q, k, v = request.q, request.k, request.v
             q, k, v = _fill_zeros(q, dense.blind), _fill_zeros(k, dense.unseen), _fill_zeros(v, dense.unseen)
-            self.inputs, self.added = [(q, k, v)], [cpu_flash.as_bias(dense.added, q.dtype)]
+            if request.sink is not None:
+                k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+            added = cpu_flash.as_bias(dense.added, q.dtype)
+            self.inputs = [blocked.FusedInputs(q, k, v, added, None)]
             self.rows = lambda x: [x]
-            self.assemble = lambda outs: _fill_zeros(outs[0], dense.blind)
-            self.gradients = lambda grad: [_fill_zeros(grad, dense.blind)]
+            self.join = lambda outs: _fill_zeros(outs[0], dense.blind)
+            self.split = lambda grad: [_fill_zeros(grad, dense.blind)]
+
+    def assemble(self, outs: list[Tensor]) -> Tensor:
+        """The output of the request, from the output of each call."""
+        return self.join([_fill_zeros(out, part.hidden) for out, part in zip(outs, self.inputs, strict=True)])
+
+    def gradients(self, grad: Tensor) -> list[Tensor]:
+        """The gradient of each call's output, from that of the request's: the adjoint of `assemble`."""
+        return [_fill_zeros(own, part.hidden) for own, part in zip(self.split(grad), self.inputs, strict=True)]
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -123,7 +180,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     request, kernel = _prepare(arguments)
     record_kernel(kernel)
     parts, outs, sums = _Parts(request, kernel), [], []
-    for (q, k, v), added in zip(parts.inputs, parts.added, strict=True):
+    for q, k, v, added, _ in parts.inputs:
         if k.shape[2]:
             out, lse = cpu_flash.forward(q, k, v, added, False, request.beta)
         else:
@@ -141,8 +198,8 @@ def _backward(grad: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[
     grads = parts.gradients(grad)
     made: list[Tensor] = []
     used: list[Tensor] = []
-    pieces = zip(parts.inputs, parts.added, grads, parts.rows(out), parts.rows(lse[..., None]), strict=True)
-    for (q, k, v), added, of_out, own, own_lse in pieces:
+    pieces = zip(parts.inputs, grads, parts.rows(out), parts.rows(lse[..., None]), strict=True)
+    for (q, k, v, added, _), of_out, own, own_lse in pieces:
         if k.shape[2]:
             used += [q, k, v]
             inputs = (of_out, q.detach(), k.detach(), v.detach(), added, own, own_lse[..., 0])
@@ -154,7 +211,8 @@ def _backward(grad: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[
 
 
 def _register(library: torch.library.Library) -> None:
-    rest = "Tensor q, Tensor k, Tensor v, str mask, str kernel, SymInt queries, SymInt keys, float beta"
+    settings = "str mask, str terms, str kernel, SymInt queries, SymInt keys, float beta"
+    rest = f"Tensor q, Tensor k, Tensor v, Tensor[] data, {settings}"
     library.define(f"masked_attention_inference({rest}) -> Tensor")
     library.define(f"masked_attention({rest}) -> (Tensor, Tensor)")
     library.define(
@@ -169,14 +227,14 @@ def _register(library: torch.library.Library) -> None:
         return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=exact)
 
     def setup_context(ctx: Any, inputs: Arguments, output: tuple[Tensor, Tensor]) -> None:
-        ctx.rest = inputs[3:]
+        ctx.rest = inputs[4:]
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(*inputs[:3], *output)
+        ctx.save_for_backward(*inputs[:3], *output, *inputs[3])
 
-    def differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        grads = torch.ops.regard.masked_attention_backward(grad, out, lse, q, k, v, *ctx.rest)
-        return *grads, *(None for _ in ctx.rest)
+    def differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, *data = ctx.saved_tensors
+        grads = torch.ops.regard.masked_attention_backward(grad, out, lse, q, k, v, data, *ctx.rest)
+        return *grads, [None] * len(data), *(None for _ in ctx.rest)
 
     register_fake = torch.library.register_fake
     register_fake("regard::masked_attention_inference", lambda *x: fake(*x)[0], lib=library)

@@ -174,7 +174,7 @@ def _build_dense_bias(request: Request) -> DenseBias:
     bias = sum_terms(terms, request.grid(), request.q) if terms else None
     if bias is not None and blind is not None and request.hides_by_score:
         bias = bias.masked_fill(blind, 0)
-    return DenseBias(_join_bias(request.q, request.k.shape[2], visible, bias, request.sink), unseen, blind)
+    return DenseBias(join_bias(request.q, request.k.shape[2], visible, bias, request.sink), unseen, blind)
 
 
 def fused_attention_with_lse(request: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
@@ -194,24 +194,7 @@ def fused_attention_with_lse(request: Request) -> tuple[Float[Tensor, "b h i e"]
     return out, lse.reshape(q.shape[:3])
 
 
-def masked_attention(
-    q: Float[Tensor, "n h i c"],
-    k: Float[Tensor, "n g j c"],
-    v: Float[Tensor, "n g j e"],
-    visible: Bool[Tensor, "#n #h i j"] | None,
-    bias: Float[Tensor, "..."] | None,
-    sink: Float[Tensor, "h"] | None,
-    beta: float,
-    dropout: float,
-) -> Float[Tensor, "n h i e"]:
-    """Fused attention with a dense mask in which every row sees a key; the sink is one more key of value zero."""
-    added = _join_bias(q, k.shape[2], visible, bias, sink)
-    if sink is not None:
-        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-    return fused_attention(q, k, v, beta, dropout, added=added)
-
-
-def _join_bias(q: Tensor, j: int, visible: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor | None:
+def join_bias(q: Tensor, j: int, visible: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor | None:
     """Mask, bias and sink as one additive matrix; if there is only a mask, that boolean mask."""
     if bias is None and sink is None:
         return visible
