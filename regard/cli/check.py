@@ -91,10 +91,11 @@ def command(
             _check_writable(path)
     given = {key: value or () if key in ("only", "without") else value for key, value in options.items()}
     CheckOptions.from_keywords(given)
+    subject = load_target(source, name)
     from regard.conform.checker import check
 
     try:
-        report = check(load_target(source, name), progress=show_progress, **given)
+        report = check(subject, progress=show_progress, **given)
     except ConfigError as error:
         raise ConfigError(with_flags(str(error))) from error
     if json:

@@ -145,7 +145,13 @@ def test_findings_are_annotated_on_github(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_usage_error_comes_without_importing_torch(here: Path) -> None:
-    for words in (["yours.py:f"], ["mine.py"], ["mine.py:causal", "--heads", "0"], ["mine.py:causal", "--layout", "x"]):
+    for words in (
+        ["yours.py:f"],
+        ["yours:f"],
+        ["mine.py"],
+        ["mine.py:causal", "--heads", "0"],
+        ["mine.py:causal", "--layout", "x"],
+    ):
         code = f"import sys; from regard.cli import app; app({['check', *words]!r}, standalone_mode=False)"
         code = f"try:\n    {code}\nexcept BaseException:\n    pass\nprint('torch' in sys.modules)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
