@@ -103,6 +103,7 @@ _FAMILIES: tuple[tuple[str, str, str, dict[str, Any], tuple[str, ...]], ...] = (
 )
 _X = ("x_transformers.x_transformers", "Attention")
 
+ABSENT = "Not installed, and so not checked:"
 LIBRARIES = (
     LibraryAttention("torch", "scaled_dot_product_attention", lambda: nn.functional.scaled_dot_product_attention),
     *(
@@ -180,7 +181,7 @@ def rows(packages: tuple[str, ...] = ()) -> Iterator[str]:
     wanted = dict.fromkeys(each.package for each in LIBRARIES if not packages or each.package in packages)
     absent = [package for package in wanted if installed_version(package) is None]
     if absent:
-        yield f"\nNot installed, and so not checked: {', '.join(absent)}."
+        yield f"\n{ABSENT} {', '.join(absent)}."
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 The tables of facts come from the docstrings of their tests. With `--libraries` the libraries are checked again.
 """
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from regard.conform.checker import list_facts
-from regard.conform.libraries import rows as library_rows
+from regard.conform.libraries import ABSENT, rows as library_rows
 
 HEADINGS = {"attention": "## Facts of an attention", "decoder": "## Facts of a decoder"}
 LIBRARIES = "## What was found in other libraries"
@@ -39,7 +40,12 @@ def with_facts(page: str) -> str:
     return page
 
 
+def with_libraries(page: str, rows: Iterable[str]) -> str:
+    """The page with this table of libraries. Its last row is a sentence, which replaces the one on the page."""
+    return replace_table(re.sub(rf"(?m)\n^{ABSENT}.*\n", "", page), LIBRARIES, rows)
+
+
 if __name__ == "__main__":
     path = Path(sys.argv[1])
     text = with_facts(path.read_text())
-    path.write_text(replace_table(text, LIBRARIES, library_rows()) if "--libraries" in sys.argv else text)
+    path.write_text(with_libraries(text, library_rows()) if "--libraries" in sys.argv else text)

@@ -794,12 +794,12 @@ def normalises_queries_and_keys(q, k, v):
     return attend(functional.normalize(q, dim=-1), functional.normalize(k, dim=-1), v)
 
 
-@mutant("scores", "rotary positions are applied to q alone (half pairs)", causal=True)
+@mutant("scores", "rotary positions are applied to q alone (half pairs, base 10000)", causal=True)
 def turns_queries_alone(q, k, v):
     return attend(Rotary()(q, k.shape[2] - q.shape[2]), k, v, triangle(q.shape[2], k.shape[2]))
 
 
-@mutant("scores", "rotary turns q and k in opposite directions (half pairs)")
+@mutant("scores", "rotary turns q and k in opposite directions (half pairs, base 10000)")
 def turns_keys_backwards(q, k, v):
     turn = Rotary()
     half = k.shape[-1] // 2  # exchanging the halves turns in the other direction
@@ -816,6 +816,29 @@ def hides_keys_by_a_small_number(q, k, v):
 @mutant("causality", "sees key 1: keys are hidden by -20, not by -inf", causal=True)
 def hides_keys_by_a_small_number_and_says_causal(q, k, v):
     return hides_keys_by_a_small_number(q, k, v)
+
+
+@mutant("scores", "rotary positions of keys are +1 from those of queries (half pairs, base 10000)")
+def turns_keys_one_position_further(q, k, v):
+    turn = Rotary()
+    return attend(turn(q, k.shape[2] - q.shape[2]), turn(k, 1), v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("scores", "rotary differs between q (half pairs, base 10000) and k (interleaved pairs, base 10000)")
+def pairs_keys_in_another_way(q, k, v):
+    turned = Rotary()(q, k.shape[2] - q.shape[2])
+    return attend(turned, Rotary(pairing="interleaved")(k, 0), v, triangle(q.shape[2], k.shape[2]))
+
+
+@mutant("scores", "heads have different scales: 0.5, 0.25")
+def scales_each_head_in_its_own_way(q, k, v):
+    return attend(q / torch.arange(1, q.shape[1] + 1).to(q)[:, None, None], k, v)
+
+
+@mutant("key-order", "the weights at q = 0 depend on the keys: scores have a term of k alone")
+def compares_by_distance(q, k, v):
+    distances = torch.cdist(q.double(), spread(k, q.shape[1]).double())
+    return (-distances).softmax(-1).to(v.dtype) @ spread(v, q.shape[1])
 
 
 @mutant("weights-sum-to-one", "as if they were rounded to half precision")

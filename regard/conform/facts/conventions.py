@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,6 +61,12 @@ def key_order(a: MeasuredAttention) -> Failure | None:
     before the scores are divided by sqrt(c); keys hidden by a small number such as -100 in place of -inf
     """
     wanted, name = a.declared.bias, a.bias_name
+    raw = a.measurement().raw
+    if raw.changes_weights(0 * raw.q, raw.k):
+        words = "the weights at q = 0 depend on the keys: scores have a term of k alone, as a distance or a norm has"
+        detect = detect_difference(a, lambda inputs: {"bias": None}, words)
+        inputs = a.random_inputs(5, 5, b=1).with_zero_queries()
+        return replace(failure_of(a, inputs, detect, words), fatal=True)
     if (found := _bias_changes_with_width(a)) is not None:
         return found
     if a.mask_number is not None and wanted != "any":

@@ -159,13 +159,16 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
             return Failure("the weights of a row sum to 1, but a sink was declared, which takes some of it")
         raise NotApplicableError("a sink was declared, which takes some of the weight")
 
+    sums = row_sums(a, inputs)
+    varies = not bool((sums == sums[sums != 0][0]).all()) if bool((sums != 0).any()) else False
+
     def detect(inputs: AttentionInputs) -> Violation | None:
         out = row_sums(a, inputs)
         if all_ones(out):
             return None
         total = _farthest_from_one(out)
-        rounded = abs(total - 1) < 2e-3
-        words = f"the weights of a row sum to {total:.{6 if rounded else 4}g}, not to 1"
+        rounded = varies and abs(total - 1) < 2e-3
+        words = f"the weights of a row sum to {total:.{6 if abs(total - 1) < 2e-3 else 4}g}, not to 1"
         ones = "torch.ones_like(v)"
         return Violation(
             words + (", as if they were rounded to half precision" if rounded else ""),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.conform.conventions import MeasuredAttention
 from regard.conform.tolerance import max_error
-from regard.see.measure.rotary import usual_rotations
+from regard.see.measure.rotary import Rotation, usual_rotations
 
 
 def name_score_cause(a: MeasuredAttention) -> str:
@@ -18,6 +18,9 @@ def name_score_cause(a: MeasuredAttention) -> str:
     if kind is not None and kind != a.declared.qk_norm:
         which = "q and k are" if norm is None or (norm.q and norm.k) else "q alone is" if norm.q else "k alone is"
         return f"{which} normalised" + (f" ({kind})" if kind != "unknown" else "")
+    scales = a.scores.scales or ()
+    if a.scores.scale is None and a.scores.residual is not None and a.scores.residual < a.precision:
+        return f"heads have different scales: {', '.join(f'{each:.4g}' for each in scales)}"
     if share := share_without_weight(a):
         return f"{share:.0%} of the visible keys have no weight, by their scores, as with top-k, ReLU or sparsemax"
     if a.score_span is None and (ends := _clamped_ends(a)):
@@ -53,14 +56,26 @@ def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h 
     inputs = a.random_inputs(7, 7, b=1)
     scale = a.expected_scale(inputs)
     yield "the softmax is applied twice", _weights(a, scale).softmax(-1)
-    for rotation in usual_rotations(inputs.sizes[5]):
+    q, k, _ = _prepared(a)
+    rotations = list(usual_rotations(inputs.sizes[5]))
+    for rotation in rotations:
+        turn, turned = rotation.apply, f"({_describe(rotation)})"
         backwards = replace(rotation, frequencies=tuple(-each for each in rotation.frequencies))
-        q, k, _ = _prepared(a)
-        turned = f"({rotation.pairing} pairs)"
-        yield f"rotary positions are applied to q alone {turned}", _weights(a, scale, rotation.apply(q), k)
-        yield f"rotary positions are applied to k alone {turned}", _weights(a, scale, q, rotation.apply(k))
-        both = _weights(a, scale, rotation.apply(q), backwards.apply(k))
+        yield f"rotary positions are applied to q alone {turned}", _weights(a, scale, turn(q), k)
+        yield f"rotary positions are applied to k alone {turned}", _weights(a, scale, q, turn(k))
+        both = _weights(a, scale, turn(q), backwards.apply(k))
         yield f"rotary turns q and k in opposite directions {turned}, so that scores depend on i + j", both
+        for shift in (-1, 1):
+            words = f"rotary positions of keys are {shift:+d} from those of queries {turned}"
+            yield words, _weights(a, scale, turn(q, 1), turn(k, 1 + shift))
+        for other in rotations:
+            if other != rotation:
+                words = f"rotary differs between q ({_describe(rotation)}) and k ({_describe(other)})"
+                yield words, _weights(a, scale, turn(q), other.apply(k))
+
+
+def _describe(rotation: Rotation) -> str:
+    return f"{rotation.pairing} pairs, base {rotation.base():g}"
 
 
 def _prepared(a: MeasuredAttention) -> tuple[Tensor, Tensor, Tensor]:
