@@ -38,8 +38,8 @@ fix: $(VENV)/.test  ## let ruff put style right
 slow: $(VENV)/.test  ## the tests that take minutes
 	$(PYTEST) -m slow
 
-faults: $(VENV)/.test  ## kills, signals, bit flips, truncations, full disks and fuzzed files
-	$(PYTEST) tests/fuzz tests/base/test_files.py tests/base/test_plain_pickle.py tests/train/test_checkpoint.py \
+faults: $(VENV)/.test  ## kills, signals, bit flips, truncations, full disks, wrong clocks and fuzzed files
+	$(PYTEST) tests/test_faults.py tests/explorer/test_jobs.py tests/fuzz tests/base/test_files.py tests/base/test_plain_pickle.py tests/train/test_checkpoint.py \
 		tests/train/test_loop.py tests/train/test_distributed.py
 
 bench: $(VENV)/.test  ## ratios against peers

@@ -1,11 +1,13 @@
 """The documentation site: every page is in the navigation, links are rewritten, nothing is loaded from elsewhere."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tools import diagram
 from tools.api_reference import MODULES
+from tools.pictures import PICTURES
 from tools.site import (
     OUTSIDE,
     broken_links,
@@ -76,6 +78,13 @@ def test_a_link_to_a_missing_file_or_anchor_is_found(tmp_path: Path) -> None:
     assert broken_links(tmp_path) == ["a.html: b.html#there", "b.html: c.html"]
 
 
+def test_every_picture_is_on_a_page_and_those_of_the_explorer_are_taken_by_code() -> None:
+    text = "".join(page.read_text("utf-8") for page in (ROOT / "README.md", *DOCS.rglob("*.md")))
+    pictures = {file.name for file in (DOCS / "images").iterdir()}
+    assert [name for name in sorted(pictures) if f"images/{name}" not in text] == []
+    assert pictures == {*PICTURES, "architecture.svg"}
+
+
 def test_a_sheet_has_its_answers_with_formulas_as_mathml() -> None:
     name, text = next(sheets())
     assert f"sheets/{name}.md" in nav_pages()
@@ -89,6 +98,18 @@ def test_every_sheet_is_in_the_navigation() -> None:
     assert {f"sheets/{name}.md" for name in sheet_titles()} == {
         page for page in nav_pages() if page.startswith("sheets/")
     }
+
+
+def test_the_page_of_the_architecture_has_every_package_and_files_that_exist() -> None:
+    package, listed = ROOT / "regard", set()
+    rows = re.findall(r"^\| (`.+?`) \| .+ \| (`.+?`) \|$", (DOCS / "architecture.md").read_text("utf-8"), re.M)
+    for names, files in rows:
+        folders = re.findall(r"`(.+?)`", names)
+        assert all((package / folders[0] / file).is_file() for file in re.findall(r"`(.+?)`", files)), names
+        listed.update(folders)
+    packages = {str(file.parent.relative_to(package)) for file in package.rglob("__init__.py")} - {"."}
+    assert packages <= listed
+    assert all((package / folder).is_dir() for folder in listed)
 
 
 def test_the_diagram_is_drawn_from_the_imports() -> None:

@@ -5,6 +5,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from regard.base.errors import ConfigError
+
 UNFINISHED = ".unfinished-"  # prefix of temporary files and folders
 
 
@@ -29,6 +31,21 @@ def write_atomically(path: Path, write: Callable[[Path], object], name: Callable
     except BaseException:
         file.unlink(missing_ok=True)
         raise
+
+
+def write_output(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file that a user asked for. If that fails, as on a full disk, a file that was there before stays.
+
+    path   the final path; a device or a pipe is written directly
+    write  function that writes the file at the path it is given
+    """
+    try:
+        if path.exists() and not path.is_file():
+            write(path)
+        else:
+            write_atomically(path.resolve(), write)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _umask() -> int:

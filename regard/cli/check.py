@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
 from regard.cli.output import check_folder, print_message, show_json
 
@@ -106,9 +107,9 @@ def command(
     if github:
         print("\n".join(report.annotations()), file=sys.stderr if json else sys.stdout)
     if junit is not None:
-        junit.write_text(report.junit(), encoding="utf-8")
+        write_output(junit, lambda file: file.write_text(report.junit(), encoding="utf-8"))
     if save is not None:
-        save.write_text(report.json(), encoding="utf-8")
+        write_output(save, lambda file: file.write_text(report.json(), encoding="utf-8"))
     if code := report.exit_code(ignore_policy):
         raise typer.Exit(code)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from regard.base.atomic_write import write_atomically
+from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
 from regard.base.extras import import_optional
 
@@ -72,7 +72,7 @@ def write_export(folder: Path, lesson: Path | None) -> None:
         if claim["sentence"]:
             data[f"figures/{claim['id']}"] = {"address": figure_address(claim["id"])}
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "index.html", lambda path: path.write_text(build_page(data), encoding="utf-8"))
+    write_output(folder / "index.html", lambda path: path.write_text(build_page(data), encoding="utf-8"))
     typer.echo(f"{folder / 'index.html'}: open it in a browser; it needs no server")
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.cli.output import check_folder, print_message, show, show_json, write_file
 from regard.cli.settings import parse_settings
@@ -324,7 +325,8 @@ def run_claim(
         path = None if figures is None else figures / f"{claim.id}.svg"
         result = make_result(claim.run(setup), path)
         if path is not None:
-            path.write_text(figure_svg(claim, result.numbers), encoding="utf-8")
+            svg = figure_svg(claim, result.numbers)
+            write_output(path, lambda file: file.write_text(svg, encoding="utf-8"))
     except Exception as error:  # any error: the other claims still run
         print_message("".join(traceback.format_exception(error)).rstrip())
         failed[claim.id] = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -351,7 +353,7 @@ def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -
 
 def write(file: Path, text: str) -> None:
     """Write a text file and report its size on stderr."""
-    write_file(file, lambda: file.write_text(text, encoding="utf-8"))
+    write_file(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") -> None:

@@ -82,7 +82,7 @@ def command(
     if html is not None:
         from regard.see.report_html import render_report
 
-        write_file(html, lambda: html.write_bytes(render_report(report).encode("utf-8", "replace")))
+        write_file(html, lambda file: file.write_bytes(render_report(report).encode("utf-8", "replace")))
     if picture is not None:
         from regard.see.report_figure import draw_report
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console, RenderableType
 
+from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def save_picture(figure: "Figure", path: Path) -> None:
                 each.set_fontfamily(["DejaVu Sans", found])
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.fonttype": "none"}):
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        write_file(path, lambda: figure.savefig(path))
+        write_file(path, figure.savefig)
 
 
 def find_font(characters: set[str]) -> str | None:
@@ -103,10 +104,7 @@ def _characters(path: str) -> frozenset[str]:
     return frozenset(map(chr, FT2Font(path).get_charmap()))
 
 
-def write_file(path: Path, write: Callable[[], object]) -> None:
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file and report its size on stderr."""
-    try:
-        write()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_output(path, write)
     print_message(f"wrote {path}, {path.stat().st_size:,} bytes")

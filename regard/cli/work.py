@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
 from regard.cli import work_exercises, work_grade, work_quiz
 from regard.cli.output import PictureOption, check_picture, print_message, save_picture, show_json
@@ -158,10 +159,7 @@ def write_solution(solution: "Solution", format_name: str | None, out: Path | No
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+    write_output(out, lambda file: file.write_text(text, encoding="utf-8"))
     print_message(f"saved {out}")
 
 

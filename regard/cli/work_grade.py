@@ -41,7 +41,7 @@ def command(
     options = ClassOptions(tuple(exercises or ()), quiz, class_seed, Limits(seconds, megabytes))
     rows = list(grade_class(folder, options, print_message))
     if csv is not None:
-        write_file(csv, lambda: csv.write_text(to_csv(rows), encoding="utf-8"))
+        write_file(csv, lambda file: file.write_text(to_csv(rows), encoding="utf-8"))
     if json:
         show_json([asdict(row) for row in rows])
         return

@@ -7,6 +7,7 @@ next job starts another. A job that needs too much memory is killed too.
 import asyncio
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -114,11 +115,10 @@ class Worker:
 
 def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) -> None:
     """Answer jobs until the pipe closes, the server ends, or the process is too large."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     known = tasks()
     with suppress(EOFError, KeyboardInterrupt, ConnectionError):
-        while os.getppid() == parent:
-            if not pipe.poll(1.0):
-                continue
+        while True:
             name, body = pipe.recv()
             try:
                 answer: Message = ("result", known[name](body, lambda text: pipe.send(("progress", {"text": text}))))
@@ -132,6 +132,13 @@ def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) 
             pipe.send(answer)
             if process_memory(os.getpid()) > LARGEST:
                 return
+
+
+def _end_with(parent: int) -> None:
+    """End this process, in the middle of a job too, when the server has been killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def process_memory(process: int | None) -> int:

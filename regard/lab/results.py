@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.base.atomic_write import write_atomically
+from regard.base.atomic_write import write_output
 from regard.base.errors import CheckpointError, ConfigError
 from regard.base.files import read_json
 from regard.lab.claim import Claim, Outcome, claims
@@ -282,10 +282,7 @@ def _write(path: Path, results: list[Result]) -> None:
     """Write results to a JSON file atomically, one per line."""
     lines = [json.dumps(encode_floats(dataclasses.asdict(each)), ensure_ascii=False) for each in results]
     text = f'{{"format": "{FORMAT}", "results": [\n' + ",\n".join(lines) + "\n]}\n"
-    try:
-        write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_output(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def load_result(claim: Claim, folder: Path) -> Result | None:

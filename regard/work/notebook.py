@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
 from regard.base.files import read_json, read_text
 from regard.base.registry import Registry
@@ -118,13 +119,9 @@ STYLES.add("otter")(_otter_cells)
 
 def write_new_file(path: Path, text: str) -> None:
     """Write a file that does not exist yet: a student may have worked in one that does."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} already exists and is not overwritten; remove it, or choose another name") from None
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    if path.exists():
+        raise ConfigError(f"{path} already exists and is not overwritten; remove it, or choose another name")
+    write_output(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def to_text(notebook: Notebook) -> str:

@@ -127,7 +127,7 @@ def test_a_check_is_printed_as_json(tmp_path: Path) -> None:
         (["three-tokens", "--format", "word"], "unknown format 'word'"),
         (["three-tokens", "--out", "a.doc"], "the ending of a.doc is unknown"),
         (["three-tokens", "--picture", "map.gif"], "--picture map.gif has no known picture format; end it in .png"),
-        (["three-tokens", "--out", "missing/a.md"], "cannot write missing/a.md"),
+        (["three-tokens", "--out", "missing/a.md"], "missing/a.md cannot be written"),
         (["three-tokens", "--mask", "casual()"], "did you mean 'causal'?"),
         (["three-tokens", "--heads", "3"], "which cannot be split into 3 heads; try heads = 2"),
         (["three-tokens", "--check", "missing.json"], "missing.json cannot be read"),

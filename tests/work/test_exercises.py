@@ -1035,7 +1035,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a\.ipynb already exists and is not overwritten; remove it"):
         write_new_file(tmp_path / "a.ipynb", "other")
     assert (tmp_path / "a.ipynb").read_text() == "mine"
-    with pytest.raises(ConfigError, match="cannot write"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         write_new_file(tmp_path / "missing" / "a.ipynb", "")
 
 

@@ -41,7 +41,6 @@ FIELDS = {
     "attention_dropout": Field("attention_probs_dropout_prob", fields.get_float, 0.0),
     "classes": Field("num_labels", fields.get_num_labels, 2, fields.write_labels),
 }
-QUERY_KEY_VALUE = ("query", "key", "value")
 DINOV2_FIELDS = {name: field for name, field in FIELDS.items() if name != "ff_width"}
 DINOV2_FIELDS["eps"] = Field("layer_norm_eps", fields.get_float, 1e-6)
 
