@@ -43,3 +43,30 @@ def test_a_static_cache_works_in_a_compiled_model() -> None:
         with torch.no_grad():
             results.append([model(part, past_key_values=cache).logits for part in ids.split([5, 1, 1, 1], 1)])
     torch.testing.assert_close(results[1], results[0], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["mistral decoder", "llama decoder", "gemma3_text decoder"])
+def test_a_compiled_model_is_not_compiled_again_for_a_step_or_a_length(family: str) -> None:
+    from transformers import StaticCache
+
+    huggingface.register()
+    tiny = make(family, "regard")
+    ids = draw_ids(2, 30)
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(tiny.model, backend=count)
+    cache = StaticCache(config=tiny.model.config, max_cache_len=30)
+    with torch.no_grad():
+        for part in ids[:, :12].split([5, 1, 1, 1, 1, 1, 1, 1], 1):
+            compiled(part, past_key_values=cache)
+        assert len(graphs) == 2  # the prompt and the steps
+        graphs.clear()
+        torch.compiler.reset()
+        for n in (8, 11, 17, 23):
+            compiled(ids[:, :n], use_cache=False)
+        assert len(graphs) == 2  # the first length and all others
