@@ -158,7 +158,7 @@ def draw(results: list[Growth], machine: str) -> Any:
     """A figure with one line for each mechanism: time on the left, memory on the right, both axes logarithmic."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 6), layout="constrained")
+    figure = Figure(figsize=(13, 7), layout="constrained")
     panels = figure.subplots(1, 2)
     styles = [f"{marker}{line}" for line in ("-", "--") for marker in "osv^D*P"]
     for style, each in zip(styles, results, strict=False):
@@ -172,7 +172,7 @@ def draw(results: list[Growth], machine: str) -> Any:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncol=2)
     figure.suptitle(machine, fontsize=9)
     return figure
 
@@ -194,7 +194,7 @@ def main(argv: list[str]) -> int:
         print(f"{each.name}: time n^{each.time_exponent:.2f}, memory n^{each.memory_exponent:.2f}", file=sys.stderr)
     if not results:
         parser.error(f"no mechanism has {options.only!r} in its name; they are {', '.join(MECHANISMS)}")
-    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     machine = f"torch {torch.__version__} on {where}; b=1, h={HEADS}, c={WIDTH}, forward without gradients"
     if options.json:
         rows = [

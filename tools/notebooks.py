@@ -40,6 +40,8 @@ def run_cell(source: str, namespace: dict[str, Any], number: int) -> list[dict[s
         outputs.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(True)})
     if value is not None:
         data = {"text/plain": str(value).splitlines(True)}
+        if hasattr(value, "_repr_html_"):
+            data["text/html"] = value._repr_html_().splitlines(True)
         outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
     return outputs
 
