@@ -636,7 +636,7 @@ def _parse_token(token: str, tokens: list[str]) -> Expression:
         if not tokens or words[:1] != ["{"]:
             raise ValueError(f"\\{name} needs text in braces")
         tokens.pop()
-        return Word("".join(words[1:]))
+        return Word("".join(words[1:]).strip())
     if name in _FUNCTIONS:
         return Word(name)
     if name != token.strip() and name in _COMMANDS:

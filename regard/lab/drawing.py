@@ -93,6 +93,25 @@ def mark_level(axes: Axes, value: float, label: str) -> None:
     axes.legend(frameon=False)
 
 
+def draw_steps(axes: Axes, steps: Sequence[str]) -> None:
+    """Draw the steps of a calculation as a diagram: one box per step from top to bottom, with arrows between."""
+    for at, words in enumerate(steps):
+        arrow = {"arrowstyle": "<-"} if at else None
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": COLOURS[0]}
+        above = (0.5, 1 - at / len(steps)) if at else (0.5, 1 - 0.5 / len(steps))
+        axes.annotate(
+            words,
+            xy=above,
+            xytext=(0.5, 1 - (at + 0.5) / len(steps)),
+            ha="center",
+            va="center",
+            fontsize="small",
+            bbox=box,
+            arrowprops=arrow,
+        )
+    axes.set(xticks=[], yticks=[])
+
+
 def plot_bars(axes: Axes, values: Mapping[str, float], *, fmt: str = "%.3g") -> None:
     """Draw one bar per name, with its value above it in the printf format `fmt`."""
     axes.bar_label(axes.bar(list(values), list(values.values()), color=COLOURS[0]), fmt=fmt)

@@ -134,7 +134,7 @@ def _wrong_answer(found: Erratum) -> Markup:
 
 
 def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Result]) -> str:
-    """Return the answer to the question at `place` as Markdown, with the errata of the sheets and the command.
+    """Return the answer to the question at `place` as Markdown, with the errata of the sheets, command and view.
 
     result  returns the result of the claim with a given id
     """
@@ -143,7 +143,8 @@ def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Res
         f"Correct: {each.right}"
         for each in answer.errata(result)
     )
-    return f"# Sheet {place}: {answer.questions[place]}\n\n{answer.body(result)}{errata}\n\n`{answer.command}`"
+    view = f"\n\nSee also: {answer.view}" if answer.view else ""
+    return f"# Sheet {place}: {answer.questions[place]}\n\n{answer.body(result)}{errata}\n\n`{answer.command}`{view}"
 
 
 def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: Callable[[str], Result]) -> str:

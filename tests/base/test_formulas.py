@@ -199,7 +199,7 @@ CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover"
         (r"\frac{1}{2} x \to \frac{x}{2}", "(1/2) x → x/2"),
         (r"\frac{a b}{c d}", "(a b)/(c d)"),
         (r"(\frac{a}{b})^2", "(a/b)²"),
-        (r"\| x \| \text{ if small}", "‖ x ‖  if small"),
+        (r"\| x \| \text{ if small}", "‖ x ‖ if small"),
         (r"(\Delta h)\Delta x", "(Δh)Δx"),
         (r"a = b, \quad c = d", "a = b,   c = d"),
         (r"\mathrm{for large} \beta: f \to [0, 1]", "for large β: f → [0, 1]"),

@@ -73,6 +73,24 @@ def test_the_first_claim_of_an_answer_names_every_question(answer: SheetAnswer) 
     assert [place for place in answer.questions if place not in source.split(", ")] == []
 
 
+def named_places(source: str) -> set[str]:
+    """The places that a claim's source names; "000 1.1c-d" names two."""
+    found = set()
+    for part in " ".join(source.split()).split(", "):
+        several = re.fullmatch(r"(.*)([a-z])-([a-z])", part)
+        letters = range(ord(several[2]), ord(several[3]) + 1) if several else ()
+        found |= {f"{several[1]}{chr(letter)}" for letter in letters} if several else {part}
+    return found
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
+def test_a_claim_that_names_000_names_002_where_both_ask(answer: SheetAnswer) -> None:
+    asked = {sheet: {place for place in answer.questions if place.startswith(sheet)} for sheet in ("000", "002")}
+    for name in answer.claims if all(asked.values()) else ():
+        named = named_places(claims()[name].source)
+        assert not (named & asked["000"]) or asked["002"] <= named, name
+
+
 def test_every_erratum_is_shown_with_its_question() -> None:
     shown = {each.quote for answer in ANSWERS for each in answer.errata(result)}
     assert shown == {answer.quote for answer in wrong_answers()}
@@ -112,6 +130,7 @@ def test_an_answer_as_markdown_quotes_the_sheet() -> None:
     assert text.startswith("# Sheet 000 1.1d: When is the output a spread version")
     assert "\n> The value of β should be very big or it should be hot." in text
     assert "soft attention" in " ".join(text.split())
+    assert text.endswith(f"`{answer.command}`\n\nSee also: {answer.view}")
 
 
 def test_markdown_becomes_html() -> None:

@@ -6,7 +6,9 @@ Claim: Queries, keys and values are projected and split into h heads of width d/
     `torch.nn.MultiheadAttention` computes.
 Measures: The layer against its parts computed one by one in float64, and against `torch.nn.MultiheadAttention` with the
     same weights: self-attention, with a causal mask, and n queries over m other tokens. The sizes of the four matrices.
-    How many other heads change if the values of one head change, and how many channels, before and after W_o.
+    How many other heads change if the values of one head change, and how many channels, before and after W_o. What
+    dropout does to the weights and to a residual sum. The scores of a batch whose keys were transposed with all axes
+    reversed.
 Finding: Computed part by part, the layer differs by at most {{ n.error|at_most }}; head by head by at most {{ n["error
     of heads one by one"]|at_most }}; from `torch.nn.MultiheadAttention` by at most {{ n["difference to
     torch"]["self-attention"]|at_most }}, with a causal mask by {{ n["difference to torch"]["causal"]|at_most }}, and
@@ -16,9 +18,10 @@ Finding: Computed part by part, the layer differs by at most {{ n.error|at_most 
     n["other heads changed"] }} other heads. They change {{ n["channels changed before W_o"] }} of {{ n.width }}
     channels before W_o and {{ n["channels changed after W_o"] }} after it.
 Budget: 1 second
-Source: 000 1.2a, 000 1.3a, 001 review 10, 001 review 12, 002 1.2a, 002 1.3a
+Source: 000 1.2a, 000 1.3a, 001 review 3, 001 review 10, 001 review 11, 001 review 12, 002 1.2a, 002 1.3a
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +32,12 @@ from torch.nn import functional
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
-from regard.lab.drawing import Figure, bar_figure
-from regard.lab.measure import largest_difference, normal_tensors
+from regard.lab.drawing import Figure, draw_steps, make_figure, plot_bars
+from regard.lab.measure import attention_weights, largest_difference, normal_tensors
 from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
-from regard.nn.attention import Attention as AttentionLayer, merge_heads, split_heads
+from regard.nn.attention import Attention as AttentionLayer, check_probability, merge_heads, split_heads
+from regard.nn.blocks import Residual
 from regard.nn.init import fan_in, init_parameters, normal
 
 MATHS = (
@@ -51,19 +55,24 @@ class Setup:
     heads   number of heads
     length  number of tokens
     others  number of other tokens, the keys and values of cross attention
+    share   share of dropout
+    draws   number of random draws of dropout
     """
 
     width: int = 60
     heads: int = 5
     length: int = 23
     others: int = 17
+    share: float = 0.1
+    draws: int = 2000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_at_least(self, heads=2)
+        check_at_least(self, heads=2, draws=100)
+        check_probability("share", self.share)
 
 
-SMOKE = Setup(width=15, heads=3, length=7, others=5)
+SMOKE = Setup(width=15, heads=3, length=7, others=5, draws=500)
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
@@ -94,7 +103,42 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             "other heads changed": _count_changed(together, moved, 1) - 1,
             "channels changed before W_o": _count_changed(joined, merge_heads(moved), 2),
             "channels changed after W_o": _count_changed(whole, moved_out, 2),
+            "dropout": _measure_dropout(setup, q, k, attention),
+            "error of reversed axes": _error_of_reversed_axes(setup),
         }
+
+
+def _measure_dropout(setup: Setup, q: Tensor, k: Tensor, attention: Attention) -> dict[str, float]:
+    """Return what dropout does to the attention weights of the first head, and to a residual sum."""
+    one = torch.ones(1, setup.draws, setup.width, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(setup.seed)
+        q, k = (part[:, :1].expand(setup.draws, -1, -1, -1) for part in (q, k))
+        weights = attention_weights(attention, q[:1], k[:1])
+        dropped = attention_weights(attention, q, k, dropout=setup.share)
+        # a sum of ones and ones: 1 where the branch was dropped
+        sums = one + Residual(setup.share).train()(one)
+        evaluated = one + Residual(setup.share).eval()(one)
+    return {
+        "share": setup.share,
+        "draws": setup.draws,
+        "weights set to zero": (dropped == 0).double().mean().item(),
+        "smallest sum of a row": dropped.sum(-1).min().item(),
+        "largest sum of a row": dropped.sum(-1).max().item(),
+        "distance of the mean": largest_difference(dropped.mean(0), weights[0]),
+        "entries of the sum without the branch": (sums == 1).double().mean().item(),
+        "mean of the sum": sums.mean().item(),
+        "change in evaluation": largest_difference(evaluated, 2 * one),
+    }
+
+
+def _error_of_reversed_axes(setup: Setup) -> float:
+    """Return the largest error of the scores of a batch if the keys are transposed by reversing all axes.
+
+    The product exists only if batch, length and width are equal.
+    """
+    q, k = normal_tensors(make_generator(setup.seed), *[(setup.length,) * 3] * 2)
+    return largest_difference(q @ k.permute(2, 1, 0), q @ k.transpose(1, 2))
 
 
 def _count_changed(old: Tensor, new: Tensor, axis: int) -> int:
@@ -143,10 +187,51 @@ def verdict(numbers: Numbers) -> Decision:
     )
     parallel = numbers["other heads changed"] == 0 and numbers["channels changed before W_o"] == width // heads
     sizes = numbers["sizes of W_q, W_k, W_v, W_o"] == [[width, width]] * 4
-    return decide(exact and parallel and sizes and numbers["channels changed after W_o"] == width)
+    dropout = numbers["dropout"]
+    margin = 5 / math.sqrt(dropout["draws"])
+    dropped = all(
+        abs(dropout[name] - dropout["share"]) < margin
+        for name in ("weights set to zero", "entries of the sum without the branch")
+    )
+    dropped &= max(dropout["distance of the mean"], abs(dropout["mean of the sum"] - 2)) < margin
+    dropped &= dropout["change in evaluation"] == 0
+    return decide(exact and parallel and sizes and dropped and numbers["channels changed after W_o"] == width)
 
 
 def draw(numbers: Numbers) -> Figure:
-    channels = {f"{when} W_o": float(numbers[f"channels changed {when} W_o"]) for when in ("before", "after")}
-    labels = {"xlabel": "before and after W_o", "ylabel": f"channels that change, of {numbers['width']}"}
-    return bar_figure(channels, **labels, title="Channels that one head reaches")
+    """Draw both kinds of attention as diagrams of their steps, and the channels that one head reaches."""
+    figure, (single, several, right) = make_figure(3)
+    d, h, (n, m) = numbers["width"], numbers["heads"], numbers["queries and keys"]
+    c = d // h
+    weights = [
+        f"{name} ({' x '.join(map(str, size))})"
+        for name, size in zip(("W_q", "W_k", "W_v", "W_o"), numbers["sizes of W_q, W_k, W_v, W_o"], strict=True)
+    ]
+    draw_steps(
+        single,
+        [
+            f"Q ({n} x {c}), K ({m} x {c}), V ({m} x {c})",
+            f"scores S = Q K' ({n} x {m})",
+            f"scale: divide by sqrt({c})",
+            "mask (optional)",
+            f"softmax over keys: A ({n} x {m})",
+            f"H = A V ({n} x {c})",
+        ],
+    )
+    draw_steps(
+        several,
+        [
+            f"queries ({n} x {d}), keys and values ({m} x {d})",
+            ", ".join(weights[:3]),
+            f"split into {h} heads of {c}",
+            f"scaled dot-product attention, {h} in parallel",
+            f"concatenate ({n} x {d})",
+            weights[3],
+            f"H ({n} x {d})",
+        ],
+    )
+    single.set(title="Scaled dot-product attention", ylabel="order of the steps", xlabel=f"{n} queries, {m} keys")
+    several.set(title="Multi-head attention", ylabel="order of the steps", xlabel=f"{h} heads of width {c}")
+    plot_bars(right, {f"{when} W_o": float(numbers[f"channels changed {when} W_o"]) for when in ("before", "after")})
+    right.set(ylabel=f"channels that change, of {d}", title="Channels that one head reaches")
+    return figure

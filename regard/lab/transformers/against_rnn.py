@@ -20,11 +20,12 @@ Finding: For {{ n.lengths[0] }} and {{ n.lengths[-1] }} tokens the path from the
     tokens"]["attention"]|at_most }} with attention without positions and by {{ n["change by permuting earlier
     tokens"]["recurrent"]|fixed }} in a recurrent layer. For the next token attention keeps {{ n["numbers
     kept"]["attention"][0]|comma }} and {{ n["numbers kept"]["attention"][-1]|comma }} numbers, the recurrent layer {{
-    n["numbers kept"]["recurrent"]|join_numbers }}.
-    At width {{ n["layer width"] }} they take {{ milliseconds["attention"]|fixed }} and {{
-    milliseconds["recurrent"]|fixed }} ms for all lengths. Accuracy for the first token after {{ n.distances[0] }} and
-    {{ n.distances[-1] }} noise tokens (chance {{ n.chance|percent }}, {{ n.repeats }} seeds): {% for kind in accuracy
-    %}{{ kind }} {{ accuracy[kind][0] }} and {{ accuracy[kind][-1] }}{{ "; " if not loop.last else "." }}{% endfor %}
+    n["numbers kept"]["recurrent"]|join_numbers }}. At width {{ n["layer width"] }} one pass over each of the lengths {{
+    n.lengths|join_numbers }} takes {{ milliseconds["attention"]|fixed }} ms in all with attention and {{
+    milliseconds["recurrent"]|fixed }} ms in a recurrent layer. Accuracy for the first token after {{ n.distances[0] }}
+    and {{ n.distances[-1] }} noise tokens (chance {{ n.chance|percent }}, {{ n.repeats }} seeds): {% for kind in
+    accuracy %}{{ kind }} {{ accuracy[kind][0] }} and {{ accuracy[kind][-1] }}{{ "; " if not loop.last else "." }}{%
+    endfor %}
 Budget: 75 seconds
 Source: 000 1.4a, 002 1.4a, 004 1a, 004 1b
 """

@@ -8,7 +8,7 @@ Finding: If token {{ n.token + 1 }} of {{ n.changes|length }} is replaced, its o
     the others by at most {{ others|short }}; in self-attention every other output changes, by at least {{
     attended|at_least(2) }}. Alone or in another order the outputs are the same up to {{ alike|at_most }}.
 Budget: 1 second
-Source: 000 1.4d
+Source: 000 1.4d, 002 1.4d
 """
 
 from collections.abc import Callable

@@ -1,18 +1,18 @@
 """Why use self-attention, and for which lengths is it cheap?
 
-Claim: One layer connects any two of n tokens directly, while a recurrent layer needs a step for every token in
-    between. Attention costs 2 n^2 D multiply-adds, a recurrent layer 2 n D^2: attention is cheaper while n < D, and the
-    costs are equal at n = D. The four projections of attention cost 4 n D^2; the attention itself costs more than
-    they do for n > 2 D.
+Claim: One layer connects any two of n tokens directly, while a recurrent layer needs a step for every token in between.
+    Attention costs 2 n^2 D multiply-adds, a recurrent layer 2 n D^2: attention is cheaper while n < D, and the costs
+    are equal at n = D. The four projections of attention cost 4 n D^2; the attention itself costs more than they do for
+    n > 2 D.
 Measures: Multiply-adds of attention, of its projections and of a recurrent layer as torch counts them, at lengths
     around D, and where the curves cross. Seconds of all three are reported but do not decide, because they depend on
     the machine. Whether the first token changes the last output.
-Finding: At D={{ n.width }} attention needs more multiply-adds than a recurrent layer above {{ shown["recurrent"] }},
-    and more than its own projections above {{ shown["projections"] }}. In seconds on this machine, up to n={{
-    n.lengths[-1] }}, the curves cross at {{ clock["recurrent"] }} and {{ clock["projections"] }}. At n={{ n.lengths[0]
-    }} attention takes {{ (n.seconds["attention"][0] * 1e3)|fixed }} ms, the recurrent layer {{
-    (n.seconds["recurrent"][0] * 1e3)|fixed }} ms. In one layer the first token changes the last output by {{ n["change
-    of the last output by the first token"]|short }}.
+Finding: At D={{ n.width }} attention needs more multiply-adds than a recurrent layer {{ shown["recurrent"] }}, and more
+    than its own projections {{ shown["projections"] }}. In seconds on this machine, up to n={{ n.lengths[-1] }},
+    attention takes longer than the recurrent layer {{ clock["recurrent"] }}, and longer than its own projections {{
+    clock["projections"] }}. At n={{ n.lengths[0] }} attention takes {{ (n.seconds["attention"][0] * 1e3)|fixed }} ms,
+    the recurrent layer {{ (n.seconds["recurrent"][0] * 1e3)|fixed }} ms. In one layer the first token changes the last
+    output by {{ n["change of the last output by the first token"]|short }}.
 Budget: 20 seconds
 Source: 000 1.4b, 002 1.4b
 """
@@ -131,7 +131,7 @@ def verdict(numbers: Numbers) -> Decision:
     found, expected = numbers["crossings"], {"recurrent": d, "projections": 2 * d}
     met = all(found[part] is not None and abs(found[part] / at - 1) < 1e-6 for part, at in expected.items())
     clock, shown = (
-        {part: "no length" if at is None else f"n={at:.0f}" for part, at in crossings.items()}
+        {part: "at no length" if at is None else f"above n={at:.0f}" for part, at in crossings.items()}
         for crossings in (numbers["crossings in seconds"], found)
     )
     changed = numbers["change of the last output by the first token"] > 1e-9
