@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from regard.cli import clean
+from regard.cli import print_errors
 from regard.cli.check import command, declaration_flags, show_progress
 
 FILE = """
@@ -81,7 +81,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run(*words: str) -> Result:
     app = typer.Typer()
-    app.command()(clean(command))
+    app.command()(print_errors(command))
     return CliRunner().invoke(app, list(words))
 
 
