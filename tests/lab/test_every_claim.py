@@ -20,7 +20,7 @@ from tests.lab import test_attention, test_heads, test_language_claims, test_tra
 from tests.lab.quick import NEEDS_FULL_RUN, TRAINING, Fault, claim, fault_cases, numbers, outcome
 
 CLAIMS = list(claims())
-SEVERAL_SEEDS = [name for name in CLAIMS if "repeats" in shipped_results()[name].numbers]
+SEVERAL_SEEDS = [name for name, result in shipped_results().items() if "repeats" in result.numbers]
 FAULTS: list[Fault] = [
     *((name, {"attention": fault}) for name, faults in test_attention.FAULTS.items() for fault in faults),
     *(fault for chapter in (test_heads, test_transformers, test_language_claims) for fault in chapter.FAULTS),

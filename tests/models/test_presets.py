@@ -124,6 +124,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", regard.list_models())
 def test_every_preset_has_the_published_number_of_parameters(name: str) -> None:
+    assert name in PARAMETERS, f"add the published number of parameters of {name} to PARAMETERS"
     assert regard.build(name, device="meta").parameter_count == PARAMETERS[name]
 
 
