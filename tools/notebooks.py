@@ -40,8 +40,9 @@ def run_cell(source: str, namespace: dict[str, Any], number: int) -> list[dict[s
         outputs.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(True)})
     if value is not None:
         data = {"text/plain": str(value).splitlines(True)}
-        if hasattr(value, "_repr_html_"):
-            data["text/html"] = value._repr_html_().splitlines(True)
+        page = value._repr_html_() if hasattr(value, "_repr_html_") else None
+        if page is not None and "srcdoc=" not in page:  # a whole page in a frame is too large for a file
+            data["text/html"] = page.splitlines(True)
         outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
     return outputs
 

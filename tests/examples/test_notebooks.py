@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tools.notebooks import EXAMPLES, MAX_BYTES, code_cells, main, run_notebook
+from tools.notebooks import EXAMPLES, MAX_BYTES, code_cells, main, run_cell, run_notebook
 
 NAMES = ("find_a_bug", "first_steps", "look_inside_hugging_face", "sliding_window", "train_and_translate")
 
@@ -59,3 +59,12 @@ def test_an_output_that_is_not_saved_is_reported(tmp_path: Path, capsys: pytest.
     assert main([str(file)]) == 0
     saved = json.loads(file.read_text())["cells"][0]["outputs"]
     assert [each.get("text") or each["data"]["text/plain"] for each in saved] == [["2\n"], ["3"]]
+
+
+def test_html_is_saved_except_for_whole_pages() -> None:
+    table, frame = (
+        "class A:\n    def _repr_html_(self): return '<p>a</p>'\nA()",
+        "import regard\nregard.show(regard.causal())",
+    )
+    assert run_cell(table, {}, 1)[0]["data"]["text/html"] == ["<p>a</p>"]
+    assert list(run_cell(frame, {}, 1)[0]["data"]) == ["text/plain"]
