@@ -24,7 +24,7 @@ cases = {
     "alibi 512": ((1, 8, 512, 64), half, dict(mask=causal(), scores=alibi(heads=8))),
     "window 4096": ((1, 2, 4096, 64), half, dict(mask=causal() & window(before=255))),
 }
-if linear:  # one call of each, which takes seconds
+if linear:  # calls that take seconds, or minutes in old revisions
     from regard.core.linear import elu_plus_one, linear_attend, performer, relu, squared_relu
     long, maps = (1, 16, 16384, 64), (elu_plus_one(), relu(), squared_relu(), performer(64, 64))
     cases = {f"{type(f).__name__} {getattr(f, 'name', '')}": (long, torch.float32, dict(features=f)) for f in maps}
@@ -36,7 +36,7 @@ elif gpu:
     }
 run = (lambda *x, **rest: linear_attend(*x, mask=causal(), **rest).out) if linear else attend
 def typical(call, repeats):
-    times, warm = [], 0 if linear else 3
+    times, warm = [], 1 if linear and repeats > 1 else 0 if linear else 3
     for _ in range(repeats + warm):
         start = time.perf_counter()
         call()
@@ -46,7 +46,7 @@ def typical(call, repeats):
 for name, (shape, dtype, rest) in cases.items():
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     with torch.no_grad():
-        forward = typical(lambda: run(q, k, v, **rest), 1 if linear else 30)
+        forward = typical(lambda: run(q, k, v, **rest), 3 if linear else 30)
     for x in (q, k, v): x.requires_grad_()
     training = typical(lambda: torch.autograd.grad(run(q, k, v, **rest).sum(), (q, k, v)), 1 if linear else 15)
     print(json.dumps([name, forward, training]), flush=True)

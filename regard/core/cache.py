@@ -204,7 +204,7 @@ class Stream:
         received = self.received + k.shape[2]
         with _disable_current_modes():  # positions are real tensors even if keys are fake
             positions = torch.cat([self._positions, _position_range(self.received, received)])
-            rows = torch.arange(self.returned, received)
+            rows = torch.arange(self.returned, received, device="cpu")
             waits = _expand_flag(self.mask.box(rows, rows, received, FAR).none, rows).logical_not()
             ready = int((waits.cumsum(0) == 0).sum())
         return self._emit(ready, waiting, _append(self._held, k, v), positions, received)
@@ -263,11 +263,11 @@ def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]
 
 def _position_range(start: int, end: int) -> Int[Tensor, "n"]:
     with _disable_current_modes():  # real even if keys are fake tensors
-        return torch.arange(start, end)
+        return torch.arange(start, end, device="cpu")
 
 
 def _expand_flag(flag: bool | Tensor, like: Tensor) -> Tensor:
-    return torch.as_tensor(flag).expand(like.shape)
+    return torch.as_tensor(flag, device=like.device).expand(like.shape)
 
 
 def _compact_positions(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:

@@ -18,6 +18,7 @@ from regard import (
     channel_attend,
     dilated,
     documents,
+    explain,
     grid_positions,
     key_padding,
     linear_attend,
@@ -28,6 +29,8 @@ from regard import (
 )
 from regard.base.errors import CacheError, ConfigError, DeviceError, DtypeError, RegardError, ShapeError
 from regard.core.linear import elu_plus_one, performer, relu, squared_relu
+from regard.core.masks.expression import parse_mask
+from regard.core.masks.forms import FORMS, examples
 from regard.core.positions import NTK
 
 x = torch.zeros(1, 1, 3, 4)
@@ -158,3 +161,23 @@ def test_a_function_that_returns_another_shape_is_refused(make):
     q, k, v = torch.randn(3, 2, 1, 3, 4)
     with pytest.raises(ShapeError, match=r"Mask.of\('odd'\) returned shape .* return one value for each pair"):
         attend(q, k, v, mask=Mask.of("odd", make))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_default_device_for_new_tensors_does_not_matter(name):
+    """As after `torch.set_default_device("cuda")` with tensors on the CPU: no plan may lie on the default device."""
+    mask = parse_mask(examples(name, 331)[-1])
+    b = mask.batch() or 1
+    inputs = [torch.randn(b, 2, 331, 8).requires_grad_() for _ in range(3)]
+    expected, visible = attend(*inputs, mask=mask, kernel="eager"), mask.count(331)
+    cache = SlidingWindowCache(mask)
+    with torch.device("meta"):
+        for kernel in (None, None, "sdpa", "eager"):
+            out = attend(*inputs, mask=mask, kernel=kernel)
+            assert torch.allclose(out, expected, atol=1e-5)
+            torch.autograd.grad(out.sum(), inputs)
+        assert explain(*inputs, mask=mask).visible == 2 * visible * (b if mask.batch() is None else 1)
+        assert mask.to_block_mask(331).shape[-2:] == (331, 331)
+        held = cache.extend(inputs[1].detach(), inputs[2].detach())
+        out = attend(inputs[0], held.k, held.v, mask=mask, positions=held.positions)
+        assert torch.allclose(out, expected, atol=1e-5)

@@ -157,3 +157,12 @@ def test_a_large_dense_mask_is_not_remembered(monkeypatch):
     monkeypatch.setattr(sdpa, "MOST_PREPARED", 60 * 61)
     attend(*draw(61), mask=causal() & window(before=50))
     assert not kernels._prepared._kept
+
+
+@pytest.mark.parametrize("kernel", [None, "eager", "sdpa", "blocked"])
+def test_a_mask_that_hides_everything_gives_zero_gradients_of_q_k_and_v(kernel):
+    inputs = draw()
+    for _ in range(3):
+        out = attend(*inputs, mask=causal() & ~causal(), kernel=kernel)
+        assert not out.any()
+        assert not any(x.any() for x in torch.autograd.grad(out.sum(), inputs))

@@ -76,8 +76,8 @@ class BlockGroup:
         """
         if not self.columns.shape[1]:
             return None
-        steps = torch.arange(len(self.rows))
-        run = self.columns[0, 0] + steps[:, None] + torch.arange(self.columns.shape[1])
+        steps, run = (torch.arange(n, device="cpu") for n in self.columns.shape)
+        run = self.columns[0, 0] + steps[:, None] + run
         slides = torch.equal(self.rows, self.rows[0] + steps) and torch.equal(self.columns, run)
         return (int(self.rows[0]), int(self.columns[0, 0])) if slides else None
 
@@ -95,7 +95,7 @@ class GatherPlan:
     def order(self) -> Int[Tensor, "q"] | None:
         """The index of each query block in the concatenated outputs of all groups; None if already in order."""
         order = torch.cat([group.rows for group in self.groups])
-        return None if torch.equal(order, torch.arange(len(order))) else order.argsort()
+        return None if torch.equal(order, torch.arange(len(order), device="cpu")) else order.argsort()
 
     @cached_property
     def visited(self) -> int:
@@ -177,8 +177,9 @@ def _run_plan(request: Request, plan: GatherPlan) -> Float[Tensor, "b h i e"]:
     outs = []
     for group in fused_inputs(request, plan):
         if not group.k.shape[2]:
-            # zeros that are connected to q, so that backward works if the mask hides everything
+            # zeros that are connected to q, k and v, so that backward works if the mask hides everything
             nothing = group.q[..., :1].masked_fill(torch.ones((), dtype=torch.bool, device=group.q.device), 0)
+            nothing = nothing + group.k.sum() + group.v.sum()  # sums of no numbers
             outs.append(nothing.expand(*group.q.shape[:3], e))
             continue
         out = sdpa.fused_attention(group.q, group.k, group.v, request.beta, request.dropout, added=group.added)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.base.errors import ConfigError
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.masks.algebra import And, CompoundMask, Full, Mask, Not, Or, resolve_positions
+from regard.core.masks.plan_cache import planning
 
 Polynomial = dict[frozenset[Mask], int]
 _MOST_TERMS = 256  # with more terms, evaluating every pair is cheaper than the sum
@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 1 << 22
 _MOST_POSITIONS = 1 << 27
 
 
-@_disable_current_modes()  # a count is a real number even if the caller traces with fake tensors
+@planning()
 def count(mask: Mask, queries: int, keys: int | None = None, positions: Positions | None = None) -> int:
     """The exact number of visible pairs."""
     positions, keys = resolve_positions(queries, keys, positions)

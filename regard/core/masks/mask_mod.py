@@ -370,13 +370,14 @@ def from_block_mask(block_mask: "BlockMask") -> Mask:
             "a function goes to Mask.from_mask_mod"
         )
     shape = block_mask.kv_indices.shape
-    state = torch.full((1,) * (4 - len(shape)) + tuple(shape), NONE, dtype=torch.int8)
+    state = torch.full((1,) * (4 - len(shape)) + tuple(shape), NONE, dtype=torch.int8, device="cpu")
     lists = [(SOME, block_mask.kv_num_blocks, block_mask.kv_indices)]
     if block_mask.full_kv_num_blocks is not None and block_mask.full_kv_indices is not None:
         lists.append((ALL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices))
     for kind, counts, indices in lists:
-        listed = torch.arange(shape[-1]) < counts.cpu()[..., None]
-        hit = torch.zeros(shape, dtype=torch.bool).scatter_(-1, indices.cpu().long().clamp(0, shape[-1] - 1), listed)
+        listed = torch.arange(shape[-1], device="cpu") < counts.cpu()[..., None]
+        indices = indices.cpu().long().clamp(0, shape[-1] - 1)
+        hit = torch.zeros(shape, dtype=torch.bool, device="cpu").scatter_(-1, indices, listed)
         state[hit.reshape(state.shape)] = kind
     lengths = (int(block_mask.seq_lengths[0]), int(block_mask.seq_lengths[1]))
     rows, columns = block_mask.BLOCK_SIZE

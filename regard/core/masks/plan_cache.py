@@ -1,14 +1,23 @@
 """Memoisation of results that depend on a mask."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Generic, TypeVar
 
+import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.core.masks.algebra import Mask
 
 T = TypeVar("T")
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """Tensors made inside are real ones on the CPU, whatever fake mode or default device the caller has set."""
+    with _disable_current_modes(), torch.device("cpu"):
+        yield
 
 
 def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
@@ -40,14 +49,12 @@ class Memo(Generic[T]):
 
         A new result is stored if `key` is not None and `worth(result)` is true.
         """
-        if key is None:
-            return make()
-        found = self._kept.get(key)
+        found = None if key is None else self._kept.get(key)
         if found is not None:
             return found[1]
-        with _disable_current_modes():  # results must be real even if the caller traces with fake tensors
+        with planning():
             made = make()
-        if worth(made):
+        if key is not None and worth(made):
             with self._lock:  # threads may compute a result twice, but must not evict at the same time
                 while len(self._kept) >= self.most:
                     self._kept.pop(next(iter(self._kept)))
