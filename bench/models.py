@@ -1,4 +1,4 @@
-"""The benchmark of whole models: a forward pass and a training step, compared with other libraries at equal sizes.
+"""The benchmark of whole models: a forward pass, a training step and decoding, compared with other libraries.
 
     python -m bench.models [--quick] [--only TEXT] [--json]
 
@@ -6,6 +6,7 @@ Libraries that are not installed are skipped with a message. Dropout is off, so 
 """
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,14 @@ from bench.report import BenchmarkResult, CorrectnessError, make_parser, make_re
 from bench.timing import Function, time_alternating
 from regard.integrations.torchvision import let_torchvision_load
 from regard.models.bert import BERTConfig
-from regard.models.gpt import GPTConfig
+from regard.models.gpt import GPT, GPTConfig
 from regard.models.model import Config
 from regard.models.presets import build_from_config
 from regard.models.transformer import TransformerConfig
 from regard.models.vit import ViTConfig
 
 TARGET = 1.0
+DECODING, DECODING_TARGET = "GPT-2 124M, generate", 1.5
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
         model = build_from_config(case.config)
         check_model(case, model)
         shape = " and ".join(" x ".join(map(str, x.shape)) for x in case.inputs)
-        for peer, build in case.peers.items():
+        for peer, build_peer in case.peers.items():
             try:
-                other = build(sizes)
+                other = build_peer(sizes)
             except ImportError as error:
                 print(f"{case.name}: {peer} is skipped: {error}", file=sys.stderr)
                 continue
@@ -90,6 +92,37 @@ def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
                 functions = {"regard": prepare(model, case.inputs), peer: prepare(other, case.inputs)}
                 timings = time_alternating(functions, rounds=rounds, min_seconds=min_seconds, device="cpu")
                 yield make_result(timings, f"{case.name}, {name}", shape, "sdpa", peer, TARGET)
+    if only.lower() in DECODING.lower():
+        yield from measure_decoding(quick, rounds, min_seconds)
+
+
+def measure_decoding(quick: bool, rounds: int, min_seconds: float) -> Iterator[BenchmarkResult]:
+    """Yield greedy decoding of one text by GPT-2 with random weights, in float32; both write the same text."""
+    let_torchvision_load()
+    try:
+        from transformers import GPT2LMHeadModel, logging
+    except ImportError as error:
+        print(f"{DECODING}: Hugging Face is skipped: {error}", file=sys.stderr)
+        return
+    logging.set_verbosity_error()
+    config = GPTConfig(vocab=1000, width=64, depth=2, heads=2) if quick else GPTConfig(vocab=50257)
+    model, prompt, new = GPT(config).eval(), torch.arange(5, 13)[None], 4 if quick else 48
+    with tempfile.TemporaryDirectory() as folder:
+        model.export(folder)
+        other = GPT2LMHeadModel.from_pretrained(folder).eval()
+    settings = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+    def ours() -> list[int]:
+        return list(model.generate(prompt, max_new_tokens=new)[0].tokens)
+
+    def theirs() -> list[int]:
+        return list(other.generate(prompt, max_new_tokens=new, **settings)[0, prompt.shape[1] :].tolist())
+
+    if ours() != theirs():
+        raise CorrectnessError(f"{DECODING}: the texts differ")
+    functions: dict[str, Function] = {"regard": ours, "Hugging Face": theirs}
+    timings = time_alternating(functions, rounds=min(rounds, 9), min_seconds=min_seconds, device="cpu")
+    yield make_result(timings, DECODING, f"1 x {new} new tokens", "sdpa", "Hugging Face", DECODING_TARGET)
 
 
 def check_model(case: ModelCase, model: nn.Module) -> None:

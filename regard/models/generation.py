@@ -81,6 +81,7 @@ class GenerationRun:
     """The checked arguments of `generate`, and the decoding loops."""
 
     adapter: GenerationAdapter
+    parts: tuple[nn.Module, ...]  # listed once: a walk through all modules at every step would take time
     reader: BatchReader
     prompts: list[list[int]]
     strategy: Strategy
@@ -141,7 +142,7 @@ class GenerationRun:
 
         Returns which rows have been read to their ends, the logits of their next tokens, and the log-probabilities.
         """
-        with torch.no_grad(), eval_mode(self.adapter.module):
+        with torch.no_grad(), eval_mode(*self.parts):
             ready, logits = self.reader.read([row.tokens for row in rows])
         log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
         if log_probabilities[:, 0].isnan().any():  # one bad logit makes its whole row NaN
@@ -184,9 +185,9 @@ def _best_continuations(
 
 
 @contextmanager
-def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Inside the `with` block the module is in eval mode. On exit every submodule gets its old mode back."""
-    training = [part for part in module.modules() if part.training]
+def eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Inside the `with` block these modules are in eval mode. On exit each gets its old mode back."""
+    training = [module for module in modules if module.training]
     for part in training:
         part.training = False
     try:
@@ -213,9 +214,12 @@ def _prepare(
     if adapter.batch not in (None, len(prompts)):
         raise ShapeError(f"there are {len(prompts)} prompts, but {adapter.batch} sources; give one prompt for each")
     capacity = min(adapter.context, max(map(len, prompts)) + max_new_tokens)
-    with torch.no_grad(), eval_mode(adapter.module):  # an encoder-decoder encodes its source here
+    parts = tuple(adapter.module.modules())
+    with torch.no_grad(), eval_mode(*parts):  # an encoder-decoder encodes its source here
         reader = BatchReader(adapter, len(prompts), capacity, use_cache)
-    return GenerationRun(adapter, reader, prompts, strategy, max_new_tokens, _stop_sequences(stop, adapter.vocab))
+    return GenerationRun(
+        adapter, parts, reader, prompts, strategy, max_new_tokens, _stop_sequences(stop, adapter.vocab)
+    )
 
 
 def _check_prompts(tokens: Prompts, adapter: GenerationAdapter) -> list[list[int]]:

@@ -26,6 +26,7 @@ from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmb
 from regard.nn.feedforward import FeedForward, check_activation
 from regard.nn.init import Initializers, constant, normal, uniform
 from regard.nn.norms import norm
+from regard.nn.projection import Linear
 from regard.nn.synthesizer import Synthesizer, check_parts
 
 
@@ -189,7 +190,7 @@ class GPT(Model):
             self.positions = SinusoidalPositions(config.width)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.norm = norm(config.norm, config.width, config.eps)
-        self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self.head = None if config.tied else Linear(config.width, config.vocab, bias=False)
         self.init_weights()
 
     @property

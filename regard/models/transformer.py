@@ -32,6 +32,7 @@ from regard.nn.feedforward import FeedForward
 from regard.nn.init import Initializers, constant, normal, uniform, xavier
 from regard.nn.learned_scores import LearnedBuckets
 from regard.nn.norms import norm
+from regard.nn.projection import Linear
 
 POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
 
@@ -120,7 +121,7 @@ class Transformer(Model):
         )
         self.encoder = Stack(config, config.depth, cross_attention=False)
         self.decoder = Stack(config, depth, cross_attention=True)
-        self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self.head = None if config.tied else Linear(config.width, config.vocab, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(config.vocab)) if config.output_bias else None
         self.init_weights()
 

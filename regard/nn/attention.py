@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, ShapeError
@@ -18,6 +17,7 @@ from regard.core.masks.algebra import Mask
 from regard.core.positions import Rotary
 from regard.core.scores import ScoreTerm
 from regard.nn.norms import norm
+from regard.nn.projection import Linear, linear
 
 
 class KeysValues(NamedTuple):
@@ -83,12 +83,12 @@ class Attention(nn.Module):
         queries, others = self.heads * self.head_width, 2 * self.kv_heads * self.head_width
         if memory_width == width:
             # one product for all three; with a memory, its rows are used in two parts
-            self.query_key_value = nn.Linear(width, queries + others, bias=bias)
+            self.query_key_value = Linear(width, queries + others, bias=bias)
         else:
-            self.query = nn.Linear(width, queries, bias=bias)
-            self.key_value = nn.Linear(memory_width, others, bias=bias)
+            self.query = Linear(width, queries, bias=bias)
+            self.key_value = Linear(memory_width, others, bias=bias)
         self.width, self.memory_width = width, memory_width
-        self.out = nn.Linear(self.heads * self.head_width, width, bias=bias if out_bias is None else out_bias)
+        self.out = Linear(self.heads * self.head_width, width, bias=bias if out_bias is None else out_bias)
         self.query_norm = None if qk_norm is None else norm(qk_norm, self.head_width, qk_norm_eps)
         self.key_norm = None if qk_norm is None else norm(qk_norm, self.head_width, qk_norm_eps)
 
@@ -166,6 +166,8 @@ class Attention(nn.Module):
         positions: Positions | None = None
         if cache is not None:
             k, v, positions = cache.extend(k, v)
+            if positions.by_number and positions.keys == 0 and positions.queries + q.shape[2] == k.shape[2]:
+                positions = None  # the default, for which `attend` takes less time
         dropout = self.dropout if self.training else 0.0
         scores, beta, kernel = self.term(), self.beta, self.kernel
         return attend(q, k, v, mask=mask, scores=scores, beta=beta, dropout=dropout, kernel=kernel, positions=positions)
@@ -228,9 +230,9 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
         raise ConfigError("with stream= pass no memory and no cache: the stream keeps keys and values")
 
 
-def _partial_linear(linear: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+def _partial_linear(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
     """The outputs of a linear layer for some `rows` of its weight."""
-    return functional.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+    return linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
 
 
 def _first_position(cache: Cache | None, stream: Stream | None) -> int:

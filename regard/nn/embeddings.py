@@ -9,6 +9,7 @@ from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import check_integer
 from regard.core.positions import sinusoidal
+from regard.nn.projection import linear
 
 
 class TokenEmbedding(nn.Module):
@@ -31,7 +32,7 @@ class TokenEmbedding(nn.Module):
 
     def unembed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n w"]:
         """Logits from the same weights (tied embeddings). Press and Wolf 2017, arXiv:1608.05859."""
-        return functional.linear(x, self.weight)
+        return linear(x, self.weight)
 
 
 class LearnedPositions(nn.Module):

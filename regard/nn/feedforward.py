@@ -11,6 +11,7 @@ from torch.nn import functional
 from regard.base.registry import Registry
 from regard.base.validation import check_integer
 from regard.nn.attention import check_probability
+from regard.nn.projection import Linear
 
 ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry("activation")
 ACTIVATIONS.add("relu")(torch.relu)
@@ -55,9 +56,9 @@ class FeedForward(nn.Module):
         hidden = 4 * width if hidden is None else check_integer("hidden", hidden, 1)
         check_probability("dropout", dropout)
         self.activation = ACTIVATIONS[activation.removeprefix(GATED)]
-        self.gate = nn.Linear(width, hidden, bias=bias) if activation.startswith(GATED) else None
-        self.up = nn.Linear(width, hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.gate = Linear(width, hidden, bias=bias) if activation.startswith(GATED) else None
+        self.up = Linear(width, hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
         self.dropout = dropout
 
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:

@@ -35,7 +35,7 @@ def name_log_likelihood(
         some = questions[start : start + batch_size]
         size = max(map(len, some))
         tokens = torch.tensor([tokenizer.encode(each.ljust(size, PAD)) for each in some], device=device)
-        with torch.no_grad(), eval_mode(model):
+        with torch.no_grad(), eval_mode(*model.modules()):
             log_probabilities = model(tokens).log_softmax(-1, dtype=torch.float64)
         values = log_probabilities[:, :-1].gather(2, tokens[:, 1:, None])[:, :, 0].tolist()
         for each, row in zip(some, values, strict=True):

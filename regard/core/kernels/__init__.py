@@ -132,9 +132,10 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object) ->
     factor = c**-0.5 if beta is None else beta if isinstance(beta, float) else 0.0
     if not i or not j or not len(q) or not 0.0 < factor <= STEEP_BETA:
         return None
-    if mask is None or (type(mask) is Causal and i == j):
+    if mask is None or (type(mask) is Causal and i in (1, j)):
         dense = c == e and q.stride(3) == k.stride(3) == v.stride(3) == 1
-        return flash_attention(q, k, v, None, mask is not None, factor) if dense else None
+        hides = mask is not None and i > 1  # the last query sees all keys
+        return flash_attention(q, k, v, None, hides, factor) if dense else None
     call = _prepared.peek(_call_key(mask, q, k))
     return None if call is None else call(q, k, v, factor)
 
