@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-# the file, and the state of the page
+# the file: the state of the page, the height of the picture, and a box to tick first
 PICTURES = {
-    "explorer.png": "#plane",
-    "explorer-models.png": "#models?show=edit&layer=1&head=1",
+    "explorer.png": ("#plane", 760, None),
+    "explorer-models.png": ("#models?show=edit&layer=1&head=1", 1000, "set its output to zero"),
 }
-SIZE = {"width": 1400, "height": 760}
+WIDTH = 1400
 
 
 def main() -> None:
@@ -31,11 +31,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         subprocess.run([sys.executable, "-m", "regard", "explore", "--export", folder], check=True)
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, state in PICTURES.items():
-            page = browser.new_page(viewport=SIZE, reduced_motion="reduce")  # type: ignore[arg-type]
+        for name, (state, height, box) in PICTURES.items():
+            page = browser.new_page(viewport={"width": WIDTH, "height": height}, reduced_motion="reduce")
             page.goto((Path(folder) / "index.html").as_uri() + state)
             page.wait_for_selector("#stage[data-drawn]")
-            page.wait_for_timeout(1000)  # a view that loads its model draws a moment later
+            if box is not None:
+                page.get_by_label(box).check()
+            page.wait_for_timeout(1000)  # a view that runs its model draws a moment later
             page.screenshot(path=IMAGES / name)
             print(IMAGES / name)
         browser.close()
