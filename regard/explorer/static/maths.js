@@ -2,11 +2,9 @@
 
 export const dot = (a, b) => a.reduce((sum, x, c) => sum + x * b[c], 0);
 export const add = (a, b) => a.map((x, c) => x + b[c]);
-export const subtract = (a, b) => a.map((x, c) => x - b[c]);
 export const scale = (a, factor) => a.map((x) => x * factor);
 export const norm = (a) => Math.hypot(...a);
 export const transpose = (rows) => (rows.length ? rows[0].map((_, c) => rows.map((row) => row[c])) : []);
-export const matmul = (a, b) => { const columns = transpose(b); return a.map((row) => columns.map((column) => dot(row, column))); };
 
 // Softmax of beta * scores over the visible entries. A row that sees nothing gives zeros, as in regard.attend.
 // beta = 0 is the mean of what is visible; beta = Infinity is hard attention, where ties share.
