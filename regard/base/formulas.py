@@ -307,7 +307,7 @@ def _box(expression: Expression, digits: int) -> _Box:
             raised = "" if above is None else "".join(_SUPERSCRIPTS[each] for each in f"({above})")
             return _Box((f"{letter}{below and '_'}{below}{raised}",))
         case Word(words):
-            return _Box((words,))
+            return _Box((words.strip(),))
         case Entry(of, places):
             return _join_boxes([_text_part(of, _LOWEST, digits), f"[{','.join(map(str, places))}]"])
         case Sum(terms):
@@ -506,7 +506,8 @@ def _mathml(expression: Expression, digits: int) -> str:
                 return _tag("msub", shown, _tag("mi", html.escape(below)))
             return shown if above is None else _tag("msup", shown, _tag("mtext", f"({above})"))
         case Word(words):
-            return _tag("mtext", html.escape(words))
+            # MathML removes plain spaces at the ends
+            return _tag("mtext", html.escape(re.sub(r"^ | $", "\u00a0", words)))
         case Entry(of, places):
             below = ",".join([*([of.below] if of.below else []), *map(str, places)])
             return _mathml(Symbol(of.letter, below, of.above), digits)
@@ -636,7 +637,7 @@ def _parse_token(token: str, tokens: list[str]) -> Expression:
         if not tokens or words[:1] != ["{"]:
             raise ValueError(f"\\{name} needs text in braces")
         tokens.pop()
-        return Word("".join(words[1:]).strip())
+        return Word("".join(words[1:]))
     if name in _FUNCTIONS:
         return Word(name)
     if name != token.strip() and name in _COMMANDS:

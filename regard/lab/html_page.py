@@ -157,7 +157,7 @@ def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: C
         tag("li", tag("a", f"{place}: {answer.questions[place]}", href=f"#{_anchor(place)}")) for place, answer in shown
     ]
     head = [tag("h1", title)] + ([tag("nav", tag("ul", *contents))] if len(contents) > 1 else [])
-    figures: set[str] = set()  # a figure is shown once: its ids must be unique in the page
+    figures: dict[str, str] = {}  # the question that shows a figure: once, because its ids must be unique in the page
     return render_page(title, *head, *(_answer(*each, result, figures) for each in shown))
 
 
@@ -165,15 +165,19 @@ def _anchor(place: str) -> str:
     return "question-" + place.replace(" ", "-")
 
 
-def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], figures: set[str]) -> Markup:
-    drawn = [name for name in answer.claims[:1] if name not in figures]
-    figures.update(drawn)
+def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], figures: dict[str, str]) -> Markup:
+    name = answer.claims[0]
+    shown = figures.setdefault(name, place)
+    if shown == place:
+        figure = tag("figure", inline_svg(claims()[name], result(name).numbers))
+    else:
+        figure = tag("p", "Figure: see ", tag("a", shown, href=f"#{_anchor(shown)}"), ".")
     view = [tag("p", "See also: ", answer.view, class_="made")] if answer.view else []
     return tag(
         "article",
         tag("h2", f"{place}: {answer.questions[place]}"),
         markdown_html(answer.body(result)),
-        *(tag("figure", inline_svg(claims()[name], result(name).numbers)) for name in drawn),
+        figure,
         *(_wrong_answer(each) for each in answer.errata(result)),
         tag("p", tag("code", answer.command), class_="made"),
         *view,
@@ -210,11 +214,14 @@ def markdown_html(markdown: str) -> Markup:
 
 
 def _inline(words: str) -> Markup:
-    """Convert the `code` and **bold** of a Markdown paragraph to HTML."""
-    names = {"`": "code", "*": "strong"}
-    pieces = re.split(r"(`[^`]+`|\*\*[^*]+\*\*)", words)
-    # the pieces at odd places are code or bold
-    return join_html(tag(names[each[0]], each.strip("`*")) if at % 2 else each for at, each in enumerate(pieces))
+    """Convert the `code`, **bold** and *italic* of a Markdown paragraph to HTML."""
+    names = {"`": "code", "**": "strong", "*": "em"}
+    pieces = re.split(r"(`[^`]+`|\*\*[^*]+\*\*|\*\w[^*]*\*)", words)
+    # the pieces at odd places are marked
+    return join_html(
+        tag(names[each[: len(each) - len(each.lstrip("`*"))]], each.strip("`*")) if at % 2 else each
+        for at, each in enumerate(pieces)
+    )
 
 
 def _badge(now: str) -> Markup:

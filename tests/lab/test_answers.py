@@ -122,6 +122,8 @@ def test_a_page_has_every_answer_of_a_sheet_with_figures_and_errata() -> None:
     assert page.count("<svg") == len({answer.claims[0] for _, answer in shown})
     assert "And in RNNs, there is no attention architectural component." in page
     assert "://" not in page
+    repeated = len(shown) - len({answer.claims[0] for _, answer in shown})
+    assert page.count("Figure: see ") == repeated > 0
 
 
 def test_an_answer_as_markdown_quotes_the_sheet() -> None:
@@ -135,10 +137,11 @@ def test_an_answer_as_markdown_quotes_the_sheet() -> None:
 
 def test_markdown_becomes_html() -> None:
     text = (
-        "## Why\n\nA `code` and **bold** < 3.\n\n1. one\n   more\n2. two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x_i$$"
+        "## Why\n\nA `code` and **bold** *use* < 3.\n\n1. one\n   more\n2. two\n\n"
+        "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x_i$$"
     )
     html = markdown_html(text)
-    assert html.startswith("<h3>Why</h3><p>A <code>code</code> and <strong>bold</strong> &lt; 3.</p>")
+    assert html.startswith("<h3>Why</h3><p>A <code>code</code> and <strong>bold</strong> <em>use</em> &lt; 3.</p>")
     assert "<ol><li>one more</li><li>two</li></ol>" in html
     assert "<tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr>" in html
     assert html.endswith("</math>")

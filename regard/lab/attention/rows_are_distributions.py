@@ -125,10 +125,16 @@ def verdict(numbers: Numbers) -> Decision:
 
 
 def draw(numbers: Numbers) -> Figure:
-    figure, panels = make_figure(columns=3)
+    figure, (*panels, example) = make_figure(columns=4, width=3.8)
     chosen = f"Made to look at {join_numbers(numbers['chosen keys'])}"
     titles = {"scores": "Scores: any sign, any sum", "weights": "Weights: each row sums to 1"}
     for axes, (name, title) in zip(panels, (titles | {"weights on the chosen keys": chosen}).items(), strict=True):
         plot_heatmap(axes, numbers[name], low=min(0.0, *map(min, numbers[name])))
         axes.set(xlabel="key token j", ylabel="query token i", title=title)
+    plot_heatmap(example, numbers["weights of three tokens"], high=1.0)
+    for i, row in enumerate(numbers["weights of three tokens"]):
+        for j, weight in enumerate(row):
+            example.text(j, i, f"{weight:.2f}", ha="center", va="center", color="black" if weight > 0.5 else "white")
+    example.set(xticks=range(3), xticklabels=range(1, 4), yticks=range(3), yticklabels=range(1, 4))
+    example.set(xlabel="key token", ylabel="query token", title="Attention map of the three tokens")
     return figure
