@@ -1,6 +1,7 @@
 """Measure the explorer against its budgets: `python -m bench.explorer`. It needs Chromium and playwright."""
 
 import gzip
+import math
 import os
 import shutil
 import subprocess
@@ -46,9 +47,10 @@ def measure_view(browser: Any) -> float:
 
 
 def measure_drag(browser: Any) -> float:
-    """Milliseconds of script and drawing for one step of a drag, with 12 tokens in the Attention view's size."""
+    """Milliseconds of script and drawing for one step of a drag in the plane with 12 keys."""
     page = browser.new_page()
-    page.goto(f"{ADDRESS}#plane?k=1,0;0,1;-1,0;0,-1;0.7,0.7;-0.7,0.7;0.7,-0.7;-0.7,-0.7")
+    keys = ";".join(f"{math.cos(0.5236 * at):.3f},{math.sin(0.5236 * at):.3f}" for at in range(12))
+    page.goto(f"{ADDRESS}#plane?k={keys}")
     page.wait_for_selector("svg.plane")
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
@@ -90,6 +92,8 @@ def measure_overview() -> tuple[float, int]:
         "position": None,
         "target": "",
         "source": "",
+        "row": None,
+        "brush": [],
     }
     times, size = [], 0
     for _ in range(3):

@@ -106,6 +106,18 @@ def test_arrow_keys_move_a_key_and_keep_it_chosen(visit: Any) -> None:
     assert page.evaluate("document.activeElement.dataset.handle") == "k1"
 
 
+def test_the_theme_switches_with_one_key_and_the_maps_follow(visit: Any) -> None:
+    page = visit("#attention?b=0")
+    colour = 'document.querySelector(\'[data-why="a.0.0"] rect\').getAttribute("fill")'
+    light = page.evaluate(colour)
+    page.keyboard.press("d")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate(colour) != light
+    page.keyboard.press("d")
+    assert page.evaluate(colour) == light
+    assert "b=0" in page.url
+
+
 def test_reload_and_back_restore_the_state(visit: Any) -> None:
     page = visit(PLANE + "2")
     page.get_by_label("Inverse temperature").fill("200")  # the right end is infinity
@@ -234,11 +246,12 @@ VIEWS = ["#plane", "#attention", "#masks", "#models", "#models?show=edit&layer=1
 
 
 @pytest.mark.parametrize("width", [360, 1920])
-@pytest.mark.parametrize("state", VIEWS)
-def test_nothing_is_wider_than_the_screen(visit: Any, state: str, width: int) -> None:
-    page = visit(state, width=width)
-    page.wait_for_timeout(200)  # views that load their model or text draw a moment later
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_nothing_is_wider_than_the_screen(visit: Any, address: str, width: int) -> None:
+    page = visit("#plane", width=width)
+    for state in VIEWS:
+        page.goto(address + state)
+        page.wait_for_timeout(250)  # views that load their model or text draw a moment later
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, state
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,6 +1,6 @@
 // The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
 
-import { colourScale, diverging, format, html, svg } from "./dom.js";
+import { colourScale, diverging, format, html, setDark, svg } from "./dom.js";
 import { attentionView } from "./attention.js";
 import { lessonsView, offer } from "./lessons.js";
 import { masksView } from "./masks.js";
@@ -106,9 +106,11 @@ export function start(root, data) {
 
   function present() { document.documentElement.classList.toggle("present"); }
   function switchTheme() {
-    const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    commit(false);
+    open(); // colours of maps are computed
   }
+  const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 
   function exportPage() {
     const head = document.head.cloneNode(true);
@@ -153,6 +155,7 @@ export function start(root, data) {
 
   function mount() {
     const { view, state, pinned } = current;
+    setDark(isDark());
     stage.replaceChildren();
     if (pinned) {
       const a = html("section", { class: "pinned", inert: true, "aria-label": "Pinned state A" });
@@ -265,6 +268,8 @@ export function start(root, data) {
     if (view) go(`#${view}`);
     else if (shortcuts[event.key]) { event.preventDefault(); shortcuts[event.key](); }
   });
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => open());
 
   function open() {
     const { name, parameters, pin } = readAddress(data.start, held);

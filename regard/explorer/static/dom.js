@@ -49,6 +49,14 @@ const SEQUENTIAL = [[255, 255, 255], [205, 224, 242], [133, 182, 222], [61, 130,
 const NEGATIVE = [[247, 247, 247], [244, 189, 122], [197, 108, 14], [116, 52, 2]];
 const POSITIVE = [[247, 247, 247], [143, 191, 224], [41, 113, 176], [6, 50, 102]];
 
+// In the dark, zero is near the ground and large values are bright.
+const DARK = {
+  sequential: [[24, 27, 32], [22, 58, 98], [30, 104, 164], [74, 152, 208], [150, 203, 238], [235, 247, 255]],
+  negative: [[38, 42, 48], [122, 70, 16], [214, 128, 36], [255, 205, 140]], positive: [[38, 42, 48], [22, 78, 128], [64, 142, 206], [176, 217, 247]],
+};
+let dark = false;
+export function setDark(on) { dark = on; }
+
 function along(stops, t) {
   const at = Math.min(1, Math.max(0, t)) * (stops.length - 1);
   const low = Math.min(stops.length - 2, Math.floor(at));
@@ -60,13 +68,13 @@ const isDark = (rgb) => 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] < 140;
 
 // The colour of a value between 0 and `largest`, and the colour of text on it.
 export function sequential(value, largest = 1) {
-  const rgb = along(SEQUENTIAL, largest > 0 ? value / largest : 0);
+  const rgb = along(dark ? DARK.sequential : SEQUENTIAL, largest > 0 ? value / largest : 0);
   return { fill: css(rgb), text: isDark(rgb) ? "#ffffff" : "#14161a" };
 }
 
 // The colour of a value between -largest and largest; zero is nearly white.
 export function diverging(value, largest) {
-  const rgb = along(value < 0 ? NEGATIVE : POSITIVE, largest > 0 ? Math.abs(value) / largest : 0);
+  const rgb = along(dark ? DARK[value < 0 ? "negative" : "positive"] : value < 0 ? NEGATIVE : POSITIVE, largest > 0 ? Math.abs(value) / largest : 0);
   return { fill: css(rgb), text: isDark(rgb) ? "#ffffff" : "#14161a" };
 }
 

@@ -233,7 +233,7 @@ function mount(element, state, update, data) {
   }
 
   function drawBlockTable(found) {
-    const sizes = [16, 32, 64, 128].filter((size) => size <= Math.max(16, state.keys));
+    const sizes = [2, 4, 8, 16, 32, 64, 128].filter((size) => 2 * size <= Math.max(4, state.keys)).slice(-3);
     const rows = sizes.map((size) => blockTable(found.mask, state.queries, state.keys, size));
     blocks.replaceChildren(html("table", { class: "blocks" }, html("caption", {}, "Block table: a block-sparse kernel skips empty blocks and needs no mask in full ones"), html("thead", {}, html("tr", {}, ["size", "full", "partial", "empty", "skipped"].map((cell) => html("th", { scope: "col" }, cell)))),
       html("tbody", {}, rows.map(({ size, full, partial, empty }) => html("tr", {}, html("th", { scope: "row" }, String(size)), [full, partial, empty].map((count) => html("td", {}, count.toLocaleString("en"))), html("td", {}, `${((100 * empty) / (full + partial + empty)).toFixed(1)} %`))))));

@@ -9,7 +9,7 @@ from regard.explorer.worker import Task
 
 GALLERY = (
     "full()", "causal()", "causal() & window(before=3)", "window(before=2, after=2)", "causal() & dilated(2)",
-    "strided(4)", "blocks(4)", "chunks(4, before=1)", "causal() & window(before=3) | global_tokens(2)",
+    "strided(4)", "blocks(4)", "chunks(4, before=1)", "causal() & window(before=3) | global_tokens(1)",
     "causal() | prefix(4)", "causal() & documents([0,0,0,0,0,1,1,1,1,1,1,1,2,2,2,2])", "padding([12])",
 )  # fmt: skip
 LENGTH = 16  # of the gallery's masks
