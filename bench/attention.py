@@ -38,7 +38,8 @@ def main(argv: list[str]) -> int:
     with_growth = on_cpu and not options.quick and options.only in repr(WINDOW)
 
     def notes(results: list[BenchmarkResult]) -> dict[str, bool]:
-        return (describe_overhead(options.only) if on_cpu else {}) | (describe_growth(results) if with_growth else {})
+        overhead = describe_overhead(options.only) if on_cpu and not options.quick else {}
+        return overhead | (describe_growth(results) if with_growth else {})
 
     results = (cpu_results if on_cpu else gpu_results)(options.quick, options.only)
     return print_report(results, options.device, options.json, notes)

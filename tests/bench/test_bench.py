@@ -110,6 +110,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[BenchmarkResult]:
         yield from results
 
     monkeypatch.setattr(attention, "cpu_results", fake)
+    monkeypatch.setattr(attention, "describe_overhead", lambda only: {})
     return results
 
 
