@@ -20,7 +20,7 @@ from regard.core.absolute_positions import Positions
 from regard.core.attend import Scores, attend, prepare_request
 from regard.core.input_checks import check_inputs
 from regard.core.masks.algebra import FAR, Mask
-from regard.core.masks.data import can_read, has_matrix
+from regard.core.masks.data import can_read
 from regard.core.scores import Additive, as_terms
 
 
@@ -287,8 +287,8 @@ def _append(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 def _check_mask(mask: Mask) -> None:
     if not isinstance(mask, Mask):
         raise ConfigError(f"a mask such as regard.causal() says what to keep, not {mask!r}")
-    if has_matrix(mask):
-        raise ConfigError("a boolean matrix has fixed rows and columns; write the rule with regard's masks")
+    if part := mask.by_pair():
+        raise ConfigError(f"{part} has fixed rows, columns or heads; write the rule with regard's masks")
 
 
 def _check_continues(held: tuple[Tensor, ...], k: Tensor, v: Tensor) -> None:

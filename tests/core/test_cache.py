@@ -784,7 +784,7 @@ def test_a_boolean_matrix_cannot_roll_on(make):
     for mask in (as_mask(data), causal() & data, ~(causal() | data)):
         with pytest.raises(ConfigError) as fixed:
             make(mask)
-        text = "a boolean matrix has fixed rows and columns; write the rule with regard's masks"
+        text = "a boolean matrix has fixed rows, columns or heads; write the rule with regard's masks"
         assert str(fixed.value) == text
 
 

@@ -454,7 +454,7 @@ REFUSALS = {
     "matrix": (
         {},
         {"mask": causal() & torch.ones(130, 130, dtype=torch.bool)},
-        ["a boolean matrix is dense already; write the rule with regard's masks"],
+        ["a boolean matrix has no blocks that can be skipped; write the rule with regard's masks"],
     ),
     "empty": ({"i": 0}, {}, ["it does not take empty tensors"]),
 }

@@ -164,7 +164,7 @@ def test_a_kernel_asked_by_name_gives_all_its_reasons(name):
             "it computes in float32 at most, and q is float64",
             "it has no dropout",
             "beta=inf is hard attention, and it knows only softmax",
-            "a boolean matrix is dense already; write the rule with regard's masks",
+            "a boolean matrix has no blocks that can be skipped; write the rule with regard's masks",
         ],
         "sdpa": [
             "beta=inf is hard attention, and the fused kernels know only softmax",
@@ -173,7 +173,7 @@ def test_a_kernel_asked_by_name_gives_all_its_reasons(name):
         "blocked": [
             "beta=inf is hard attention, and the fused kernels know only softmax",
             "softcap does more than add to the scores, which is all the fused kernels allow",
-            "a boolean matrix is dense already; write the rule with regard's masks",
+            "a boolean matrix has no blocks that can be skipped; write the rule with regard's masks",
         ],
     }[name]
     with pytest.raises(KernelRefusedError) as caught:

@@ -463,7 +463,7 @@ def refusal(kernel: str, case: Case) -> list[str]:
     if kernel == "blocked":
         reasons += ["the mask hides nothing"] * hides_nothing(case)
     if kernel in ("blocked", "flex"):
-        reasons += ["a boolean matrix is dense already"] * ("matrix" in case.mask)
+        reasons += ["a boolean matrix has no blocks that can be skipped"] * ("matrix" in case.mask)
         reasons += ["it does not take empty tensors"] * (0 in vars(case.sizes).values())
     return reasons
 

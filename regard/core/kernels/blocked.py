@@ -27,7 +27,6 @@ from regard.core.masks.block_tables import (
     find_hidden_keys_and_empty_rows,
     sparsest_table,
 )
-from regard.core.masks.data import has_matrix
 from regard.core.masks.plan_cache import Memo, joint_key
 
 SUMMARY = "gathers the visible key blocks and runs torch's fused attention on them"
@@ -117,8 +116,8 @@ def own_refusals(request: Request) -> list[str]:
     reasons = []
     if isinstance(request.mask, Full):
         reasons.append("the mask hides nothing, so no block can be skipped")
-    if has_matrix(request.mask):
-        reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
+    if part := request.mask.by_pair():
+        reasons.append(f"{part} has no blocks that can be skipped; write the rule with regard's masks")
     if torch.compiler.is_compiling() and not compiled.can_trace(request):
         reasons.append(compiled.LIMITS)
     if request.positions.offsets is not None:

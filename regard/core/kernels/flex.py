@@ -27,7 +27,6 @@ from regard.core.kernels.gradients import (
 from regard.core.kernels.request import Request, in_unsupported_transform
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import ALL, SOME, block_table, find_hidden_keys_and_empty_rows
-from regard.core.masks.data import has_matrix
 from regard.core.masks.plan_cache import Memo, joint_key
 from regard.core.scores import Additive, BoundTerm
 
@@ -76,8 +75,8 @@ def refusals(request: Request) -> list[str]:
     sums = all(term.additive or term.name == "sink" for term in request.terms)
     if sums and any(isinstance(term, Additive) for term in request.terms):
         reasons.append("it cannot centre a dense bias by row, so a large one would round the scores away; sdpa can")
-    if has_matrix(request.mask):
-        reasons.append("a boolean matrix is dense already; write the rule with regard's masks")
+    if part := request.mask.by_pair():
+        reasons.append(f"{part} has no blocks that can be skipped; write the rule with regard's masks")
     if torch.compiler.is_compiling():
         reasons.append("its block mask is computed in Python, which torch.compile cannot trace")
     if in_unsupported_transform(request.q.device):

@@ -167,9 +167,12 @@ class Mask:
         """Whether some part is a user's function or a matrix, so that its pattern is known only by evaluating it."""
         return any(child.opaque() for child in self.children())
 
-    def by_pair(self) -> bool:
-        """Whether some part is known only for single rows, columns or heads, so that no block can be skipped."""
-        return any(child.by_pair() for child in self.children())
+    def by_pair(self) -> str:
+        """Name a part of the mask that is defined by rows, columns or heads, such as "a boolean matrix"; "" if none.
+
+        The `blocked` and `flex` kernels refuse such a mask, and it cannot be moved to other positions.
+        """
+        return next((name for child in self.children() if (name := child.by_pair())), "")
 
     def key(self) -> Hashable | None:
         """The key for memoisation: masks by position compare by value, tensors by identity and version.

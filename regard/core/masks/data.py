@@ -130,19 +130,14 @@ class DenseMask(DataMask):
     def opaque(self) -> bool:
         return True
 
-    def by_pair(self) -> bool:
-        return True
+    def by_pair(self) -> str:
+        return "a boolean matrix"
 
     def with_data(self, data: Tensor) -> Mask:
         return DenseMask(data)
 
     def __repr__(self) -> str:
         return f"matrix{tuple(self.data.shape)}"
-
-
-def has_matrix(mask: Mask) -> bool:
-    """Whether some part is a boolean matrix, which goes by row and column instead of by position."""
-    return mask.by_pair()
 
 
 def format_data(data: Tensor, most: int = 12) -> str:

@@ -309,8 +309,8 @@ class MaskModMask(Mask):
     def opaque(self) -> bool:
         return True
 
-    def by_pair(self) -> bool:
-        return self.head_count is not None
+    def by_pair(self) -> str:
+        return "" if self.head_count is None else "a mask_mod that depends on the head"
 
     def __repr__(self) -> str:
         return f"Mask.from_mask_mod({getattr(self.function, '__name__', 'function')})"
@@ -354,8 +354,8 @@ class BlockMaskMask(Mask):
     def opaque(self) -> bool:
         return True
 
-    def by_pair(self) -> bool:
-        return True
+    def by_pair(self) -> str:
+        return "a BlockMask"
 
     def __repr__(self) -> str:
         return f"Mask.from_block_mask({' x '.join(map(str, (*self.state.shape[:2], *self.lengths)))})"

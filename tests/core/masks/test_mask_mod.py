@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from regard import Mask, Positions, attend, causal, documents, padding, window
+from regard import Mask, Positions, attend, causal, documents, explain, padding, window
 from regard.base.errors import ConfigError, ShapeError
 
 N = 11
@@ -123,3 +123,11 @@ def test_wrong_arguments_raise_what_was_expected() -> None:
         Mask.from_mask_mod(lambda b, h, q, kv: (q - kv) * 1.5).dense(5)
     with pytest.raises(ConfigError, match="differs between heads"):
         Mask.from_mask_mod(lambda b, h, q, kv: kv != h, heads=3).to_block_mask(9)
+
+
+def test_a_kernel_that_refuses_names_the_part_without_blocks():
+    q = torch.randn(1, 2, N, 4)
+    by_head = Mask.from_mask_mod(lambda b, h, i, j: (j + h) % 2 == 0, heads=2)
+    for mask, part in ((Mask.from_block_mask(causal().to_block_mask(N)), "a BlockMask"), (by_head, "a mask_mod")):
+        answers = {answer.kernel: answer.reasons for answer in explain(q, q, q, mask=mask).answers}
+        assert any(reason.startswith(part) for reason in answers["blocked"]), answers["blocked"]

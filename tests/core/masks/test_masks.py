@@ -28,7 +28,7 @@ from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.core.absolute_positions import Grid, whole_grid
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import FAR, NOTHING, And, Not, Or
-from regard.core.masks.data import DenseMask, has_matrix
+from regard.core.masks.data import DenseMask
 from regard.core.masks.forms.global_tokens import FirstRows
 from regard.core.masks.forms.random_links import RandomLinks
 
@@ -719,8 +719,8 @@ def test_only_predicates_and_matrices_are_opaque():
     odd, data = Mask.of("odd", lambda i, j: j % 2 == 1), torch.ones(3, 3, dtype=torch.bool)
     assert [mask.opaque() for mask in (causal() & padding([2]), documents([1]), ~causal())] == [False] * 3
     assert [mask.opaque() for mask in (odd, as_mask(data), causal() & ~odd, causal() | data)] == [True] * 4
-    assert [has_matrix(mask) for mask in (odd, causal() & padding([2]))] == [False] * 2
-    assert [has_matrix(mask) for mask in (as_mask(data), ~(causal() & data))] == [True] * 2
+    assert [mask.by_pair() for mask in (odd, causal() & padding([2]))] == [""] * 2
+    assert [mask.by_pair() for mask in (as_mask(data), ~(causal() & data))] == ["a boolean matrix"] * 2
 
 
 def test_rules_are_remembered_by_structure():
