@@ -12,6 +12,7 @@ import typer
 import regard
 from regard.base.errors import RegardError
 from regard.cli import lab, train, work
+from regard.cli.help_panels import PanelCommand
 
 P = ParamSpec("P")
 
@@ -45,8 +46,8 @@ COMMANDS = (
     "listen", "bench", "doctor",
 )  # fmt: skip
 for _name in COMMANDS:
-    app.command(_name)(print_errors(import_module(f"regard.cli.{_name}").command))
-app.command("eval")(print_errors(train.evaluate))
+    app.command(_name, cls=PanelCommand)(print_errors(import_module(f"regard.cli.{_name}").command))
+app.command("eval", cls=PanelCommand)(print_errors(train.evaluate))
 app.add_typer(lab.app, name="lab")
 work.mount(app, print_errors)
 

@@ -24,9 +24,7 @@ def command(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a finished run of the recipe birthplaces, or a pretrained model "
-            "[default: runs/birthplaces if it exists, else "
-            "biographies-gpt]"
+            help="A run of birthplaces or a model [default: runs/birthplaces if it exists, else biographies-gpt]"
         ),
     ] = None,
     store: Annotated[

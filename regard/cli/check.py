@@ -25,13 +25,21 @@ if TYPE_CHECKING:
     from regard.conform.report import Report
 
 
+# options that tell what the target is, if that cannot be measured, and those for every run; the others are conventions
+TARGET = ("kind", "heads", "kv_heads", "width", "layout", "vocab")
+EVERY_RUN = ("only", "without", "seed", "quick")
+REPORTS = "Reports"
+
+
 def _parameter(each: "Field[Any]") -> inspect.Parameter:
     """The command-line option of one field of CheckOptions."""
     flag, choices = f"--{each.name.replace('_', '-')}", each.metadata["choices"]
     text = f"{' or '.join(choices)}: {each.metadata['help']}" if choices else each.metadata["help"]
     kind, default = (list[str] | None, None) if each.name in ("only", "without") else (each.type, each.default)
     flags = [flag] if kind is bool else [f"{flag}/--no-{flag[2:]}"] if kind == bool | None else []
-    annotation = Annotated[kind, typer.Option(*flags, help=text)]  # type: ignore[valid-type]
+    panel = "Target" if each.name in TARGET else "Conventions (measured by default)"
+    option = typer.Option(*flags, help=text, rich_help_panel=None if each.name in EVERY_RUN else panel)
+    annotation = Annotated[kind, option]  # type: ignore[valid-type]
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -54,15 +62,25 @@ def command(
     ] = None,
     *,
     ignore_policy: Annotated[
-        bool, typer.Option("--ignore-policy", help="Exit with 0 if only our policy differs")
+        bool,
+        typer.Option("--ignore-policy", help="Exit with 0 if only our policy differs", rich_help_panel=REPORTS),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     save: Annotated[
-        Path | None, typer.Option(help="Also save the report as JSON, for `regard explore --report`")
+        Path | None,
+        typer.Option(help="Also save the report as JSON, for `regard explore --report`", rich_help_panel=REPORTS),
     ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write the report as JUnit XML to this file")] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Also write the report as JUnit XML to this file", rich_help_panel=REPORTS)
+    ] = None,
     github: Annotated[
-        bool, typer.Option("--github", envvar="GITHUB_ACTIONS", help="Also print findings as GitHub annotations")
+        bool,
+        typer.Option(
+            "--github",
+            envvar="GITHUB_ACTIONS",
+            help="Also print findings as GitHub annotations",
+            rich_help_panel=REPORTS,
+        ),
     ] = False,
     list_facts: Annotated[bool, typer.Option("--list", help="List every fact instead")] = False,
     libraries: Annotated[bool, typer.Option("--libraries", help="Check other libraries, as a Markdown table")] = False,

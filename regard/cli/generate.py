@@ -34,6 +34,10 @@ CONFIG_FILES = ("generation_config.json", "config.json")  # files of Hugging Fac
 StrategyName = StrEnum("StrategyName", ["greedy", "sample", "beam", "kth"])  # decoding strategies
 EarlyStopping = StrEnum("EarlyStopping", ["true", "false", "never"])
 
+SEARCH = "Beam search and other strategies"
+
+OTHER = "Other"
+
 
 def command(
     model: Annotated[
@@ -52,26 +56,37 @@ def command(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [default: 0]")] = None,
-    num_return_sequences: Annotated[int, typer.Option(help="Sample: number of independent texts")] = 1,
-    num_beams: Annotated[int | None, typer.Option(help="Beam search: number of beams")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Beam search: number of beams", rich_help_panel=SEARCH)] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Beam search: alpha of log-probability / tokens ** alpha [default: 0]")
+        float | None,
+        typer.Option(
+            help="Beam search: alpha of log-probability / tokens ** alpha [default: 0]", rich_help_panel=SEARCH
+        ),
     ] = None,
     early_stopping: Annotated[
-        EarlyStopping | None, typer.Option(help="Beam search: end once enough texts are finished [default: false]")
+        EarlyStopping | None,
+        typer.Option(help="Beam search: end once enough texts are finished [default: false]", rich_help_panel=SEARCH),
     ] = None,
     strategy: Annotated[
-        StrategyName | None, typer.Option(help="Decoding strategy [default: by the options above, else greedy]")
+        StrategyName | None,
+        typer.Option(help="Decoding strategy [default: by the options above, else greedy]", rich_help_panel=SEARCH),
     ] = None,
     kth: Annotated[
-        int | None, typer.Option(help="--strategy kth: always the k-th most likely token [default: 2]")
+        int | None,
+        typer.Option(help="--strategy kth: always the k-th most likely token [default: 2]", rich_help_panel=SEARCH),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the output, matched as tokens; may be repeated")
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run a whole pass for every token")] = False,
+    num_return_sequences: Annotated[
+        int, typer.Option(help="Sample: number of independent texts", rich_help_panel=OTHER)
+    ] = 1,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Run a whole pass for every token", rich_help_panel=OTHER)
+    ] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]")
+        Path | None,
+        typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]", rich_help_panel=OTHER),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from regard.see.heads import HeadTable
     from regard.see.report import AttentionReport
 
+RECORDING = "Input and recording"
+
 
 def command(
     model: Annotated[
@@ -39,7 +41,9 @@ def command(
             help="The input text (- is stdin) or image file [default: the example of a pretrained model]",
         ),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The target text of an encoder-decoder")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The target text of an encoder-decoder", rich_help_panel=RECORDING)
+    ] = None,
     sort: Annotated[
         str, typer.Option(help="Sort heads by entropy, spread, distance, previous, first, induction or layer")
     ] = "spread",
@@ -49,17 +53,22 @@ def command(
     ] = None,
     head: Annotated[int | None, typer.Option(help="Head to draw [default: the one with the least spread]")] = None,
     layers: Annotated[
-        list[str] | None, typer.Option(help="Record only these modules, such as 'blocks.3*'; may be repeated")
+        list[str] | None,
+        typer.Option(help="Record only these modules, such as 'blocks.3*'; may be repeated", rich_help_panel=RECORDING),
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(help="Record only these queries: indices and ranges, such as 0,5,8:12,-1")
+        str | None,
+        typer.Option(
+            help="Record only these queries: indices and ranges, such as 0,5,8:12,-1", rich_help_panel=RECORDING
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page that works offline")] = None,
     picture: PictureOption = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]")
+        Path | None,
+        typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]", rich_help_panel=RECORDING),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...", rich_help_panel=RECORDING)] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
     """Show the attention heads, maps and relevance of a model.

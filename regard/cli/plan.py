@@ -37,9 +37,7 @@ def command(
     memory: Annotated[float | None, typer.Option(help="GiB of one device [default: the GPU of this machine]")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict the memory of a recipe's run on each device. Exit code 1: it does not fit.
-
-    A few training steps run on the CPU with small batches, and their memory is extrapolated to the whole batch.
+    """Predict the memory of a run on each device. A few small steps run on the CPU. Exit code 1: it does not fit.
 
     Example: regard plan language --devices 2 --memory 24
     """

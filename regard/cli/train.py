@@ -38,14 +38,15 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Change a setting: --set steps=500, --set model.depth=4; may be repeated. `regard train list NAME` "
-        "shows all settings",
+        help="Change a setting: --set model.depth=4; may be repeated. `regard train list NAME` shows all",
     ),
 ]
 Variant = Annotated[
     str | None, typer.Option(help="A variant of the recipe, or several: finetune,cpu. `regard train list` shows them")
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
+
+DEVICES = "Several processes, logs"
 
 
 def command(
@@ -67,17 +68,19 @@ def command(
         ),
     ] = False,
     parallel: Annotated[
-        Parallel, typer.Option(help="With torchrun. ddp: the whole model on each process. fsdp: shards")
+        Parallel,
+        typer.Option(
+            help="With torchrun --nproc-per-node 4 -m regard train NAME. ddp: a copy of the model each. fsdp: shards",
+            rich_help_panel=DEVICES,
+        ),
     ] = Parallel.ddp,
     device: Device = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard events too", rich_help_panel=DEVICES)
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a recipe. `regard train list` shows all recipes and their expected results.
-
-    `regard train list NAME` shows the settings of a recipe, which --set changes.
-
-    torchrun --nproc-per-node 4 -m regard train NAME trains on several devices.
+    """Train a recipe. `regard train list` shows all recipes, `regard train list NAME` the settings of one.
 
     Example: regard train vision --set plan.steps=100 --folder runs/digits
     """

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
 from regard.cli import work_exercises, work_grade, work_quiz
+from regard.cli.help_panels import PanelCommand
 from regard.cli.output import PictureOption, check_picture, print_message, save_picture, show_json
 
 if TYPE_CHECKING:
@@ -29,11 +30,16 @@ class SolveByDefault(TyperGroup):
 def mount(app: typer.Typer, print_errors: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
     """Add `work` and its commands to the command line."""
     group = typer.Typer(cls=SolveByDefault, rich_markup_mode=None, add_completion=False)
-    group.command(SOLVE)(print_errors(command))
+    group.command(SOLVE, cls=PanelCommand)(print_errors(command))
     group.command("quiz")(print_errors(work_quiz.command))
     group.command("exercises")(print_errors(work_exercises.command))
     group.command("grade")(print_errors(work_grade.command))
     app.add_typer(group, name="work", help="Worked solutions, checked answers, quiz, exercises, grading.")
+
+
+PROJECTIONS = "Inputs and projections"
+
+OUTPUT = "Output"
 
 
 def command(
@@ -47,13 +53,24 @@ def command(
     q: Annotated[str | None, typer.Option("--q", help="Queries: '1,-1/2;0,1', or a .csv, .json or .npy file")] = None,
     k: Annotated[str | None, typer.Option("--k", help="Keys")] = None,
     v: Annotated[str | None, typer.Option("--v", help="Values")] = None,
-    inputs: Annotated[str | None, typer.Option(help="Inputs, instead of queries, keys and values")] = None,
-    wq: Annotated[str | None, typer.Option(help="Projection weights of the queries")] = None,
-    wk: Annotated[str | None, typer.Option(help="Projection weights of the keys")] = None,
-    wv: Annotated[str | None, typer.Option(help="Projection weights of the values")] = None,
-    wo: Annotated[str | None, typer.Option(help="Weights of the output projection")] = None,
+    inputs: Annotated[
+        str | None, typer.Option(help="Inputs, instead of queries, keys and values", rich_help_panel=PROJECTIONS)
+    ] = None,
+    wq: Annotated[
+        str | None, typer.Option(help="Projection weights of the queries", rich_help_panel=PROJECTIONS)
+    ] = None,
+    wk: Annotated[str | None, typer.Option(help="Projection weights of the keys", rich_help_panel=PROJECTIONS)] = None,
+    wv: Annotated[
+        str | None, typer.Option(help="Projection weights of the values", rich_help_panel=PROJECTIONS)
+    ] = None,
+    wo: Annotated[
+        str | None, typer.Option(help="Weights of the output projection", rich_help_panel=PROJECTIONS)
+    ] = None,
     convention: Annotated[
-        str | None, typer.Option(help="rows (a token is a row) or columns [default: rows, or as in the problem]")
+        str | None,
+        typer.Option(
+            help="rows (a token is a row) or columns [default: rows, or as in the problem]", rich_help_panel=PROJECTIONS
+        ),
     ] = None,
     scaled: Annotated[
         bool | None,
@@ -65,20 +82,25 @@ def command(
     mask: Annotated[str | None, typer.Option(help="A mask expression, such as 'causal()'")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Number of heads that share the width")] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="text, markdown, latex or html [default: by the ending of --out]")
+        str | None,
+        typer.Option(
+            "--format", help="text, markdown, latex or html [default: by the ending of --out]", rich_help_panel=OUTPUT
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file: .txt, .md, .tex or .html")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write to this file: .txt, .md, .tex or .html", rich_help_panel=OUTPUT)
+    ] = None,
     picture: PictureOption = None,
-    digits: Annotated[int, typer.Option(min=1, max=15, help="Number of decimals to show")] = 6,
-    steps: Annotated[str, typer.Option(help="all: calculate every entry; brief: show the matrices only")] = "all",
+    digits: Annotated[int, typer.Option(min=1, max=15, help="Number of decimals to show", rich_help_panel=OUTPUT)] = 6,
+    steps: Annotated[
+        str, typer.Option(help="all: calculate every entry; brief: show the matrices only", rich_help_panel=OUTPUT)
+    ] = "all",
     check: Annotated[
         Path | None, typer.Option(help="Check a student's answer, a .json file, and show its first mistake")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Work out attention step by step, or check a student's steps with --check.
-
-    Other commands: regard work quiz, regard work exercises, regard work grade.
+    """Work out attention, or --check a student's steps. Other commands: regard work quiz, work exercises, work grade.
 
     Example: regard work three-tokens --format latex
     """

@@ -46,6 +46,17 @@ def test_a_command_has_a_short_text_and_an_example_that_parses(name):
     COMMANDS[name].make_context(name, example[len(words) :], resilient_parsing=True)  # raises for an unknown option
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_common_options_are_in_the_first_20_lines_of_the_help(name):
+    context = COMMANDS[name].make_context(name, [], resilient_parsing=True, terminal_width=120, max_content_width=120)
+    shown = COMMANDS[name].get_help(context)
+    before, options, after = shown.partition("Options:\n")
+    common = before + options + after.partition("\n\n")[0]  # the others are in groups below, by `rich_help_panel`
+    assert len(common.splitlines()) <= 20
+    flags = [option.opts[0] for option in COMMANDS[name].params if option.opts[0].startswith("-")]
+    assert not [flag for flag in flags if f"  {flag} " not in shown], "an option is missing in the help"
+
+
 @pytest.mark.parametrize(("command", "option"), OPTIONS, ids=[f"{name} {option.name}" for name, option in OPTIONS])
 def test_help_texts_use_the_same_words(command, option):
     text = getattr(option, "help", None) or ""
