@@ -10,6 +10,11 @@ from regard.nn.embeddings import (
     TokenEmbedding as TokenEmbedding,
 )
 from regard.nn.feedforward import FeedForward as FeedForward
+from regard.nn.learned_scores import (
+    LearnedBuckets as LearnedBuckets,
+    LearnedDistances as LearnedDistances,
+    LearnedSinks as LearnedSinks,
+)
 from regard.nn.linear import LinearAttention as LinearAttention, LinearCache as LinearCache
 from regard.nn.multihead_attention import MultiheadAttention as MultiheadAttention
 from regard.nn.norms import RMSNorm as RMSNorm

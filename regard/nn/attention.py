@@ -38,7 +38,7 @@ class Attention(nn.Module):
     bias          whether the input projections have a bias
     out_bias      whether the output projection has one; default `bias`
     rotary        rotary positions, made by `regard.rotary`
-    scores        a score term such as alibi(heads=8), a module of `regard.nn.learned_scores`, or another function that
+    scores        a score term such as alibi(heads=8), a module such as LearnedSinks(heads=8), or another function that
                   returns a term, such as the `forward` of a module that several layers share
     qk_norm       norm of each query and key head, "rms" or "layer"
     beta          inverse temperature; None is head_width ** -0.5

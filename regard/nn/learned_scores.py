@@ -8,7 +8,17 @@ from regard.core.scores import ScoreTerm, shaw, sink, t5_buckets
 
 
 class LearnedBuckets(nn.Module):
-    """T5's learned relative position bias: see `regard.t5_buckets`."""
+    """T5's learned relative position bias: see `regard.t5_buckets`.
+
+    heads      number of query heads
+    buckets    number of rows of the table
+    reach      distance from which on all keys share the last bucket
+    both_ways  whether later keys have buckets of their own; False for causal attention
+
+    >>> bias = regard.nn.LearnedBuckets(heads=4, buckets=16)
+    >>> regard.nn.Attention(32, heads=4, scores=bias)(torch.randn(1, 5, 32)).shape
+    torch.Size([1, 5, 32])
+    """
 
     def __init__(self, heads: int, *, buckets: int = 32, reach: int = 128, both_ways: bool = True) -> None:
         super().__init__()
@@ -21,7 +31,15 @@ class LearnedBuckets(nn.Module):
 
 
 class LearnedDistances(nn.Module):
-    """Learned relative position keys up to a distance of `reach`: see `regard.shaw`."""
+    """Learned relative position keys: see `regard.shaw`.
+
+    head_width  width of one head of q and k
+    reach       distance from which on all keys share the last entry
+
+    >>> positions = regard.nn.LearnedDistances(head_width=8, reach=16)
+    >>> regard.nn.Attention(32, heads=4, scores=positions)(torch.randn(1, 5, 32)).shape
+    torch.Size([1, 5, 32])
+    """
 
     def __init__(self, head_width: int, reach: int) -> None:
         super().__init__()
@@ -34,7 +52,14 @@ class LearnedDistances(nn.Module):
 
 
 class LearnedSinks(nn.Module):
-    """Learned attention sinks, one logit per head: see `regard.sink`."""
+    """Learned attention sinks, one logit per head: see `regard.sink`.
+
+    heads  number of query heads
+
+    >>> sinks = regard.nn.LearnedSinks(heads=4)
+    >>> regard.nn.Attention(32, heads=4, scores=sinks)(torch.randn(1, 5, 32)).shape
+    torch.Size([1, 5, 32])
+    """
 
     def __init__(self, heads: int) -> None:
         super().__init__()

@@ -2,6 +2,8 @@
 
 import math
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -301,7 +303,9 @@ def test_work_where_the_data_lies_on_a_gpu_asks_for_no_data():
 
 def test_an_explanation_reads_as_a_table():
     explained = explain(*draw(256, 256, c=16, e=24), mask=causal() & window(before=3), scores=softcap(2), dropout=0.25)
-    assert str(explained) == "\n".join(
+    # a kernel that is added has a line of its own, and may be chosen instead of eager
+    few = tuple(each for each in explained.answers if each.kernel in ("flex", "sdpa", "blocked", "eager", "reference"))
+    assert str(replace(explained, chosen="eager", answers=few)) == "\n".join(
         [
             "b=2 h=6 g=3 i=256 j=256 c=16 e=24, torch.float32 on cpu, beta=0.25",
             "mask causal() & window(before=3): 12,216 of 786,432 pairs visible (1.6%)",
@@ -326,7 +330,11 @@ def test_an_explanation_of_nothing_has_no_share():
 
 
 def test_every_kernel_says_what_it_is():
-    assert list(KERNELS)[-1] == "reference"
+    assert list(KERNELS)[-1] == "reference", "give a new kernel a RANK below that of reference"
+    ranks = [KERNELS[name].RANK for name in KERNELS]
+    assert len(set(ranks)) == len(ranks), f"two kernels have the same RANK: {ranks}"
+    page = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    assert not [name for name in KERNELS if f"| `{name}` |" not in page], "add it to the table in docs/kernels.md"
     assert list(KERNELS) == sorted(KERNELS, key=lambda name: KERNELS[name].RANK)
     assert all(KERNELS[name].SUMMARY for name in KERNELS)
     assert {answer.kernel: answer.summary for answer in explain(*draw()).answers} == {

@@ -14,12 +14,13 @@ from regard.base.errors import KernelRefusedError
 from regard.core.linear import elu_plus_one, performer
 from regard.core.masks import as_mask
 from regard.core.scores import Additive
+from tests.kernels import CPU_KERNELS
 
 NAN, INF = math.nan, math.inf
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 H, G, C, E = 4, 2, 32, 16
 LENGTHS = (9, 41, 150)  # shorter than a vector of the CPU, and several blocks
-KERNELS = ["reference", "eager", "sdpa", "blocked", pytest.param("flex", marks=pytest.mark.cuda)]
+KERNELS = [*CPU_KERNELS, pytest.param("flex", marks=pytest.mark.cuda)]
 SETTINGS: dict[str, dict[str, object]] = {
     "plain": {},
     "negative beta": {"beta": -0.7},

@@ -7,6 +7,7 @@ import torch
 
 import regard
 from regard.base.errors import KernelRefusedError
+from tests.kernels import ALL_KERNELS, CPU_KERNELS
 from tests.mutants import MUTANTS, naive
 from tests.properties import PROPERTIES, on
 
@@ -19,7 +20,7 @@ def hold(name: str, kernel: str) -> None:
         pytest.skip(f"{kernel} refuses: {'; '.join(refusal.reasons)}")
 
 
-# properties that ask a fused kernel for what it must refuse; any other refusal is a failure
+# properties that ask a kernel for what it must refuse; any other refusal is a failure
 REFUSED = {
     "sdpa": {"beta_infinity_is_hard_and_shares_ties"},
     "blocked": {
@@ -40,16 +41,10 @@ def test_holds_for_the_kernel_that_attend_chooses(name):
     PROPERTIES[name](regard.attend)
 
 
-@pytest.mark.parametrize("kernel", ["reference", "eager"])
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_holds_for_a_kernel_that_serves_everything(name, kernel):
-    PROPERTIES[name](partial(regard.attend, kernel=kernel))
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
-@pytest.mark.parametrize("name", PROPERTIES)
-def test_holds_for_a_kernel_that_may_refuse(name, kernel):
-    if name in REFUSED[kernel]:
+def test_holds_for_every_kernel(name, kernel):
+    if name in REFUSED.get(kernel, ()):
         with pytest.raises(KernelRefusedError):
             PROPERTIES[name](partial(regard.attend, kernel=kernel))
     else:
@@ -68,7 +63,7 @@ class TestOnAGPU:
     def test_holds_for_the_kernel_that_attend_chooses(self, name):
         PROPERTIES[name](regard.attend)
 
-    @pytest.mark.parametrize("kernel", ["reference", "eager", "sdpa", "blocked", "flex"])
+    @pytest.mark.parametrize("kernel", ALL_KERNELS)
     @pytest.mark.parametrize("name", PROPERTIES)
     def test_holds_for_a_kernel_that_may_refuse(self, name, kernel):
         hold(name, kernel)

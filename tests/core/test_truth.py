@@ -44,6 +44,7 @@ from regard.core.masks.algebra import Full
 from regard.core.masks.expression import parse_mask
 from regard.core.masks.forms import FORMS, examples
 from regard.core.scores import ScoreTerm, Sink
+from tests.kernels import ALL_KERNELS, CPU_KERNELS
 from tests.tolerance import GRADIENT, OUTPUT, error, too_far
 
 
@@ -509,14 +510,14 @@ def judged(attention: Callable[..., Tensor], case: Case, draws: int) -> list[str
     return wrong
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "blocked", "eager"])
+@pytest.mark.parametrize("kernel", [kernel for kernel in CPU_KERNELS if kernel != "reference"])
 @pytest.mark.parametrize("term", ["none", "many"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_kernel_under_every_mask(mask, term, kernel):
     hold(kernel, Case(mask, term))
 
 
-@pytest.mark.parametrize("kernel", ["sdpa", "blocked", "eager"])
+@pytest.mark.parametrize("kernel", [kernel for kernel in CPU_KERNELS if kernel != "reference"])
 @pytest.mark.parametrize("term", [term for term in TERMS if term not in ("none", "many")])
 @pytest.mark.parametrize("mask", ["causal", "window and global", "causal and padding", "matrix by both"])
 def test_every_kernel_with_every_term(mask, term, kernel):
@@ -535,17 +536,16 @@ CALLS = [
     ("not causal", "added (h i j)"),
     ("matrix by both", "many and a cap"),
 ]
-KERNELS = ["sdpa", "blocked", "eager", "reference"]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("mask", "term"), CALLS)
 def test_every_kernel_in_every_precision(mask, term, dtype, kernel):
     hold(kernel, Case(mask, term, dtype=dtype))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("mask", "term"), [call for call in CALLS if call[1] != "none"])
 def test_terms_that_learn_in_float32_beside_half_precision(mask, term, dtype, kernel):
@@ -567,7 +567,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("number", range(len(SHAPES)), ids=[str(sizes) for sizes in SHAPES])
 def test_every_kernel_at_every_size(number, kernel):
     hold(kernel, Case("window and global", "many", SHAPES[number]))
@@ -593,7 +593,7 @@ def test_a_single_key_hands_over_its_value(kernel, sees):
     assert torch.allclose(dv.double(), gathered, rtol=0, atol=1e-6 * gathered.abs().max().item())
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("mask", "term"), [("none", "none"), ("causal window", "alibi"), ("matrix by head", "shaw")])
 def test_every_kernel_with_every_layout(mask, term, layout, kernel):
@@ -609,7 +609,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("positions", PLACES)
 @pytest.mark.parametrize(
     ("mask", "term"),
@@ -625,7 +625,7 @@ def test_every_kernel_at_other_places(mask, term, positions, kernel):
     hold(kernel, Case(mask, term, positions=PLACES[positions]))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("beta", [0.0, 0.05, 1.0, -0.2])
 @pytest.mark.parametrize(("mask", "term"), [("none", "none"), ("causal", "none"), ("causal window", "many")])
 def test_every_kernel_at_every_temperature(mask, term, beta, kernel):
@@ -657,7 +657,7 @@ def function_of(case: Case, kernel: str) -> tuple[Callable[..., Tensor], list[Te
     return attention, [x.requires_grad_() for x in tensors.values()]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("sizes", [TINY, TWO_BLOCKS], ids=["tiny", "two blocks"])
 @pytest.mark.parametrize(("mask", "term"), GRADIENTS_BY_DIFFERENCES)
 def test_gradients_are_those_of_finite_differences(mask, term, sizes, kernel):
@@ -691,20 +691,20 @@ ON_A_GPU = [
 
 @pytest.mark.cuda
 class TestOnAGPU:
-    @pytest.mark.parametrize("kernel", [*KERNELS, "flex"])
+    @pytest.mark.parametrize("kernel", ALL_KERNELS)
     @pytest.mark.parametrize(("mask", "term", "dtype"), ON_A_GPU)
     def test_every_kernel(self, mask, term, dtype, kernel):
         hold(kernel, Case(mask, term, Sizes(i=133, j=197, c=24, e=40), dtype, device="cuda"))
         if kernel in ("sdpa", "blocked") and dtype == torch.float32 and "(" not in term:
             hold(kernel, Case(mask, term, Sizes(g=6, i=293, j=331, c=24, e=40), dtype, device="cuda"))
 
-    @pytest.mark.parametrize("kernel", KERNELS)
+    @pytest.mark.parametrize("kernel", CPU_KERNELS)
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize(("mask", "term"), CALLS)
     def test_every_kernel_in_every_precision(self, mask, term, dtype, kernel):
         hold(kernel, Case(mask, term, Sizes(g=6, c=24, e=40), dtype=dtype, device="cuda"))
 
-    @pytest.mark.parametrize("kernel", KERNELS)
+    @pytest.mark.parametrize("kernel", CPU_KERNELS)
     @pytest.mark.parametrize("sizes", SHAPES, ids=str)
     def test_every_kernel_at_every_size(self, sizes, kernel):
         hold(kernel, Case("causal window", "alibi", sizes, device="cuda"))

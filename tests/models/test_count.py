@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.base.counting import saved_tensor_bytes
 from regard.base.errors import ConfigError
 from regard.models.count import count, sum_by_module
-from regard.models.presets import PRESETS, build
+from regard.models.presets import MODEL_CLASSES, PRESETS, build
 
 SMALL = {
     "birthplace": {"depth": 2},
@@ -25,6 +25,12 @@ SMALL = {
     "resnet": {},
 }
 LENGTHS = {"vit-ti/16": 96, "davit-tiny": 64, "speech-stream": 67, "mlp": None, "cnn": None, "resnet": None}
+
+
+def test_every_architecture_is_counted() -> None:
+    counted = {type(PRESETS[name]) for name in SMALL}
+    missing = [name for name in MODEL_CLASSES if MODEL_CLASSES[name].Config not in counted]
+    assert not missing, f"add a small form of {missing} to SMALL"
 
 
 @pytest.fixture(params=SMALL)

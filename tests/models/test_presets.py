@@ -8,6 +8,7 @@ import torch
 import regard
 from regard.models import presets
 from regard.models.model import Model
+from regard.models.presets import MODEL_CLASSES
 
 SMALL = {
     "transformer-tiny": {"depth": 1, "width": 16, "vocab": 31},
@@ -88,6 +89,42 @@ def test_a_gpu_gives_the_same_logits_and_gradients(name: str, monkeypatch: pytes
 
     for cpu, gpu in zip(rows_and_slopes("cpu"), rows_and_slopes("cuda"), strict=True):
         assert (cpu - gpu).abs().max() <= 2e-4 * max(1.0, cpu.abs().max().item())
+
+
+FORMS = {name.partition(" ")[0]: settings for name, settings in {**SMALL, **MORE}.items()}
+
+
+def test_every_architecture_is_registered_small_and_documented() -> None:
+    files = {path.stem for path in Path(presets.__file__).parent.glob("*.py") if "\nPRESETS = " in path.read_text()}
+    assert set(MODEL_CLASSES) == files, "add the file and its class to _FILES in regard/models/presets.py"
+    small = {type(presets.PRESETS[name]) for name in FORMS}
+    missing = [name for name in MODEL_CLASSES if MODEL_CLASSES[name].Config not in small]
+    assert not missing, f"add a small form of {missing} to SMALL"
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    missing = [name for name in MODEL_CLASSES if f"`{name}.py`" not in page]
+    assert not missing, f"add {missing} to the table of presets in docs/models.md"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_parameter_has_a_gradient(name: str) -> None:
+    model = regard.build(name, **FORMS[name]).train()
+    example = model.example_inputs(2, 64 if name == "davit-tiny" else LENGTHS.get(name, 12))
+    source = torch.Generator().manual_seed(0)
+    example = tuple(torch.randn(x.shape, generator=source) if x.is_floating_point() else x for x in example)
+    sum(part.square().sum() for part in parts(model(*example)) if part.is_floating_point()).backward()
+    missing = [key for key, each in model.named_parameters() if each.grad is None or not each.grad.isfinite().all()]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_it_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    model = regard.build(name, **FORMS[name])
+    model.save(tmp_path)
+    loaded = regard.load(tmp_path)
+    assert loaded.config == model.config
+    ours, theirs = model.state_dict(), loaded.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 # exact counts; papers and model cards publish them in millions, see docs/models.md where they differ

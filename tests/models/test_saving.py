@@ -16,7 +16,6 @@ from regard.core.positions import Llama3, Rotary
 from regard.models import saving
 from regard.models.davit import DaViTConfig
 from regard.models.gpt import GPT, GPTConfig, SyntheticAttention
-from regard.models.presets import MODEL_CLASSES
 from regard.models.transformer import TransformerConfig
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.synthesizer import Synthesizer
@@ -239,21 +238,6 @@ def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="is a file; a model is saved as a folder"):
         GPT(TINY).save(tmp_path / "file")
-
-
-def test_every_architecture_has_a_name() -> None:
-    assert list(MODEL_CLASSES) == [
-        "transformer",
-        "gpt",
-        "bert",
-        "vit",
-        "davit",
-        "speech",
-        "rnn",
-        "mlp",
-        "cnn",
-        "resnet",
-    ]
 
 
 def test_build_refuses_unknown_names_and_settings() -> None:
