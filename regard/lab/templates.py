@@ -1,6 +1,7 @@
 """Text templates of the lab: jinja2 with filters that format numbers, for errata and answers."""
 
 import math
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import cache
 from typing import Any
@@ -36,10 +37,17 @@ _FILTERS: dict[str, Any] = {
 }
 
 
+class _Environment(jinja2.Environment):
+    """jinja2, except that n.keys is the number called keys, and not the method of a dict."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return obj[attribute] if isinstance(obj, Mapping) and attribute in obj else super().getattr(obj, attribute)
+
+
 @cache
 def environment() -> jinja2.Environment:
     """Return the jinja2 environment of the lab, with filters for numbers; an unknown name in a template is an error."""
-    made = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # Markdown  # nosec B701
+    made = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # Markdown  # nosec B701
     made.filters |= _FILTERS
     return made
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import jinja2
 import pytest
 from matplotlib.collections import LineCollection
 
@@ -33,6 +34,7 @@ from regard.lab.results import (
     save_shipped_results,
     verdict_word,
 )
+from regard.lab.templates import render
 from regard.lab.verdict import Verdict, join_numbers
 from tests.lab.quick import TRAINING, outcome
 
@@ -504,3 +506,11 @@ def test_panels_of_a_heat_map_use_the_full_colour_range() -> None:
 )
 def test_numbers_are_joined_as_in_a_sentence(values: list[float], words: str) -> None:
     assert join_numbers(values) == words
+
+
+def test_a_number_may_have_the_name_of_a_method_of_dicts():
+    assert (
+        render("{{ n.keys }} keys, {{ n.items|length }} items", n={"keys": 17, "items": [1, 2]}) == "17 keys, 2 items"
+    )
+    with pytest.raises(jinja2.UndefinedError, match="no attribute 'queries'"):
+        render("{{ n.queries }}", n={"keys": 17})
