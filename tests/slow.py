@@ -22,6 +22,7 @@ QUICK_CASES: dict[str, int] = {
     # every fact has a mutant and a correct attention in test_every_fact_has_a_mutant..., which runs whole
     "tests/conform/test_mutants.py::test_a_fault_is_reported": 60,
     "tests/core/test_truth.py": 40,
+    "tests/core/test_properties.py": 122,
     "tests/core/test_transforms.py": 16,
     "tests/core/test_flex.py": 20,
     "tests/core/": 60,

@@ -41,8 +41,8 @@ def test_holds_for_the_kernel_that_attend_chooses(name):
     PROPERTIES[name](regard.attend)
 
 
-@pytest.mark.parametrize("kernel", CPU_KERNELS)
 @pytest.mark.parametrize("name", PROPERTIES)
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
 def test_holds_for_every_kernel(name, kernel):
     if name in REFUSED.get(kernel, ()):
         with pytest.raises(KernelRefusedError):
