@@ -7,6 +7,10 @@ import os
 import re
 from pathlib import Path
 
+from regard.base.errors import CheckpointError
+from regard.base.files import read_text
+
+LONGEST_REF = 1000  # bytes of a commit's name
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # a name on the Hub: gpt2, openai-community/gpt2
 
 
@@ -26,7 +30,7 @@ def find_cached(name: str) -> Path | None:
     ref = repository / "refs" / "main"
     if not ref.is_file():
         return None
-    snapshot = repository / "snapshots" / ref.read_text(encoding="utf-8").strip()
+    snapshot = repository / "snapshots" / read_text(ref, CheckpointError, LONGEST_REF).strip()
     return snapshot if snapshot.is_dir() else None
 
 

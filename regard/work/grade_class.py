@@ -6,7 +6,6 @@ file contains, and so do the variants, which are drawn by the seed of the class.
 
 import ast
 import csv
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, fields
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import ConfigError
+from regard.base.files import read_json
 from regard.work.exercises import EXERCISE_SETS
 from regard.work.exercises.answer_process import Limits, Sources
 from regard.work.exercises.exercise import student_seed
@@ -113,15 +113,16 @@ def read_predictions(sources: Sources, json_files: Sequence[Path] = ()) -> dict[
     """The answers of a quiz by number, read without running code: `prediction_1 = "b"`, or a .json file of answers."""
     found: dict[str, Any] = {}
     for file in json_files:
+        answers = read_json(file, ConfigError)
         try:
-            found |= json.loads(file.read_text(encoding="utf-8"))["answers"]
-        except (OSError, ValueError, KeyError, TypeError):
+            found |= answers["answers"]
+        except (ValueError, KeyError, TypeError):
             raise ConfigError(f'{file.name} should hold an object like {{"answers": {{"1": "b", "2": 0.3}}}}') from None
     for _, source in sources:
         for number, value in re.findall(r"(?m)^prediction_(\d+)\s*=\s*([^#\n]+)", source):
             try:
                 found[number] = ast.literal_eval(value.strip())
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
                 found[number] = value.strip()
     return {number: value for number, value in found.items() if value is not ...}
 

@@ -64,6 +64,15 @@ def test_a_revision_that_is_not_main_is_not_used(cache: Path) -> None:
     assert (find_cached("gpt2"), list_cached()) == (None, [])
 
 
+@pytest.mark.parametrize(("data", "words"), [(b"\xff", "is not UTF-8 text"), (b"0" * 5000, "which is too large")])
+def test_a_damaged_revision_is_an_error_that_names_the_file(cache: Path, data: bytes, words: str) -> None:
+    ref = cache / "models--gpt2" / "refs" / "main"
+    ref.parent.mkdir(parents=True)
+    ref.write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"main .*{words}"):
+        find_cached("gpt2")
+
+
 def test_the_error_says_how_to_get_a_model(cache: Path) -> None:
     with pytest.raises(CheckpointError) as preset:
         regard.load("gpt2")

@@ -245,6 +245,20 @@ def test_a_quiz_is_graded_without_running_code(tmp_path: Path) -> None:
     assert read_predictions([("a", "prediction_1 = ...\nprediction_2 = b")]) == {"2": "b"}
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"answers": ' + "9" * 5000 + "}", '{"answers": 7}', "[]", "\udcff"])
+def test_damaged_answers_of_one_student_do_not_stop_the_others(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ann.json").write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / "ben.json").write_text('{"answers": {"1": "zz"}}')
+    rows = list(grade_class(tmp_path, ClassOptions(quiz=1, class_seed="secret")))
+    assert [(row.student, row.status) for row in rows] == [("ann", "error"), ("ben", "wrong")]
+    assert "ann.json" in rows[0].message
+
+
+@pytest.mark.parametrize("value", ["-" * 100_000 + "1", "1+" * 50_000 + "1", "[" * 1000])
+def test_a_prediction_that_is_nested_too_deep_is_text(value: str) -> None:
+    assert read_predictions([("a", f"prediction_1 = {value}")]) == {"1": value}
+
+
 def test_submissions_are_found_by_file_and_by_folder(tmp_path: Path) -> None:
     for name in ("ann.py", "ben/first.ipynb", "ben/more/second.py", ".hidden/x.py", "notes.txt"):
         path = tmp_path / name
