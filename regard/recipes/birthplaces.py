@@ -269,7 +269,8 @@ def prepare(settings: BirthplaceSettings, location: RunLocation) -> TrainingSetu
     if settings.finetuning is not None:
         mix = QuestionMix(1.0, splits.train)
         phases.append(Phase("finetuning", task(settings.finetuning, mix), settings.finetuning))
-    return TrainingSetup(model, tuple(phases), tokenizer)
+    # questions of the validation and test sets and about unknown people, with the likelihoods of the names
+    return TrainingSetup(model, tuple(phases), tokenizer, final_validations=7)
 
 
 def make_infilling_task(

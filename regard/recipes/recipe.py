@@ -42,7 +42,7 @@ from regard.models.presets import find_pretrained, list_models
 from regard.models.saving import load, save
 from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin
 from regard.train.checkpoint import CHECKPOINTS, CheckpointFolder
-from regard.train.loop import Progress, fit
+from regard.train.loop import Progress, Timing, count_validations, fit, measure_step
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
 from regard.train.task import Task
@@ -65,13 +65,28 @@ class Splits(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """The estimated time of a run.
+
+    seconds           of the run, or of its training steps only
+    before            whether the run has not begun
+    with_evaluations  whether validations and the final evaluation are included
+    """
+
+    seconds: float
+    before: bool = False
+    with_evaluations: bool = False
+
+
+@dataclass(frozen=True)
 class RunLocation:
     """The data and the folder of a run, and how it reports progress.
 
     data      path of real data; None uses the built-in set
     folder    where checkpoints, the log and the finished model are written; None writes nothing
     on_start     called once all data are read, before the first step
-    on_estimate  called after the first steps with the estimated seconds of the remaining training
+    on_estimate  called with the estimated time of the run: on a CPU before the first step, then after the first steps,
+                 then after the first validation
     """
 
     data: Path | None = None
@@ -82,7 +97,7 @@ class RunLocation:
     on_message: Callable[[str], None] = lambda text: None
     on_progress: Callable[[str, Progress], None] = lambda phase, progress: None
     on_start: Callable[[], None] = lambda: None
-    on_estimate: Callable[[float], None] = lambda seconds: None
+    on_estimate: Callable[["Estimate"], None] = lambda estimate: None
 
     def fit_arguments(self, phase: str) -> dict[str, Any]:
         """Keyword arguments of `fit` for one phase of the run."""
@@ -110,23 +125,39 @@ class Phase:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The untrained model of a run, the phases of its training, and its tokenizer."""
+    """The untrained model of a run, the phases of its training, and its tokenizer.
+
+    final_validations  the time of the final evaluation, in validations; used to estimate the time of a run
+    """
 
     model: Model
     phases: tuple[Phase, ...]
     tokenizer: RecipeTokenizer | None = None
+    final_validations: float = 2.0  # test data and validation data
 
     def train(self, location: RunLocation) -> float:
         """Train the model, one phase after another. Returns the seconds it took."""
-        seconds, reports = 0.0, [location.on_estimate]
+        seconds, begin, reported = 0.0, time.perf_counter(), set[bool]()
+        if location.group.device.type == "cpu" and location.group.world_size == 1 and not location.resume:
+            plan = self.phases[0].plan
+            step = measure_step(self.model, self.phases[0].task, plan)
+            location.on_estimate(Estimate(step * self._count_steps(plan), before=True))
         location.group.run_on_main(location.on_start)
         for number, phase in enumerate(self.phases):
             _check_extension(phase, self.phases[number + 1 :], location)
-            later = sum(each.plan.steps * each.plan.batch_size for each in self.phases[number + 1 :])
 
-            def on_timing(step: float, left: int, plan: TrainingPlan = phase.plan, later: int = later) -> None:
-                if reports:  # the first phase that trains
-                    reports.pop()(step * (left + later / plan.batch_size))
+            def on_timing(timing: Timing, number: int = number, plan: TrainingPlan = phase.plan) -> None:
+                steps = timing.steps_left + self._count_steps(plan, number + 1)
+                with_evaluations = timing.validation is not None
+                if not steps or with_evaluations in reported:
+                    return
+                reported.add(with_evaluations)
+                later = sum(count_validations(each.plan) for each in self.phases[number + 1 :])
+                evaluations = (timing.validation or 0.0) * (timing.validations_left + later + self.final_validations)
+                done = time.perf_counter() - begin
+                location.on_estimate(
+                    Estimate(done + timing.step * steps + evaluations, with_evaluations=with_evaluations)
+                )
 
             started = time.perf_counter()
             task = phase.task if phase.make_task is None else phase.make_task()
@@ -134,6 +165,10 @@ class TrainingSetup:
             arguments = location.fit_arguments(phase.name)
             seconds += fit(self.model, task, phase.plan, on_timing=on_timing, **arguments).seconds
         return seconds
+
+    def _count_steps(self, plan: TrainingPlan, first: int = 0) -> float:
+        """Steps of the phases from the first on, counted in steps of this plan."""
+        return sum(each.plan.steps * each.plan.batch_size for each in self.phases[first:]) / plan.batch_size
 
 
 @dataclass(frozen=True)
@@ -193,14 +228,19 @@ class Recipe:
         command = self.module.NEXT_COMMAND
         return (command if isinstance(command, str) else command[settings.architecture]).format(folder=folder)
 
-    def describe_time(self, seconds: float, device: str) -> str:
-        """A sentence about the estimated time of a run; for a long one on a CPU, with smaller settings."""
-        text = f"the training takes about {format_duration(seconds)} on this {'CPU' if device == 'cpu' else 'GPU'}"
-        if device != "cpu" or seconds <= LONG_RUN:
-            return text
+    def describe_time(self, estimate: Estimate, device: str) -> str | None:
+        """A sentence about the estimated time of a run; before a long one on a CPU, with smaller settings."""
+        device = "CPU" if device == "cpu" else "GPU"
+        duration = format_duration(estimate.seconds)
+        if estimate.with_evaluations:
+            return f"with validations and the final evaluation the run takes about {duration} on this {device}"
+        if not estimate.before:
+            return f"the training steps take about {duration} on this {device}, without validations"
+        if estimate.seconds <= LONG_RUN:
+            return None
         return (
-            f"{text}. Settings for a CPU: `regard train {self.name} --variant cpu`. Fewer steps: --set steps=N. Ctrl-C "
-            "saves a checkpoint and stops"
+            f"this run would take about {duration} on this {device}. Settings for a CPU: `regard train {self.name} "
+            "--variant cpu`. Fewer steps: --set steps=N. Ctrl-C saves a checkpoint and stops"
         )
 
     def run(self, settings: Any, location: RunLocation) -> RecipeResult:
@@ -212,12 +252,18 @@ class Recipe:
             location.group.run_on_main(lambda: check_can_begin(folder, self.name, as_json, resume=resume))
             location.group.run_on_main(lambda: _check_no_learned_facts(folder))
             location = replace(location, on_start=lambda: begin_run(folder, self.name, as_json, data, resume=resume))
-        device, message = location.group.device.type, location.on_message
-        location = replace(location, on_estimate=lambda seconds: message(self.describe_time(seconds, device)))
+        device, message, started = location.group.device.type, location.on_message, time.perf_counter()
+
+        def on_estimate(estimate: Estimate) -> None:
+            if text := self.describe_time(estimate, device):
+                message(text)
+
+        location = replace(location, on_estimate=on_estimate)
         default = partial(train_and_evaluate, self.module.prepare, self.module.evaluate)
         outcome: RecipeResult = getattr(self.module, "run", default)(settings, location)
         if location.folder is not None and location.group.is_main:
             save_result(self.name, settings, outcome, location.folder)
+        message(f"the run took {format_duration(time.perf_counter() - started)}")
         return outcome
 
 
@@ -253,7 +299,7 @@ def format_duration(seconds: float) -> str:
     """A duration in words, such as "40 seconds", "12 minutes" or "3.5 hours"."""
     for size, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
-            return f"{seconds / size:.2g} {unit}"
+            return f"{seconds / size:{'.2g' if seconds < 99 * size else ',.0f'}} {unit}"
     return f"{max(1, round(seconds))} seconds"
 
 

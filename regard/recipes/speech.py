@@ -326,7 +326,8 @@ def prepare(settings: SpeechSettings, location: RunLocation) -> TrainingSetup:
     """Build the model and its training task."""
     model = build_from_config(settings.model, seed=settings.seed)
     task = DigitRecognitionTask(load_data(location.data, settings), settings)
-    return TrainingSetup(model, (Phase("training", task, settings.plan),), DIGITS)
+    # the final evaluation streams the test strings, in small pieces
+    return TrainingSetup(model, (Phase("training", task, settings.plan),), DIGITS, final_validations=20)
 
 
 def evaluate(

@@ -406,7 +406,8 @@ def prepare(settings: TranslationSettings, location: RunLocation) -> TrainingSet
     tokenizer = train_tokenizer(splits.train, settings.bpe_vocab)
     task = TranslationTask(splits.train, splits.validation, tokenizer, settings)
     model = build_from_config(replace(settings.model, vocab=tokenizer.vocab), seed=settings.seed)
-    return TrainingSetup(model, (Phase("training", task, settings.plan),), tokenizer)
+    searches = (len(settings.length_penalties) + 1) * settings.num_beams  # a validation decodes greedily
+    return TrainingSetup(model, (Phase("training", task, settings.plan),), tokenizer, final_validations=searches)
 
 
 def run(settings: TranslationSettings, location: RunLocation) -> RecipeResult:

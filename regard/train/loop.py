@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ from regard.train.process_group import SINGLE_PROCESS, ProcessGroup, local_shard
 from regard.train.task import Task
 
 LOG_EVERY = 10  # steps between log lines; reading the loss makes the CPU wait for the GPU
-TIMED_STEPS = 3  # steps after the first one, from which the time of a run is estimated
+TIMED_STEPS = (4, 16, 64)  # after which the time of a run is estimated, at the latest; reading the time waits for a GPU
+TIMED_SECONDS = 2.0  # since the first step, after which the time of a run is estimated
+MEASURED_SAMPLES = 8  # from which the time of a step is estimated before a run
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,22 @@ class Progress:
     samples_per_second: float
     seconds_left: float
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measured times of a run, for `on_timing`.
+
+    step              seconds of a step
+    steps_left        steps to do
+    validation        seconds of a validation with its checkpoint; None before the first one
+    validations_left  validations to do
+    """
+
+    step: float
+    steps_left: int
+    validation: float | None
+    validations_left: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +96,7 @@ def fit(
     tensorboard: bool = False,
     on_message: Callable[[str], None] = lambda text: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    on_timing: Callable[[float, int], None] = lambda seconds, steps: None,
+    on_timing: Callable[[Timing], None] = lambda timing: None,
 ) -> TrainingResult:
     """Train a model in place and return the result.
 
@@ -91,7 +110,7 @@ def fit(
     tensorboard  write events for TensorBoard to the folder
     on_message   called with messages for the user, such as a damaged checkpoint
     on_progress  called every few steps
-    on_timing    called once, after the first few steps, with the seconds of a step and the number of steps left
+    on_timing    called after the first steps and after the first validation; not in a very short run
 
     Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and one process. Then the run
     stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops it at once.
@@ -124,6 +143,34 @@ def score(metrics: dict[str, float]) -> float:
     return next(iter(metrics.values()))
 
 
+def count_validations(plan: TrainingPlan, done: int = 0) -> int:
+    """Return the number of validations after `done` steps of a run."""
+    every = plan.evaluate_every or plan.steps
+    return 0 if done >= plan.steps else plan.steps // every - done // every + (plan.steps % every > 0)
+
+
+def measure_step(model: nn.Module, task: Task, plan: TrainingPlan) -> float:
+    """Estimate the seconds of a step on the CPU from the gradients of a few samples. The model is not changed."""
+    few = next(
+        size
+        for size in range(min(MEASURED_SAMPLES, plan.batch_size), plan.batch_size + 1)
+        if plan.batch_size % size == 0
+    )
+    batch, copy = task.batch(0, 0, plan.batch_size // few), deepcopy(model).train()
+    with rng_state.preserve_rng_state(torch.device("cpu")):
+        for _ in range(2):  # the first time is slower
+            start = time.perf_counter()
+            with autocast(plan, "cpu"):
+                loss = task.loss(copy, batch)
+            loss.total.backward()
+    return (time.perf_counter() - start) * plan.batch_size / few
+
+
+def autocast(plan: TrainingPlan, device: str) -> AbstractContextManager[Any]:
+    """Return the context of mixed precision that the plan selects."""
+    return nullcontext() if plan.precision == "float32" else torch.autocast(device, getattr(torch, plan.precision))
+
+
 class Trainer:
     """One training run: its model, optimizer, random number generators and history."""
 
@@ -136,7 +183,7 @@ class Trainer:
         group: ProcessGroup = SINGLE_PROCESS,
         on_message: Callable[[str], None] = lambda text: None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
-        on_timing: Callable[[float, int], None] = lambda seconds, steps: None,
+        on_timing: Callable[[Timing], None] = lambda timing: None,
     ) -> None:
         rng_state.seed_generators(plan.seed, group.rank)
         self.original, self.task, self.plan, self.folder, self.group = model, task, plan, folder, group
@@ -166,6 +213,7 @@ class Trainer:
     def run(self) -> TrainingResult:
         """Train until the last step, early stopping or a signal, and return the result."""
         start, before, first = time.perf_counter(), self.seconds, self.step
+        timer = _StepTimer(self)
         last_time, last_step = start, self.step
         self.model.train()
         # several processes would have to agree on the step to stop at
@@ -182,8 +230,7 @@ class Trainer:
                 self.step += 1
                 if self.averager is not None:
                     self.averager.update(self.step)
-                if self.step - first in (1, 1 + TIMED_STEPS):
-                    self._time_first_steps(self.step - first)
+                timer.after_step()
                 evaluate, save = self._is_due(self.plan.evaluate_every), self._is_due(self.plan.save_every)
                 if not (evaluate or save or self._is_due(LOG_EVERY) or self.step == 1):
                     continue
@@ -194,8 +241,10 @@ class Trainer:
                 samples = (self.step - last_step) * self.plan.batch_size
                 self._report(loss, samples / max(now - last_time, 1e-9))
                 if evaluate:
-                    self._evaluate()
-                if evaluate or save:
+                    with timer.validation():
+                        self._evaluate()
+                        self._save()
+                elif save:
                     self._save()
                 last_time, last_step = time.perf_counter(), self.step
         if signals.received is not None:
@@ -209,16 +258,6 @@ class Trainer:
             )
         self._load_final_weights()
         return TrainingResult(self.original, self.step, self.losses, self.metrics, before + time.perf_counter() - start)
-
-    def _time_first_steps(self, done: int) -> None:
-        """Measure the steps after the first one, which is slower, and call `on_timing`."""
-        if self.group.device.type == "cuda":
-            torch.cuda.synchronize(self.group.device)
-        if done == 1:
-            self._timing_start = time.perf_counter()
-        else:
-            seconds = (time.perf_counter() - self._timing_start) / TIMED_STEPS
-            self.on_timing(seconds, self.plan.steps - self.step)
 
     def load_batch(self, step: int) -> list[Any]:
         """Return the micro-batches of a step for this process."""
@@ -265,9 +304,7 @@ class Trainer:
         return score(self.metrics[-1][1]) if evaluated else None
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.plan.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.group.device.type, dtype=getattr(torch, self.plan.precision))
+        return autocast(self.plan, self.group.device.type)
 
     def _is_due(self, every: int | None) -> bool:
         return self.step == self.plan.steps or (every is not None and self.step % every == 0)
@@ -362,6 +399,45 @@ class Trainer:
     def _zero(self) -> Tensor:
         # float32 cannot count the tokens of several steps exactly
         return torch.zeros((), dtype=torch.float64, device=self.group.device)
+
+
+class _StepTimer:
+    """Measures steps, without the first one, which is slower, and the first validation, and calls `on_timing`."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.first = trainer, trainer.step
+        self.paused, self.reported = 0.0, False
+        self.validation_seconds: float | None = None
+
+    def after_step(self) -> None:
+        done = self.trainer.step - self.first
+        if done != 1 and (self.reported or done not in TIMED_STEPS):
+            return
+        if self.trainer.group.device.type == "cuda":
+            torch.cuda.synchronize(self.trainer.group.device)
+        now = time.perf_counter()
+        if done == 1:
+            self.start = now
+        elif now - self.start - self.paused >= TIMED_SECONDS or done == TIMED_STEPS[-1]:
+            self._report(now)
+
+    @contextmanager
+    def validation(self) -> Iterator[None]:
+        start = time.perf_counter()  # the loss was read, so that all steps are done
+        yield
+        seconds = time.perf_counter() - start
+        if self.validation_seconds is None:
+            self.validation_seconds = seconds
+            if self.trainer.step - self.first > 1:
+                self._report(start)
+        self.paused += seconds
+
+    def _report(self, now: float) -> None:
+        trainer, self.reported = self.trainer, True
+        step = (now - self.start - self.paused) / (trainer.step - self.first - 1)
+        left = trainer.plan.steps - trainer.step
+        validations = count_validations(trainer.plan, trainer.step)
+        trainer.on_timing(Timing(step, left, self.validation_seconds, validations))
 
 
 def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:

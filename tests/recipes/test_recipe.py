@@ -1,8 +1,11 @@
 """What all recipes share: steps, settings for a CPU, the estimated time, extending a run and the next command."""
 
 import shlex
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +18,18 @@ from regard.models.presets import build_from_config
 from regard.recipes import birthplaces
 from regard.recipes.recipe import (
     RECIPES,
+    Estimate,
+    Phase,
     RunLocation,
+    TrainingSetup,
     find_plans,
     format_duration,
     get_recipe,
     set_steps,
 )
+from regard.train.loop import Timing
+from regard.train.plan import TrainingPlan
+from tests.train.tiny import Points
 
 COMMANDS = typer.main.get_command(app).commands
 
@@ -79,18 +88,50 @@ def test_the_next_command_is_a_command(name: str, tmp_path: Path) -> None:
         assert Path(str(parsed.params.get("folder") or parsed.params.get("model"))) in (tmp_path, tmp_path / "model")
 
 
-def test_a_long_run_on_a_cpu_is_reported_with_smaller_settings() -> None:
+def test_a_long_run_on_a_cpu_is_reported_before_it_starts_with_smaller_settings() -> None:
     recipe = get_recipe("vision")
-    assert recipe.describe_time(70, "cpu") == "the training takes about 70 seconds on this CPU"
-    assert recipe.describe_time(72_000, "cuda") == "the training takes about 20 hours on this GPU"
-    text = recipe.describe_time(72_000, "cpu")
-    assert (
-        "20 hours on this CPU. Settings for a CPU: `regard train vision --variant cpu`. Fewer steps: --set st" in text
+    assert recipe.describe_time(Estimate(70, before=True), "cpu") is None
+    text = recipe.describe_time(Estimate(72_000, before=True), "cpu")
+    assert text == (
+        "this run would take about 20 hours on this CPU. Settings for a CPU: `regard train vision --variant cpu`. "
+        "Fewer steps: --set steps=N. Ctrl-C saves a checkpoint and stops"
+    )
+    first, second = (Estimate(95, with_evaluations=both) for both in (False, True))
+    assert recipe.describe_time(first, "cuda") == (
+        "the training steps take about 1.6 minutes on this GPU, without validations"
+    )
+    assert recipe.describe_time(second, "cpu") == (
+        "with validations and the final evaluation the run takes about 1.6 minutes on this CPU"
     )
 
 
+def test_the_estimate_counts_all_phases_validations_and_the_final_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [TrainingPlan(steps=20, batch_size=8, evaluate_every=5), TrainingPlan(steps=10, batch_size=4)]
+    phases = tuple(Phase(str(number), Points(each.batch_size), each) for number, each in enumerate(plans))
+    setup = TrainingSetup(build_from_config(birthplaces.built_in().model, seed=0), phases, final_validations=3)
+    found: list[Estimate] = []
+
+    def fit(*args: object, on_timing: Callable[[Timing], None], **rest: object) -> Any:
+        on_timing(Timing(2.0, 16, None, 4))
+        on_timing(Timing(1.0, 15, 10.0, 3))
+        return SimpleNamespace(seconds=1.0)
+
+    monkeypatch.setattr("regard.recipes.recipe.fit", fit)
+    monkeypatch.setattr("regard.recipes.recipe.measure_step", lambda *args: 4.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    begun: list[int] = []
+    setup.train(RunLocation(on_estimate=found.append, on_start=lambda: begun.append(len(found))))
+    assert begun == [1], "the first estimate is made before the run begins"
+    assert found == [
+        Estimate(4.0 * (20 + 5), before=True),
+        Estimate(2.0 * (16 + 5)),
+        Estimate(1.0 * (15 + 5) + 10.0 * (3 + 1 + 3), with_evaluations=True),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "1 seconds"), (89, "89 seconds"), (95, "1.6 minutes"), (5500, "1.5 hours")]
+    ("seconds", "words"),
+    [(0.2, "1 seconds"), (89, "89 seconds"), (95, "1.6 minutes"), (5500, "1.5 hours"), (7e6, "1,944 hours")],
 )
 def test_durations_are_readable(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words
@@ -108,7 +149,8 @@ def test_a_run_is_extended_in_its_last_phase_only(tmp_path: Path) -> None:
     estimates: list[str] = []
     location = RunLocation(folder=tmp_path / "run", on_message=estimates.append)
     recipe.run(tiny(), location)
-    assert len([text for text in estimates if "the training takes about" in text]) == 1, "one estimate for all phases"
+    assert len([text for text in estimates if "with validations and" in text]) == 1, "one estimate for all phases"
+    assert estimates[-1].startswith("the run took ")
     again = replace(location, resume=True)
     longer = override(tiny(), {"finetuning.steps": 7})
     seen: list[tuple[str, int]] = []

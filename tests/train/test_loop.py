@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import CheckpointError, ConfigError, TrainingError
-from regard.train import checkpoint
+from regard.train import checkpoint, loop
 from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from regard.train.interrupts import TrainingInterruptedError
 from regard.train.log import MetricsLog
-from regard.train.loop import Progress, TrainingResult, fit
+from regard.train.loop import Progress, Timing, TrainingResult, count_validations, fit, measure_step
 from regard.train.optimizers import AdamW, Muon
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import ProcessGroup
@@ -592,13 +592,53 @@ def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     assert same(fit(Tiny(), Points(), longer, folder=tmp_path, resume=True), fitted), "it is finished"
 
 
-def test_the_time_of_a_step_is_measured_once() -> None:
-    timed: list[tuple[float, int]] = []
-    fit(Tiny(), Points(), plan(), on_timing=lambda *found: timed.append(found))
-    ((seconds, left),) = timed
-    assert (seconds > 0, left) == (True, 8)
-    fit(Tiny(), Points(), plan(steps=3), on_timing=lambda *found: timed.append(found))
-    assert len(timed) == 1, "three steps are too few"
+def test_steps_and_the_first_validation_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TIMED_SECONDS", 0.0)
+    timed: list[Timing] = []
+    fit(Tiny(), Points(), plan(evaluate_every=5), on_timing=timed.append)
+    first, second = timed
+    assert (first.steps_left, first.validation, first.validations_left) == (8, None, 3)
+    assert (second.steps_left, second.validations_left) == (7, 2)
+    assert first.step > 0 < (second.validation or 0)
+    timed.clear()
+    fit(Tiny(), Points(), plan(steps=3, evaluate_every=None), on_timing=timed.append)
+    assert [(each.steps_left, each.validations_left) for each in timed] == [(0, 0)], "three steps are too few"
+
+
+def test_the_time_of_a_validation_is_no_time_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TIMED_SECONDS", 0.0)
+    clock = 0.0
+
+    class Clocked(Points):
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            nonlocal clock
+            clock += 1
+            return super().loss(model, batch)
+
+        def evaluate(self, model: nn.Module) -> dict[str, float]:
+            nonlocal clock
+            clock += 100
+            return super().evaluate(model)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock)
+    timed: list[Timing] = []
+    fit(Tiny(), Clocked(), plan(evaluate_every=2, gradient_accumulation_steps=1), on_timing=timed.append)
+    assert timed == [Timing(1.0, 10, 100.0, 5)]
+
+
+@pytest.mark.parametrize(("every", "done", "count"), [(5, 0, 3), (5, 5, 2), (6, 0, 2), (None, 3, 1), (5, 12, 0)])
+def test_validations_are_counted(every: int | None, done: int, count: int) -> None:
+    assert count_validations(plan(evaluate_every=every), done) == count
+
+
+def test_measuring_a_step_changes_neither_the_model_nor_the_rng() -> None:
+    model = Tiny(dropout=0.2).eval()
+    before, state = {name: x.clone() for name, x in model.state_dict().items()}, torch.get_rng_state()
+    assert measure_step(model, Points(), plan()) > 0
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
