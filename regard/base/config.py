@@ -117,9 +117,18 @@ def _options(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
+def _describe_type(option: Any) -> str:
+    inner = typing.get_args(option)
+    if typing.get_origin(option) is not tuple:
+        return str(getattr(option, "__name__", option))
+    if inner[-1] is Ellipsis:
+        return f"a list of values, each {_describe(inner[0])}"
+    return f"{len(inner)} values ({', '.join(map(_describe, inner))})"
+
+
 def _describe(hint: Any) -> str:
     names = {int: "a whole number", float: "a real number", str: "a word", bool: "True or False"}
-    words = [names.get(option, str(getattr(option, "__name__", option))) for option in _options(hint)]
+    words = [names.get(option) or _describe_type(option) for option in _options(hint)]
     return " or ".join("None" if word == "NoneType" else word for word in words)
 
 

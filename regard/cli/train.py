@@ -197,6 +197,9 @@ def build_settings(
     from regard.recipes.recipe import set_steps
 
     start = recipe.settings(real=data is not None, variant=variant) if saved is None else saved
+    for name in (text.partition("=")[0].strip() for text in changes):
+        if name.split(".")[-2:-1] == ["model"] and name.split(".")[-1] in getattr(recipe.module, "FROM_DATA", ()):
+            raise ConfigError(f"{name} follows from the data and cannot be set")
     steps = [text for text in changes if text.partition("=")[0].strip() == "steps"]
     try:
         complete = apply_settings(start, [text for text in changes if text not in steps])

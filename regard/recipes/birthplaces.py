@@ -40,6 +40,7 @@ CPU_SETTINGS = {
     "pretraining.steps": 2400, "pretraining.schedule.warmup": 150, "self_training.steps": 400, "model.width": 128,
     "model.depth": 3, "model.heads": 4,
 }  # fmt: skip
+FROM_DATA = ("vocab",)
 NEXT_COMMAND = 'regard ask --folder {folder} "Where was NAME born?"'
 
 
@@ -92,7 +93,7 @@ class BirthplaceSettings:
             raise ConfigError(
                 f"position_offset={self.position_offset} leaves too little of model.context={self.model.context}"
             )
-        for name in ("phrase_share", "crop_share"):
+        for name in ("phrase_share", "crop_share", "precision"):
             check_range(name, getattr(self, name), 0, 1)
         for name in ("question_share", "self_training_share", "reading_share"):
             check_range(name, getattr(self, name), 0, 1, below=True)

@@ -34,7 +34,7 @@ from regard.models.model import Model
 from regard.models.presets import build_from_config
 from regard.nn.init import constant, fan_in, init_parameters, normal
 from regard.recipes.bert_objectives import SPECIAL, BERTPretrainingTask, SentenceCorpus, evaluate_objectives
-from regard.recipes.recipe import Phase, RecipeTokenizer, RunLocation, Splits, TrainingSetup
+from regard.recipes.recipe import Phase, RecipeTokenizer, RunLocation, Splits, TrainingSetup, name_setting
 from regard.see.heads import build_head_table
 from regard.see.watch import watch
 from regard.train.averaging import ExponentialAverage
@@ -51,6 +51,7 @@ CPU_SETTINGS = {
     "gpt.model.heads": 4, "bert.plan.steps": 3000, "bert.model.context": 64, "bert.model.width": 128,
     "bert.model.depth": 2, "bert.bpe_vocab": 2048,
 }  # fmt: skip
+FROM_DATA = ("vocab",)
 NEXT_COMMAND = {"gpt": 'regard generate {folder} "TEXT"', "bert": 'regard look {folder}/model "TEXT"'}
 ARCHITECTURES = ("gpt", "bert")
 TEXTS = ("python", "repeated")  # built in
@@ -230,11 +231,12 @@ def split_text(text: str, share: float) -> Splits[str]:
 
 def train_tokenizer(settings: LanguageSettings, splits: Splits[str]) -> RecipeTokenizer:
     """Train byte pairs on the training text, or collect the characters of the whole text."""
-    if settings.architecture == "bert":
-        return BytePairTokenizer.train(splits.train, vocab=settings.bert.bpe_vocab, special=SPECIAL)
-    if settings.gpt.bpe_vocab is None:
+    if settings.architecture == "gpt" and settings.gpt.bpe_vocab is None:
         return CharacterTokenizer.from_texts(splits.train, splits.validation, splits.test)
-    return BytePairTokenizer.train(splits.train, vocab=settings.gpt.bpe_vocab)
+    special = SPECIAL if settings.architecture == "bert" else ()
+    assert settings.chosen.bpe_vocab is not None
+    with name_setting(f"{settings.architecture}.bpe_vocab"):
+        return BytePairTokenizer.train(splits.train, vocab=settings.chosen.bpe_vocab, special=special)
 
 
 @dataclass(frozen=True)

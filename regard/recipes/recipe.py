@@ -7,6 +7,7 @@ A module of this folder that is listed in `RECIPES` has
     real          () -> settings for real data, read from a path
     VARIANTS      optional: {name: (settings) -> settings}, other ways to run the recipe, each with a docstring
     CPU_SETTINGS  changes of the settings for real data that make the run fit a CPU, by name; the variant `cpu`
+    FROM_DATA     optional: settings of the model that follow from the data, so that `--set` refuses them
     NEXT_COMMAND  the command to try after training; {folder} is the folder of the run
     prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
     run           optional: (settings, location) -> RecipeResult; `train_and_evaluate` by default
@@ -18,7 +19,8 @@ A module of this folder that is listed in `RECIPES` has
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -293,6 +295,15 @@ def set_steps(settings: T, steps: int) -> T:
     total = sum(plan.steps for plan in plans.values())
     changes = {f"{name}.steps": max(1, round(steps * plan.steps / total)) for name, plan in plans.items()}
     return override(settings, changes)
+
+
+@contextmanager
+def name_setting(name: str) -> Iterator[None]:
+    """Put the name of a setting before the text of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def format_duration(seconds: float) -> str:

@@ -35,7 +35,15 @@ from regard.models.sampling import BeamSearch, Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, check_sacrebleu, plain_text_bleu
 from regard.recipes.moses_tokenizer import moses_detokenize, moses_tokenize
-from regard.recipes.recipe import Phase, RecipeResult, RunLocation, Splits, TrainingSetup, train_and_evaluate
+from regard.recipes.recipe import (
+    Phase,
+    RecipeResult,
+    RunLocation,
+    Splits,
+    TrainingSetup,
+    name_setting,
+    train_and_evaluate,
+)
 from regard.train.averaging import LastKAverage
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
@@ -48,6 +56,7 @@ CPU_SETTINGS = {
     "plan.schedule.warmup": 200, "plan.evaluate_every": 1000, "plan.save_every": 500, "r_drop": 0.0, "bpe_vocab": 4000,
     "model.depth": 2,
 }  # fmt: skip
+FROM_DATA = ("vocab",)
 NEXT_COMMAND = 'regard translate {folder} "TEXT"'
 SPECIAL = PAD, START, END = "pad", "start", "end"
 SPELLINGS = 16  # tokenisations of a word by BPE dropout, sampled once; training picks one for each occurrence
@@ -150,9 +159,10 @@ def load_data(folder: Path | None, settings: TranslationSettings) -> Splits[Sent
 
 def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
     """Train byte pairs on both languages; characters that training does not have are replaced."""
-    return BytePairTokenizer.train(
-        train.source, train.target, vocab=bpe_vocab, special=SPECIAL, words=True, replace_unknown=True
-    )
+    with name_setting("bpe_vocab"):
+        return BytePairTokenizer.train(
+            train.source, train.target, vocab=bpe_vocab, special=SPECIAL, words=True, replace_unknown=True
+        )
 
 
 class TranslationBatch(NamedTuple):

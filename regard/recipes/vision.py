@@ -45,6 +45,7 @@ CPU_SETTINGS = {
     "plan.schedule.warmup": 150, "plan.evaluate_every": 500, "plan.save_every": 500, "model.width": 96,
     "model.depth": 4, "model.ff_width": 192,
 }  # fmt: skip
+FROM_DATA = ("image", "channels", "classes")
 NEXT_COMMAND = "regard look {folder}/model IMAGE.png"
 PIXEL_SCALING = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}  # as `normalize_pixels`
 NetworkConfig = ViTConfig | DaViTConfig | CNNConfig
