@@ -25,7 +25,7 @@ class WrongAnswer:
     place    where in the sheet's answer the quotation is
     quote    the answer, word for word
     says     the answer in plain words
-    status   "wrong", "partly right", "no reason" (true, but its reason is not), or "slip"
+    status   "wrong", "partly right", "unsupported" (the reasons given do not show it), or "slip"
     refuted  a jinja2 expression on the numbers n of a run that is true if the numbers contradict the answer
     counter  the counter-example, a jinja2 template on the numbers n
     right    the correct answer

@@ -40,10 +40,13 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "key-nudge-0": lambda n: {"deviation from twice the change": [1e-12] * 5},
     "key-nudge-1": lambda n: {"difference to the added weights": 1e-12},
     "key-nudge-2": lambda n: {"other weights, before and after": [[0.3, 0.2], [0.3, 0.2]]},
+    "dot-product-0": lambda n: {"size of H": [15, 4]},
     "key-stretch-0": lambda n: {"weights for scores 1, 1/2, 0": [1.0, 1.0, 1.0]},
     "key-stretch-1": lambda n: {"weights with the first key doubled": n["weights for scores 1, 1/2, 0"]},
     "multi-head-0": lambda n: {"difference without W_o": 0.0},
-    "multi-head-1": lambda n: {"other heads changed": 2},
+    "multi-head-1": lambda n: {"queries and keys": [23, 23]},
+    "multi-head-2": lambda n: {"sizes of W_q, W_k, W_v, W_o": [[12, 60]] * 4},
+    "multi-head-3": lambda n: {"other heads changed": 2},
     "grouped-convolution-0": lambda n: {"smallest error with groups = channels": 0.0},
     "grouped-convolution-1": lambda n: {"channels read with groups = channels": 15},
     "positions-0": lambda n: {"weight at distance 999": 0.1},
@@ -53,9 +56,12 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "identity-layer-2": lambda n: {"tokens 1, 2, 3, ... at zero scores": 0.0},
     "running-linear-0": lambda n: {"difference with biases of 1": 0.0},
     "running-linear-1": lambda n: {"positions read": 3},
+    "as-convolution-0": lambda n: {"shifted input: difference of the phrases": 0.0},
     "against-rnn-0": lambda n: {"accuracy": n["accuracy"] | {"recurrent": [0.1, 0.1]}},
-    "against-rnn-1": lambda n: {"accuracy": n["accuracy"] | {"recurrent with attention": [0.1, 0.1]}},
-    "against-rnn-2": lambda n: {"input matrices": {"RNN": 1, "GRU": 1, "LSTM": 1}},
+    "against-rnn-1": lambda n: {"longest path": {"attention": [15, 60, 240], "recurrent": [69, 261, 1029]}},
+    "against-rnn-2": lambda n: {"accuracy": n["accuracy"] | {"recurrent with attention": [0.1, 0.1]}},
+    "against-rnn-3": lambda n: {"input matrices": {"RNN": 1, "GRU": 1, "LSTM": 1}},
+    "self-attention-why-0": lambda n: {"multiply-adds": n["multiply-adds"] | {"projections": [0] * 7}},
     "feed-forward-0": lambda n: {"changes": [0.0, 0.0, 0.2, 1.0, 0.2, 0.0, 0.0, 0.0, 0.0]},
     "vit-is-convolution-0": lambda n: {"convolution against matrix on whole numbers": 3.0},
     "vit-against-transformer-0": lambda n: {"feed-forward widths": n["feed-forward widths"] | {"vit-b/16": 1024}},
@@ -63,6 +69,7 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "average-two-0": lambda n: {"lowest score of the others": [-20.0]},
     "noisy-keys-one-head-0": lambda n: {"share near v_a": 0.01},
     "noisy-keys-two-heads-0": lambda n: {"standard deviation of c, two equal heads": 0.1},
+    "noisy-keys-two-heads-1": lambda n: {"standard deviation of c, two equal heads": 0.1},
     "scale-by-root-0": lambda n: {"gradient of q, undivided": [0.1, 1.0, 2.0, 4.0, 9.0]},
     "scale-by-root-1": lambda n: {"overflow: share finite": 0.5},
     "scale-by-root-2": lambda n: {"variance, undivided": [2.0, 4.0, 8.0, 16.0, 32.0]},
@@ -83,9 +90,11 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "linear-attention-1": lambda n: {"multiply-adds of all weights by features": 2_000_000},
     "pretraining-knowledge-0": lambda n: {"accuracy": n["accuracy"] | {"read about others": 0.9}},
     "against-mlp-0": lambda n: {"hidden states read": 1},
-    "rows-are-distributions-0": lambda n: {"row sums of the scores": [1.0, 1.0]},
-    "rows-are-distributions-1": lambda n: {"third output of three tokens": [1.17, 0.21]},
-    "rows-are-distributions-2": lambda n: {"permuted example differs by": 0.4},
+    "rows-are-distributions-0": lambda n: {"weights of three tokens": np.eye(3).tolist()},
+    "rows-are-distributions-1": lambda n: {"row sums of the scores": [1.0, 1.0]},
+    "rows-are-distributions-2": lambda n: {"scores of three tokens": [[1.5, 2.5, 8.0]] * 3},
+    "rows-are-distributions-3": lambda n: {"third output of three tokens": [1.17, 0.21]},
+    "rows-are-distributions-4": lambda n: {"permuted example differs by": 0.4},
 }
 
 
@@ -107,7 +116,7 @@ def test_an_erratum_quotes_the_sheet_and_says_what_is_right(answer: WrongAnswer)
     assert answer.claim in claims()
     assert all(place in PLACES for place in answer.source.split(", ")), "errata belong to questions of the sheets"
     assert answer.source[:3] in claim(answer.claim).source
-    assert answer.status in ("wrong", "partly right", "no reason", "slip")
+    assert answer.status in ("wrong", "partly right", "unsupported", "slip")
     sentence = answer.verdict(shipped_results()[answer.claim].numbers).sentence
     assert "{" not in sentence
     assert all(text.strip() == text and text for text in (answer.quote, answer.says, answer.place, answer.right))
@@ -194,6 +203,30 @@ def check_key_nudge(n: Numbers) -> None:
         assert np.median(norms[0] / norms[1]) == pytest.approx(measured, rel=1e-6)
     before, after = softmax([1, 0.5, 0]), softmax([1.1, 0.5, 0])
     assert n["other weights, before and after"] == [pytest.approx(before[1:]), pytest.approx(after[1:])]
+
+
+def check_dot_product(n: Numbers) -> None:
+    q, k, v = (np.ones(size) for size in n["size of Q, K, V"])
+    h = v @ softmax((k.T @ q).T).T
+    assert n["size of H"] == list(h.shape) == [3, 4]
+
+
+def check_as_convolution(n: Numbers) -> None:
+    """By means over slices: token i of a shifted row is in the phrase of token i, not of token i - 1."""
+    row = torch.randint(-9, 10, (1, 8, 31), generator=torch.Generator().manual_seed(0)).numpy()[0]
+
+    def means(tokens: Any) -> Any:
+        return np.stack([tokens[:, at // 5 * 5 : at // 5 * 5 + 5].mean(1) for at in range(31)], 1)
+
+    change = means(np.roll(row, 1, 1)) - np.roll(means(row), 1, 1)
+    assert n["shifted input: difference of the phrases"] == pytest.approx(np.abs(change[:, 2:-2]).max())
+    assert n["shifted input: difference of the heads"] == 0
+
+
+def check_self_attention_why(n: Numbers) -> None:
+    assert n["multiply-adds"]["attention"][0] == 2 * 32**2 * 256
+    assert n["multiply-adds"]["projections"][0] == 4 * 32 * 256**2
+    assert n["multiply-adds"]["recurrent"][0] == 2 * 32 * 256**2
 
 
 def check_key_stretch(n: Numbers) -> None:
@@ -405,6 +438,10 @@ def check_rows_are_distributions(n: Numbers) -> None:
     assert n["scores of three tokens"][0] == [1.5, -2.5, 8.0]
     assert n["third output of three tokens"] == pytest.approx((softmax(scores) @ tokens @ by_value)[2])
     assert n["third output of three tokens"] == pytest.approx([1.178608, 0.198933], abs=1e-6)
+    assert n["weights of three tokens"][0] == pytest.approx(softmax(scores)[0])
+    wrong = softmax([1.5, 2.5, 8.0]) @ tokens @ by_value
+    assert n["first output with the score 2.5"] == pytest.approx(wrong)
+    assert wrong == pytest.approx([-1.989, -2.973], abs=1e-3)
 
 
 CHECKS = [check for name, check in globals().items() if name.startswith("check_")]

@@ -7,11 +7,12 @@ Claim: Yes, for one input. A layer over positions with identity weights copies e
 Measures: Linear layers over positions against `attend`: hard attention on orthogonal keys, beta = 0, and the general
     case. The same layer and `attend` after keys and values have moved to other positions. The number of parameters of
     the layer.
-Finding: Identity weights copy up to {{ n["error of copying"]|at_most }}, 1/{{ n.tokens }} averages up to {{ n["error of
-    averaging"]|at_most }}. When tokens move, attention's output changes by {{ n["change of attention after the
-    move"]|at_most }} and the output of the layer with the same weights by {{ n["change of the dense layer after the
-    move"]|fixed }}. The layer has {{ n["dense parameters"] }} parameters and accepts {{ n["dense inputs"] }} tokens
-    only; attention also accepts {{ n["longer length"] }}.
+Finding: A linear layer over the positions with identity weights copies the values up to {{ n["error of
+    copying"]|at_most }}, one with weights 1/{{ n.tokens }} averages them up to {{ n["error of averaging"]|at_most }}.
+    If keys and values are reordered, attention returns the same output (up to {{ n["change of attention after the
+    move"]|at_most }}); the linear layer with the weights of attention does not (its output changes by {{ n["change of
+    the dense layer after the move"]|fixed }}). The layer has {{ n["dense parameters"] }} parameters and accepts {{
+    n["dense inputs"] }} tokens only; attention also accepts {{ n["longer length"] }}.
 Budget: 1 second
 Source: 000 1.1c-d, 002 1.1c-d
 """

@@ -6,9 +6,10 @@ Claim: If key 1 changes by eps, every column of H changes, to first order by bet
 Measures: The change of the output of `attend` against the prediction, for smaller and smaller eps; how the error grows
     with eps; how many columns and weights change; whether twice the eps gives twice the change; and whether the weights
     of summed scores are the sum of weights.
-Finding: With eps of size {{ n.sizes[-1]|short }} the relative error of the prediction is {{ n["relative
-    error"][-1]|short(1) }}, and the error grows as eps to the power {{ n["order of the error"]|fixed }}. {{ n["columns
-    changed"] }} of {{ n.columns }} columns and {{ n["weights changed"] }} of {{ n.weights }} weights change.
+Finding: If the entries of eps have the standard deviation {{ n.sizes[-1]|short }}, the first-order formula has a
+    relative error of {{ n["relative error"][-1]|short(1) }}, and its error grows as eps to the power {{ n["order of the
+    error"]|fixed }}. {{ n["columns changed"] }} of {{ n.columns }} columns of the output and {{ n["weights changed"] }}
+    of {{ n.weights }} weights change.
 Budget: 2 seconds
 Source: 000 1.1e, 002 1.1e
 """

@@ -6,10 +6,11 @@ Claim: They separate where a token looks from what it returns. Let u_a .. u_d be
     u_d') / beta^2 and V = (u_b u_b' - u_c u_c') / beta^2, where beta is the length, c2 is u_b and c1 is u_b - u_c.
 Measures: The distance of the outputs of `attend` from those vectors, relative to the length, for both constructions.
     The distance from u_b after adding many multiples of u_d and u_c to x2.
-Finding: With the tokens themselves c2 is u_a (relative distance {{ n["distance of c2 from u_a, tokens alone"]|at_most
-    }}), and its distance from u_b is at least {{ never|at_least(3) }} lengths whatever is added. With the three
-    matrices c2 is u_b (distance {{ n["distance of c2 from u_b, with Q, K, V"]|at_most }}) and c1 is u_b - u_c (distance
-    {{ n["distance of c1 from u_b - u_c, with Q, K, V"]|at_most }}).
+Finding: With the tokens themselves as queries, keys and values c2 is u_a (up to {{ n["distance of c2 from u_a, tokens
+    alone"]|at_most }} of its length), and whatever multiple of u_d or u_c is added to x2, the distance of c2 from u_b
+    is at least {{ never|at_least(3) }} times that length. With the three matrices c2 is u_b (up to {{ n["distance of c2
+    from u_b, with Q, K, V"]|at_most }} of its length) and c1 is u_b - u_c (up to {{ n["distance of c1 from u_b - u_c,
+    with Q, K, V"]|at_most }}).
 Budget: 1 second
 Source: 001 review 4, 001 review 5, 001 1e-i, 001 1e-ii
 """

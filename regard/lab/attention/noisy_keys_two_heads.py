@@ -7,15 +7,15 @@ Claim: Yes, with little variance. With q1 = s mu_a and q2 = s mu_b the mean of t
 Measures: The weights of the two heads over many random draws of keys (stratified over the distribution of the length).
     The standard deviation of the averaged output for this pair of queries, for one head that selects both keys, and for
     the average of two such heads.
-Finding: With s={{ n.size|short }} and {{ n["keys"] }} keys, c1 is within 1 % of v_a in {{ n["share of c1 near
-    v_a"]|percent(1) }} of the draws with gamma > 0, expected {{ n["expected share"]|percent(1) }} from the normal
-    distribution ({{ n["share of c1 near v_a, all draws"]|percent(1) }} of all), and the weight of c2 on v_b differs
-    from 1 by at most {{ n["distance of c2 from v_b"]|at_most }}. The weight of a in their mean has a standard deviation
-    of {{ n["standard deviation of c, two heads"]|fixed(3) }}; in one head that selects both keys it is {{ n["standard
-    deviation of c, one head"]|fixed(3) }}, and in the mean of two such heads {{ n["standard deviation of c, two equal
-    heads"]|fixed(3) }}.
+Finding: With s={{ n.size|short }} and {{ n["keys"] }} keys, head 1 returns v_a within 1 % in {{ n["share of c1 near
+    v_a"]|percent(1) }} of the draws with gamma > 0 ({{ n["expected share"]|percent(1) }} expected from the normal
+    distribution; {{ n["share of c1 near v_a, all draws"]|percent(1) }} of all draws), and head 2 returns v_b: its
+    weight on b differs from 1 by at most {{ n["distance of c2 from v_b"]|at_most }}. In the mean of both heads, the
+    weight on a has a standard deviation of {{ n["standard deviation of c, two heads"]|fixed(3) }} over the draws. In
+    one head that selects both keys it is {{ n["standard deviation of c, one head"]|fixed(3) }}, and in the mean of two
+    such heads {{ n["standard deviation of c, two equal heads"]|fixed(3) }}.
 Budget: 5 seconds
-Source: 001 1d-i, 001 1d-ii
+Source: 000 1.4c, 001 1d-i, 001 1d-ii, 002 1.4c
 """
 
 import math

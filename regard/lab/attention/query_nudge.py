@@ -5,11 +5,11 @@ Claim: Only the column of that query changes, to first order by beta Cov_a(v, k)
     quadratic in eps.
 Measures: The change of the output of `attend` against the prediction, for smaller and smaller eps; how the error grows
     with eps; the change of all other columns; and how many columns change if a key changes instead.
-Finding: A change of size {{ n.sizes[0]|short }} changes the column of the query by {{ n["change of its own
-    column"]|fixed }} and the others by at most {{ n["change of other columns"]|at_most }}; a changed key changes {{
-    n["columns changed by a key"] }} of {{ n.columns }} columns. At size {{ n.sizes[-1]|short }} the relative error of
-    the prediction is {{ n["relative error"][-1]|short(1) }}; the error grows as eps to the power {{ n["order of the
-    error"]|fixed }}.
+Finding: If eps has entries of standard deviation {{ n.sizes[0]|short }}, the column of the query changes by {{
+    n["change of its own column"]|fixed }} and the others by at most {{ n["change of other columns"]|at_most }}; a
+    changed key changes {{ n["columns changed by a key"] }} of {{ n.columns }} columns. At a standard deviation of {{
+    n.sizes[-1]|short }} the relative error of the first-order formula is {{ n["relative error"][-1]|short(1) }}; its
+    error grows as eps to the power {{ n["order of the error"]|fixed }}.
 Budget: 2 seconds
 Source: 002 1.1f
 """

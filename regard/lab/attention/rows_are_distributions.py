@@ -7,12 +7,13 @@ Measures: Signs and sums of the scores and of the weights that `attend` gives; w
     scores; whether tokens that are made to look at chosen tokens show it along their rows; which rows change if one
     query changes. The three tokens of sheet 004: scores, weights and outputs, unscaled as there, and what a permutation
     of the tokens changes.
-Finding: Rows of scores sum to between {{ n["row sums of the scores"][0]|fixed(1) }} and {{ n["row sums of the
-    scores"][1]|fixed(1) }}, with {{ n["negative scores"] }} negative entries. Rows of weights sum to 1 up to {{
-    n["error of the row sums"]|at_most }}, with {{ n["negative weights"] }} negative entries. Columns of weights sum to
-    between {{ n["column sums of the weights"][0]|fixed }} and {{ n["column sums of the weights"][1]|fixed }}. {{ found
-    }} of {{ n.tokens }} tokens look along their row where they were made to look, and changing query {{ n.changed }}
-    changes row {{ n["rows changed by a query"]|join_numbers or "none" }} only.
+Finding: For {{ n.tokens }} random queries and keys the rows of scores Q K' sum to between {{ n["row sums of the
+    scores"][0]|fixed(1) }} and {{ n["row sums of the scores"][1]|fixed(1) }}, with {{ n["negative scores"] }} negative
+    entries. The rows of weights sum to 1 up to {{ n["error of the row sums"]|at_most }}, with {{ n["negative weights"]
+    }} negative entries; the columns of weights sum to between {{ n["column sums of the weights"][0]|fixed }} and {{
+    n["column sums of the weights"][1]|fixed }}. If each query is made parallel to the key of a chosen token, {{ found
+    }} of {{ n.tokens }} rows have their largest weight at that token. A change of query {{ n.changed }} changes row {{
+    n["rows changed by a query"]|join_numbers or "none" }} only.
 Budget: 1 second
 Source: 001 review 1, 001 review 2, 001 review 3, 004 2a-ii, 004 2b, 004 3a, 004 3b, 004 3c, 004 3d
 """
@@ -106,6 +107,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "scores of three tokens": (three_q @ three_k.mT).tolist(),
         "weights of three tokens": three.tolist(),
         "outputs of three tokens": (three @ three_v).tolist(),
+        "first output with the score 2.5": (torch.tensor([1.5, 2.5, 8.0]).double().softmax(-1) @ three_v).tolist(),
         "third output of three tokens": (three @ three_v)[2].tolist(),
         "third output, rounded weights": (three.round(decimals=2) @ three_v)[2].tolist(),
         "permuted example differs by": largest_difference(permuted, (three @ three_v)[order]),

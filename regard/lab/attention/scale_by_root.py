@@ -7,8 +7,9 @@ Claim: Because the variance of q . k is d_k for random q and k of unit variance.
 Measures: For growing widths, with and without the division: the variance of scores, the largest weight, the gradient at
     the scores and at q through `attend` (median and mean over queries), and the largest divided score. Whether float32
     is finite and correct for undivided scores far beyond the range of exp.
-Finding: At width {{ n.widths[-1] }} the variance of scores is {{ n["variance, undivided"][-1]|fixed(0) }}, after
-    division {{ n["variance, divided"][-1]|fixed }}. From width {{ n.widths[0] }} to {{ n.widths[-1] }} the largest
+Finding: For random queries and keys with entries of mean 0 and variance 1 the variance of scores at width {{
+    n.widths[-1] }} is {{ n["variance, undivided"][-1]|fixed(0) }}, after division by the root of the width {{
+    n["variance, divided"][-1]|fixed }}. From width {{ n.widths[0] }} to {{ n.widths[-1] }} the mean of the largest
     weight goes from {{ n["largest weight, undivided"][0]|fixed }} to {{ n["largest weight, undivided"][-1]|fixed }} and
     the median gradient at the scores from {{ n["gradient, undivided"][0]|short }} to {{ n["gradient,
     undivided"][-1]|short }}; after division, from {{ n["largest weight, divided"][0]|fixed }} to {{ n["largest weight,

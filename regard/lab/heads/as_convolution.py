@@ -3,16 +3,21 @@
 Claim: When there is one head per offset of the kernel, its relative-position scores are one-hot at that offset, and its
     value projection is that tap of the kernel. Three heads are conv1d with kernel 3, nine are conv2d with kernel 3 x 3.
 Measures: Attention with such scores, in whole numbers so that nothing is rounded, against torch's conv1d and conv2d
-    with zero padding; and the difference with one head less.
+    with zero padding; and the difference with one head less. Whether a shift of the input shifts the outputs, also if
+    each token attends to all tokens of its phrase, a block of tokens.
 Finding: {{ n["heads on a line"] }} heads differ from conv1d by {{ n["error of conv1d"]|short }} and {{ n["heads on a
     grid"] }} heads from conv2d by {{ n["error of conv2d"]|short }}, for outputs up to {{ n["largest output"]|fixed(0)
-    }}. With one head less they differ by {{ n["difference with one head less"]|fixed(0) }} and {{ n["difference with
-    one head less on a grid"]|fixed(0) }}.
+    }}, zero padding included. With one head less they differ by {{ n["difference with one head less"]|fixed(0) }} and
+    {{ n["difference with one head less on a grid"]|fixed(0) }}. If the input is shifted by one token, the outputs of
+    the heads are shifted too, up to {{ n["shifted input: difference of the heads"]|short }}; if each token attends to
+    its phrase of {{ n.phrase }} tokens instead, they differ from the shifted outputs by up to {{ n["shifted input:
+    difference of the phrases"]|fixed(0) }}.
 Budget: 1 second
 Source: 000 1.3e, 002 1.3d
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +33,7 @@ from regard.core.attend import attend
 from regard.core.positions import grid_positions
 from regard.core.scores import shaw
 from regard.lab.drawing import Figure, bar_figure
-from regard.lab.measure import largest_difference
+from regard.lab.measure import attend_matrices, largest_difference
 from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
@@ -45,6 +50,7 @@ class Setup:
     rows     height of the image in tokens
     columns  width of the image in tokens
     kernel   kernel size, an odd number
+    phrase   number of tokens of a phrase
     """
 
     width: int = 8
@@ -53,12 +59,14 @@ class Setup:
     rows: int = 11
     columns: int = 9
     kernel: int = 3
+    phrase: int = 5
     seed: int = 0
 
     def __post_init__(self) -> None:
         if check_integer("kernel", self.kernel, 3, "offsets") % 2 == 0:
             raise ConfigError(f"kernel must be odd: kernel={self.kernel}; try {self.kernel + 1}")
-        check_at_least(self, length=self.kernel, rows=self.kernel, columns=self.kernel)
+        check_at_least(self, phrase=2, rows=self.kernel, columns=self.kernel)
+        check_at_least(self, length=max(self.kernel + 3, 2 * self.phrase))
 
 
 SMOKE = Setup(width=5, out=3, length=11, rows=5, columns=4)
@@ -87,6 +95,34 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
             _mix_heads(grid_heads[1:], squares.flatten(2)[:, :, 1:]), plane
         ),
         "largest output": float(torch.cat([line, plane]).abs().max()),
+        "phrase": setup.phrase,
+        **_differences_after_a_shift(row, taps, setup, attention),
+    }
+
+
+def _differences_after_a_shift(
+    row: Float[Tensor, "1 d n"], taps: Float[Tensor, "m d k"], setup: Setup, attention: Attention
+) -> dict[str, float]:
+    """Return how far the outputs of a shifted input are from the shifted outputs, for the heads and for phrases.
+
+    The tokens at both ends are left out, because a shift replaces what they read.
+    """
+    ends = setup.kernel // 2 + 1
+    phrases = functional.one_hot(torch.arange(row.shape[2]) // setup.phrase).double()
+
+    def heads(tokens: Tensor) -> Tensor:
+        return _mix_heads(_heads_on_line(tokens, setup.kernel, attention), taps)
+
+    def whole_phrases(tokens: Tensor) -> Tensor:
+        # exp(-1000) is 0, so each token attends equally to all tokens of its phrase
+        return attend_matrices(attention, phrases, phrases, tokens[0].mT, beta=1000.0)
+
+    def difference(layer: Callable[[Tensor], Tensor]) -> float:
+        return largest_difference(layer(row.roll(1, 2))[ends:-ends], layer(row).roll(1, 0)[ends:-ends])
+
+    return {
+        "shifted input: difference of the heads": difference(heads),
+        "shifted input: difference of the phrases": difference(whole_phrases),
     }
 
 
@@ -132,7 +168,8 @@ def _mix_heads(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> F
 def verdict(numbers: Numbers) -> Decision:
     exact = numbers["error of conv1d"] == 0 and numbers["error of conv2d"] == 0
     needed = ("difference with one head less", "difference with one head less on a grid")
-    return decide(exact and all(numbers[name] > 1 for name in needed))
+    moved = numbers["shifted input: difference of the heads"] == 0
+    return decide(exact and moved and all(numbers[name] > 1 for name in needed))
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -7,10 +7,12 @@ Claim: Groups: as many groups as heads, followed by a convolution with kernel 1 
 Measures: Attention with given relative scores, then W_o, against conv1d(groups=heads) and a 1 x 1 convolution, on a
     ring of tokens in float64. How many input channels an output channel of a head reads. The smallest error of any
     convolution with one group per channel.
-Finding: With groups={{ n.heads }}, the number of heads, and a 1 x 1 convolution for W_o the outputs differ by at most
-    {{ n.error|at_most }}. A channel of a head reads {{ n["channels read by a head"] }} channels, like a channel of such
-    a group. With one group per channel it reads {{ n["channels read with groups = channels"] }}, and the relative error
-    is at least {{ n["smallest error with groups = channels"]|percent }} of the norm.
+Finding: Attention whose heads each read only their own {{ (n.width / n.heads)|fixed(0) }} of {{ n.width }} channels,
+    followed by W_o, differs from a convolution with groups={{ n.heads }}, the number of heads, and a 1 x 1 convolution
+    by at most {{ n.error|at_most }}. An output channel of such a head reads {{ n["channels read by a head"] }} input
+    channels, as an output channel of a group does. In standard attention it would read all {{ n.width }}, because W_v
+    does. With one group per channel it reads {{ n["channels read with groups = channels"] }}, and the best such
+    convolution has an error of {{ n["smallest error with groups = channels"]|percent }} of the norm of the output.
 Budget: 1 second
 Source: 000 1.2b, 002 1.2b
 """

@@ -4,12 +4,13 @@ Claim: With heads of width D/H each of the projections of queries, keys and valu
     heads, and a layer needs 4 N D^2 + 2 N^2 D multiply-adds. Heads of the full width D would multiply both by H.
 Measures: Weights of real layers with 1, 2, 4, ... heads of width D/H and of width D. Multiply-adds of a real pass, as
     torch counts matrix products and attention.
-Finding: With {{ n.heads|join_numbers }} heads of width {{ n.width }}/H a projection has {{ n.weights|join_numbers }}
-    weights, and {{ n.length }} tokens need {{ n["multiply-adds"]|join_numbers }} multiply-adds. If every head has width
-    {{ n.width }}, it has {{ n["weights at full width"]|join_numbers }} weights and needs {{ n["multiply-adds at full
-    width"]|join_numbers }} multiply-adds. The part of a head in a projection costs {{ n["multiply-adds of a head's
-    projection per token"]|join_numbers }} multiply-adds per token, and its scores {{ n["multiply-adds of a head's
-    scores"]|join_numbers }}.
+Finding: With {{ n.heads|join_numbers }} heads of width {{ n.width }}/H a projection of all heads together has {{
+    n.weights|join_numbers }} weights, and the layer needs {{ n["multiply-adds"]|join_numbers }} multiply-adds for {{
+    n.length }} tokens. If every head has width {{ n.width }}, the projection has {{ n["weights at full
+    width"]|join_numbers }} weights and the layer needs {{ n["multiply-adds at full width"]|join_numbers }}
+    multiply-adds. For one head of width {{ n.width }}/H, a projection costs {{ n["multiply-adds of a head's projection
+    per token"]|join_numbers }} multiply-adds per token, and its scores cost {{ n["multiply-adds of a head's
+    scores"]|join_numbers }} for all tokens.
 Budget: 5 seconds
 Source: 001 review 7, 001 review 8, 001 review 9, 003 12.5
 """

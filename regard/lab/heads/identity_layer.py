@@ -6,11 +6,13 @@ Claim: When the score of one key is far above all others for every query, and no
     the mean.
 Measures: Weights and outputs of attention in float64 with positions as keys, for growing beta. The weight that each of
     four orthonormal tokens gives to itself at beta = d ** -0.5. The outputs if all scores are zero.
-Finding: With positions as keys the error is {{ n.errors[0]|fixed }} at beta={{ n.betas[0] }} and {{ n.errors[-1]|short
-    }} at beta={{ n.betas[-1] }}, {{ n["error of permutation"]|short }} for a permutation, and {{ n["difference if two
-    share a key"]|fixed }} if two queries share a key. Orthonormal tokens give themselves the weight {{ n["own weight of
-    orthonormal tokens"]|fixed(3) }} at beta = d ** -0.5 and {{ n["own weight of orthonormal tokens, beta = 1"]|fixed(3)
-    }} at beta = 1; zero scores give the mean, up to {{ n["distance to the mean at zero scores"]|at_most }}.
+Finding: With one-hot positions as queries and keys the output differs from the input by {{ n.errors[0]|fixed }} at
+    beta={{ n.betas[0] }} and by {{ n.errors[-1]|short }} at beta={{ n.betas[-1] }}; with permuted keys it differs from
+    the permuted input by {{ n["error of permutation"]|short }}, and by {{ n["difference if two share a key"]|fixed }}
+    if two queries select the same key. Each of {{ n.length }} orthonormal tokens gives itself the weight {{ n["own
+    weight of orthonormal tokens"]|fixed(3) }} at beta = d ** -0.5 and {{ n["own weight of orthonormal tokens, beta =
+    1"]|fixed(3) }} at beta = 1; zero scores give the mean of the tokens, up to {{ n["distance to the mean at zero
+    scores"]|at_most }}.
 Budget: 1 second
 Source: 000 1.3c, 002 1.3c
 """

@@ -6,8 +6,9 @@ Measures: Self-attention of width D over N tokens, unscaled as in the sheet, in 
     of its columns: projections with biases, outputs and weights (whose columns must sum to 1), with and without
     sinusoidal positions; and after a permutation of its rows, the channels.
 Finding: Sa[XP] and Sa[X]P differ by at most {{ n.error|at_most }}, softmax[P'SP] and P' softmax[S] P by {{ n["error of
-    weights"]|at_most }}, and the projections with biases of XP and those of X, permuted, by {{ n["error of the
-    projections"]|at_most }}; with positions added the outputs differ by {{ n["difference with positions"]|fixed }}.
+    weights"]|at_most }}; projecting permuted tokens, with biases, equals permuting the projected tokens up to {{
+    n["error of the projections"]|at_most }}. With positions added, the outputs of permuted tokens differ from the
+    permuted outputs by {{ n["difference with positions"]|fixed }}.
 Budget: 1 second
 Source: 003 12.3
 """

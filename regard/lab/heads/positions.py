@@ -10,12 +10,14 @@ Measures: One layer trained on sequences of one length and tested on longer ones
     at positions beyond the training length count. The weight of a matching key nearby and far away, without positions
     and with alibi.
 Finding: Accuracy at the training length {{ n["trained on"] }} and at new positions up to {{ n.lengths[-1] }} (chance {{
-    n.chance|fixed }}, {{ n.repeats }} seeds, at most ± {{ widest|fixed }}). {% for task in n.accuracy %}{{ task }}: {%
-    for name, rows in n.accuracy[task].items() %}{{ name }} {{ rows[0]|fixed }} and {{ rows[-1]|fixed }}{{ ", " if not
-    loop.last }}{% endfor %}{{ "; " if not loop.last else ". " }}{% endfor %}Without positions the weight of a matching
-    key is {{ n["weight at distance 1"]|fixed(3) }} next to the query and {{ n["weight at distance 999"]|fixed(3) }} at
-    distance 999. An input longer than {{ n.lengths[-1] }} tokens is accepted by {{ n["schemes that accept longer
-    input"]|join(", ") }}.
+    n.chance|fixed }}, {{ n.repeats }} seeds, at most ± {{ widest|fixed }}). {% for task in n.accuracy %}{{ {"relative":
+    "Relative (predict the token three positions before)", "absolute": "Absolute (predict the token at position
+    five)"}[task] }}: {% for name, rows in n.accuracy[task].items() %}{{ name }} {{ rows[0]|fixed }} and {{
+    rows[-1]|fixed }}{{ ", " if not loop.last }}{% endfor %}. {% endfor %}Alibi is relative, but its scores only decay
+    with the distance and cannot select one distance. Without positions the weight of a matching key is {{ n["weight at
+    distance 1"]|fixed(3) }} next to the query and {{ n["weight at distance 999"]|fixed(3) }} at distance 999, so long
+    range needs no positions. An input longer than {{ n.lengths[-1] }} tokens is accepted by {{ n["schemes that accept
+    longer input"]|join(", ") }}.
 Budget: 60 seconds
 Source: 000 1.3b, 002 1.3b
 """

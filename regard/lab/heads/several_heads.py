@@ -7,11 +7,12 @@ Claim: Each head has its own weights, so that a token can read several others at
 Measures: One layer of causal attention with rotary positions and 1, 2 or 4 heads, trained over seeds to predict at each
     position both the token before it and the token three before it, in this order. Small Vision Transformers with 1, 2
     or 4 heads on scikit-learn's digits. The numbers of parameters, which are equal.
-Finding: With {{ n.heads|join_numbers }} heads and {{ n.parameters|join_numbers }} parameters, both tokens are predicted
-    correctly in {% for count in n.heads %}{{ accuracy["two relations"][count|string] }}{{ ", " if not loop.last }}{%
-    endfor %} of the positions (chance {{ n.chance|percent(1) }}; {{ n.repeats }} seeds). Digits are classified
-    correctly in {% for count in n.heads %}{{ accuracy["digits"][count|string] }}{{ ", " if not loop.last else "." }}{%
-    endfor %}
+Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters[0]|comma }} parameters, the token before and
+    the token three before are both predicted correctly at {% for count in n.heads %}{{ accuracy["two
+    relations"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of the positions (chance {{ n.chance|percent(1)
+    }}; {{ n.repeats }} seeds; in brackets the confidence interval over seeds). With the same numbers of heads {% for
+    count in n.heads %}{{ accuracy["digits"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of the digits are
+    classified correctly.
 Budget: 60 seconds
 Source: 000 1.4c, 002 1.4c, 004 2c
 """

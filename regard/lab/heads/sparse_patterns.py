@@ -5,11 +5,12 @@ Claim: By seeing fewer pairs. With a window of w, a dilated window or g global t
     2 N root N pairs. A second stage with all pairs would have N^2 again.
 Measures: Visible pairs counted exactly from the masks for growing N, and measured from attention at a small N. Which
     pairs are connected within two stages. Seconds of attention with each mask, which are reported but do not decide.
-Finding: Visible pairs at N={{ n.lengths[-1]|comma }}: {% for name in n.pairs %}{{ name }} {{ n.pairs[name][-1]|comma }}
-    (N^{{ growth[name]|fixed }}){{ "; " if not loop.last else ". " }}{% endfor %}At N={{ n["small length"] }} attention
-    gives nonzero weights to {{ n["pairs with nonzero weight at the small length"].values()|join_numbers }} pairs; the
-    masks have {{ n["pairs at the small length"].values()|join_numbers }}. Milliseconds: {% for name in n.seconds %}{{
-    name }} {{ (n.seconds[name][-1] * 1e3)|fixed(1) }}{{ ", " if not loop.last else "." }}{% endfor %}
+Finding: Visible pairs at N={{ n.lengths[-1]|comma }}, in brackets how they grow with N: {% for name in n.pairs %}{{
+    name }} {{ n.pairs[name][-1]|comma }} (N^{{ growth[name]|fixed }}){{ "; " if not loop.last else ". " }}{% endfor
+    %}At N={{ n["small length"] }} attention gives nonzero weights to {{ n["pairs with nonzero weight at the small
+    length"].values()|join_numbers }} pairs, in the same order; the masks have {{ n["pairs at the small
+    length"].values()|join_numbers }}. Milliseconds at N={{ n.lengths[-1]|comma }}: {% for name in n.seconds %}{{ name
+    }} {{ (n.seconds[name][-1] * 1e3)|fixed(1) }}{{ ", " if not loop.last else "." }}{% endfor %}
 Budget: 30 seconds
 Source: 003 12.8
 """

@@ -6,12 +6,13 @@ Claim: A bounded look-ahead. With chunks a row waits for its chunk and the look-
 Measures: Stacks of 1, 2, ... blocks fed token by token: how many tokens, including its own, have arrived when a row is
     returned; how far ahead the gradient of a row in one pass reaches; the difference between streamed rows and one pass
     in float64; the size of the caches after short and long inputs.
-Finding: At depths {{ n.depths|join_numbers }} a row waits for {{ n["tokens waited for"]["chunks"]|join_numbers }}
-    tokens with chunks of {{ n.chunk }}, for {{ n["tokens waited for"]["chunks with look-ahead"]|join_numbers }} with a
-    look-ahead of {{ n["look-ahead"] }} as well, for {{ n["tokens waited for"]["sliding look-ahead"]|join_numbers }}
-    with a sliding window that looks {{ n["look-ahead"] }} ahead, and for {{ n["tokens waited
-    for"]["everything"]|join_numbers }} of {{ n.length }} without a mask. Streamed rows equal one pass up to {{
-    n.error|at_most }}, and the caches hold {{ n["cache size at the end"]|comma }} numbers for any length.
+Finding: At depths {{ n.depths|join_numbers }} the longest wait of a frame, its own included, is {{ n["tokens waited
+    for"]["chunks"]|join_numbers }} frames with chunks of {{ n.chunk }}; {{ n["tokens waited for"]["chunks with
+    look-ahead"]|join_numbers }} with a look-ahead of {{ n["look-ahead"] }} in the first layer as well; {{ n["tokens
+    waited for"]["sliding look-ahead"]|join_numbers }} with a sliding window that looks {{ n["look-ahead"] }} ahead in
+    every layer; and all {{ n["tokens waited for"]["everything"]|join_numbers }} of {{ n.length }} without a mask.
+    Streamed outputs equal one pass with the same mask up to {{ n.error|at_most }}, and the caches hold {{ n["cache size
+    at the end"]|comma }} numbers for any length of the input.
 Budget: 20 seconds
 Source: 002 1.3e
 """

@@ -6,11 +6,12 @@ Claim: Matching by content. A synthesizer computes the weights of row i from x_i
 Measures: Sequences with pairs of tokens that share a name: each token has to predict its partner's value. One layer of
     each kind, trained over seeds, and the guess of the most common value. How much the weights of a row change if the
     other tokens change. How many weights a layer computes.
-Finding: Accuracy: {% for part in accuracy %}{{ part }} {{ accuracy[part] }}, {% endfor %}with the most common value {{
-    n["accuracy of the most common value"]|percent }} ({{ n.repeats }} seeds, chance {{ n.chance|percent }}). Other
-    tokens change the weights of a row by {{ n["change of weights by other tokens"]["dot"]|fixed }} (dot), {{ n["change
-    of weights by other tokens"]["dense"]|short }} (dense) and {{ n["change of weights by other tokens"]["random"]|short
-    }} (random); each computes {{ n["number of weights"]["dense"] }} weights for {{ n.length }} tokens.
+Finding: Each token has to predict the value of the token with the same name. Accuracy: {% for part in accuracy %}{{
+    part }} {{ accuracy[part] }}, {% endfor %}always the most common value {{ n["accuracy of the most common
+    value"]|percent }} ({{ n.repeats }} seeds, chance {{ n.chance|percent }}). If the other tokens change, the weights
+    of a row change by {{ n["change of weights by other tokens"]["dot"]|fixed }} (dot), {{ n["change of weights by other
+    tokens"]["dense"]|short }} (dense) and {{ n["change of weights by other tokens"]["random"]|short }} (random); each
+    computes {{ n["number of weights"]["dense"] }} weights for {{ n.length }} tokens.
 Budget: 60 seconds
 Source: 001 2 ii
 """

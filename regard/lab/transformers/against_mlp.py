@@ -10,15 +10,16 @@ Measures: Parameters of real models of both kinds for growing images; which of t
     feed-forward part on a sequence against each token alone; the gradient from the hidden states of one layer to those
     of the layer before, in both; how much the attention weights, and the derivatives of a perceptron's first layer,
     differ between two inputs.
-Finding: From {{ n.pixels[0] }} to {{ n.pixels[-1]|comma }} pixels the perceptron goes from {{ n["parameters of
-    perceptron"][0]|comma }} to {{ n["parameters of perceptron"][-1]|comma }} parameters and the Transformer from {{
-    n["parameters of transformer"][0]|comma }} to {{ n["parameters of transformer"][-1]|comma }}. Of {{ n.pixels|length
-    }} image sizes each perceptron accepts {{ n["sizes accepted by perceptron"]|max }} and each Transformer {{ n["sizes
-    accepted by transformer"]|min }}. The feed-forward part gives the same outputs for tokens alone and together, up to
-    {{ n["difference of tokens processed alone"]|at_most }}. Every hidden state of the second block depends on {{
-    n["hidden states read"] }} of {{ n.tokens[-1] }} hidden states of the first. Between two inputs attention weights
-    differ by {{ n["change of attention weights between inputs"]|fixed }}, and the derivatives of the perceptron's first
-    layer by {{ n["change of first-layer derivatives between inputs"]|short }}.
+Finding: For images of {{ n.pixels[0] }} to {{ n.pixels[-1]|comma }} pixels the perceptron has {{ n["parameters of
+    perceptron"][0]|comma }} to {{ n["parameters of perceptron"][-1]|comma }} parameters and the Transformer (patches as
+    tokens, no position table) {{ n["parameters of transformer"][0]|comma }} to {{ n["parameters of
+    transformer"][-1]|comma }}. Of {{ n.pixels|length }} image sizes each perceptron accepts {{ n["sizes accepted by
+    perceptron"]|max }} and each Transformer {{ n["sizes accepted by transformer"]|min }}. The feed-forward part gives
+    the same outputs for tokens alone and together, up to {{ n["difference of tokens processed alone"]|at_most }}. Every
+    hidden state after the second block depends on {{ n["hidden states read"] }} of {{ n.tokens[-1] }} hidden states
+    after the first. Between two inputs the attention weights differ by up to {{ n["change of attention weights between
+    inputs"]|fixed }}, and the weights of the perceptron's first layer (its derivatives) by {{ n["change of first-layer
+    derivatives between inputs"]|short }}.
 Budget: 1 second
 Source: 004 1c, 004 1d
 """

@@ -7,15 +7,17 @@ Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its 
     running model: the pairs in use, the mass above the diagonal, and the share of the cross attention on the reversed
     order, before and after training. How much the outputs change if the last token of the source or of the target
     changes.
-Finding: Of {{ n.length ** 2 }} pairs the encoder uses {{ n["pairs with nonzero weight"]["encoder"]|join_numbers }} and
-    the decoder {{ n["pairs with nonzero weight"]["decoder"]|join_numbers }}. At least {{ n["mass above the
-    diagonal"]["encoder"][0]|fixed }} of the encoder's attention is above the diagonal and at most {{ n["mass above the
-    diagonal"]["decoder"][1]|short }} of the decoder's. The last source token changes the encoder's first row by {{
-    n["change of the encoder's first row by the last source token"]|short }} or more; the last target token changes
-    earlier logits by {{ n["change of earlier logits by the last target token"]|short }}. The reversed order has {{
-    n["cross attention on the reversed order before training"]|percent }} of the cross attention before training and {{
-    means["cross attention on the reversed order"] }} after ({{ n.repeats }} seeds), and the largest weight in {{
-    means["rows at the reversed order"] }} of rows; {{ means["accuracy"] }} of tokens are correct.
+Finding: A model was trained to reverse its source of {{ n.length }} tokens. Of {{ n.length ** 2 }} pairs of query and
+    key the encoder uses {{ n["pairs with nonzero weight"]["encoder"]|join_numbers }} and the decoder {{ n["pairs with
+    nonzero weight"]["decoder"]|join_numbers }} in self-attention. At least {{ n["mass above the
+    diagonal"]["encoder"][0]|percent }} of the encoder's attention goes to later tokens, and at most {{ n["mass above
+    the diagonal"]["decoder"][1]|percent }} of the decoder's. The last source token changes the encoder's first output
+    by {{ n["change of the encoder's first row by the last source token"]|short }} or more; the last target token
+    changes the logits of earlier positions by {{ n["change of earlier logits by the last target token"]|short }}. The
+    source tokens that the reversed order requires have {{ n["cross attention on the reversed order before
+    training"]|percent }} of the cross attention before training and {{ means["cross attention on the reversed order"]
+    }} after ({{ n.repeats }} seeds), and the largest weight of {{ means["rows at the reversed order"] }} of the
+    queries; {{ means["accuracy"] }} of the written tokens are correct.
 Budget: 30 seconds
 Source: 004 2d
 """

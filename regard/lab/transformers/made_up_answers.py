@@ -6,16 +6,17 @@ Claim: It still answers with a place, spelled like a correct one. It guesses fro
 Measures: Biographies of people whose surnames mostly end according to their birth place. A small GPT that has read them
     answers questions about people it has read about and about unknown people, over seeds: the answers, the probability
     of each, how many are places, how many fit the ending of the surname, and accuracy against coverage.
-Finding: For unknown people {{ means["unknown: answered with a place"] }} of the answers are places and {{
-    means["accuracy, unknown people"] }} are correct; for people in the texts {{ means["accuracy, known people"] }} are
-    correct. {{ means["unknown: fits the surname"] }} fit the ending of the name ({{ n["chance of fitting the
+Finding: A model that has read biographies was asked about people in them (known) and in no text (unknown). For unknown
+    people {{ means["unknown: answered with a place"] }} of the answers are places and {{ means["accuracy, unknown
+    people"] }} are correct; for known people {{ means["accuracy, known people"] }} are correct. Of the answers for
+    unknown people {{ means["unknown: fits the surname"] }} fit the ending of the surname ({{ n["chance of fitting the
     surname"]|percent }} by chance), and {{ means["unknown: most common place"] }} are the most common place. The
-    confidence is {{ means["confidence, unknown people"] }} for unknown and {{ means["confidence, known people"] }} for
-    known people; a correct answer is more confident than a wrong one in {{ means["area under the ROC curve"] }} of
-    pairs. If all questions are answered, {{ n["accuracy by coverage"][-1]|percent }} are correct; of the {{
-    n.coverages[2]|percent }} most confident, {{ n["accuracy by coverage"][2]|percent }} ({{ n.repeats }} seeds). Of the
-    wrong answers, {{ means["wrong answers as confident as right ones"] }} are more confident than the median correct
-    answer.
+    confidence, the probability that the model gives its answer, is {{ means["confidence, unknown people"] }} for
+    unknown and {{ means["confidence, known people"] }} for known people on average; a correct answer is more confident
+    than a wrong one in {{ means["area under the ROC curve"] }} of pairs. If all questions are answered, {{ n["accuracy
+    by coverage"][-1]|percent }} are correct; of the {{ n.coverages[2]|percent }} most confident, {{ n["accuracy by
+    coverage"][2]|percent }} ({{ n.repeats }} seeds). Of the wrong answers, {{ means["wrong answers as confident as
+    right ones"] }} are more confident than the median correct answer.
 Budget: 90 seconds
 Source: 001 3b, 001 3b look, 001 3c
 """

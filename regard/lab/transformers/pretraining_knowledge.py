@@ -8,11 +8,12 @@ Measures: Generated biographies and questions (`regard.data.synthetic_biographie
     gaps in the texts and answers questions about one half of the people; another sees the questions only; a third reads
     as many texts, but about other people. Exact answers about the other half, about people in no text, and with the
     most common place, over seeds.
-Finding: Questions about people who were not in the training questions are answered correctly in {{ accuracy["read"] }}
-    after reading and {{ accuracy["not read"] }} without ({{ n.repeats }} seeds); training questions in {{ n["accuracy
-    in training"]["read"]|percent }} and {{ n["accuracy in training"]["not read"]|percent }}. After reading as many
-    texts about other people it is {{ accuracy["read about others"] }}. The most common place is correct in {{
-    accuracy["most common place"] }}. About people in no text the reader is correct in {{ accuracy["in no text"] }}.
+Finding: Questions about people who were in no training question are answered correctly in {{ accuracy["read"] }} by a
+    model that has read the biographies of all people and in {{ accuracy["not read"] }} by one that has read none ({{
+    n.repeats }} seeds); training questions in {{ n["accuracy in training"]["read"]|percent }} and {{ n["accuracy in
+    training"]["not read"]|percent }}. A model that has read as many biographies of other people answers {{
+    accuracy["read about others"] }} correctly. Always the most common place is correct in {{ accuracy["most common
+    place"] }}. About people in no text the first model is correct in {{ accuracy["in no text"] }}.
 Budget: 60 seconds
 Source: 001 2, 001 3a
 """

@@ -1,18 +1,25 @@
 """Why use self-attention, and for which lengths is it cheap?
 
 Claim: One layer connects any two of n tokens directly, while a recurrent layer needs a step for every token in between.
-    Attention costs 2 n^2 D multiply-adds, a recurrent layer 2 n D^2: attention is cheaper while n < D, and the costs
-    are equal at n = D. The four projections of attention cost 4 n D^2; the attention itself costs more than they do for
-    n > 2 D.
-Measures: Multiply-adds of attention, of its projections and of a recurrent layer as torch counts them, at lengths
-    around D, and where the curves cross. Seconds of all three are reported but do not decide, because they depend on
-    the machine. Whether the first token changes the last output.
-Finding: At D={{ n.width }} attention needs more multiply-adds than a recurrent layer {{ shown["recurrent"] }}, and more
-    than its own projections {{ shown["projections"] }}. In seconds on this machine, up to n={{ n.lengths[-1] }},
-    attention takes longer than the recurrent layer {{ clock["recurrent"] }}, and longer than its own projections {{
-    clock["projections"] }}. At n={{ n.lengths[0] }} attention takes {{ (n.seconds["attention"][0] * 1e3)|fixed }} ms,
-    the recurrent layer {{ (n.seconds["recurrent"][0] * 1e3)|fixed }} ms. In one layer the first token changes the last
-    output by {{ n["change of the last output by the first token"]|short }}.
+    The scores and weighted means of attention cost 2 n^2 D multiply-adds, a recurrent layer 2 n D^2: without its
+    projections attention costs less while n < D, as table 1 of the paper has it. The four projections of attention cost
+    4 n D^2, so a whole attention layer costs more than a recurrent one at every n; the scores and means cost more than
+    the projections for n > 2 D. The advantage over recurrence is in sequential steps, not in operations.
+Measures: Multiply-adds of the scores and weighted means ("attention"), of the projections and of a recurrent layer as
+    torch counts them, at lengths around D, and where the curves cross. Seconds of all three are reported but do not
+    decide, because they depend on the machine. Whether the first token changes the last output.
+Finding: At width D={{ n.width }} and n={{ n.lengths[0] }} tokens the scores and weighted means of attention need {{
+    n["multiply-adds"]["attention"][0]|millions(2) }} M multiply-adds, its projections {{
+    n["multiply-adds"]["projections"][0]|millions(2) }} M and a recurrent layer {{
+    n["multiply-adds"]["recurrent"][0]|millions(2) }} M. Scores and means alone need more than the recurrent layer {{
+    shown["recurrent"] }}; with its projections attention needs more at every length. Scores and means need more than
+    the projections {{ shown["projections"] }}. In time on one machine, at n={{ n.lengths[0] }} scores and means take {{
+    (n.seconds["attention"][0] * 1e3)|fixed }} ms, the projections {{ (n.seconds["projections"][0] * 1e3)|fixed }} ms
+    and the recurrent layer {{ (n.seconds["recurrent"][0] * 1e3)|fixed }} ms, because it computes one token after the
+    other. {% if n["crossings in seconds"]["recurrent"] is none %}Scores and means were faster than the recurrent layer
+    at every length up to n={{ n.lengths[-1] }}.{% else %}Scores and means took longer than the recurrent layer {{
+    clock["recurrent"] }}.{% endif %} In one layer the first of {{ n.lengths[0] }} tokens changes the last output (by {{
+    n["change of the last output by the first token"]|short }}): they are connected in one step.
 Budget: 20 seconds
 Source: 000 1.4b, 002 1.4b
 """

@@ -9,15 +9,16 @@ Measures: Deep stacks of real blocks trained to reverse sequences, with each of 
     start the norm of each block's gradient, the similarity of the tokens at the top and the largest attention weight of
     a row; and the loss at the end of training.
 Finding: Loss after {{ n.steps }} steps of {{ n.depth }} blocks ({{ n.repeats }} seeds; guessing has {{ n["loss of
-    guessing"]|fixed }}; in brackets the ratio to the loss with all four): {% for name in n.loss %}{{ name }} {{
-    n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ ")" if name in ranges }}{{ ", " if not loop.last else ". " }}{% endfor
-    %}At the start of {{ n.deep }} blocks the largest gradient of a block is {{ n.gradients["all four"]|max|fixed(1) }}
-    with all four and {{ n.gradients["no norms"]|max|fixed(0) }} without norms; without norms and sums the gradient of
-    the first block is {{ faded|short(1) }} of that of the last. Tokens at the top have a cosine of {{ n["cosine between
-    tokens"]["all four"]|fixed }}, without sums {{ n["cosine between tokens"]["no residual sums"]|fixed(3) }}; the
-    largest weight of a row is {{ n["largest weight"]["all four"]|fixed }}, without scaling {{ n["largest weight"]["no
-    scale"]|fixed }}. With pre-norm the mean gradient of a block is {{ means["pre-norm"]|fixed(1) }}, with post-norm {{
-    means["all four"]|fixed(1) }}.
+    guessing"]|fixed }}; in brackets how many times the loss with all four parts it is): {% for name in n.loss %}{{ name
+    }} {{ n.loss[name]|fixed(3) if n.loss[name] < 0.1 else n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ " times)" if
+    name in ranges }}{{ ", " if not loop.last else ". " }}{% endfor %}At the start of {{ n.deep }} blocks the largest
+    gradient of a block is {{ n.gradients["all four"]|max|fixed(1) }} with all four and {{ n.gradients["no
+    norms"]|max|fixed(0) }} without norms; without norms and sums the gradient of the first block is {{ faded|short(1)
+    }} of that of the last. Two tokens after the last block have a cosine of {{ n["cosine between tokens"]["all
+    four"]|fixed }} with all four and of {{ n["cosine between tokens"]["no residual sums"]|fixed(3) }} without sums,
+    where they can no longer be distinguished; the largest attention weight of a query is {{ n["largest weight"]["all
+    four"]|fixed }}, without scaling {{ n["largest weight"]["no scale"]|fixed }}. With pre-norm the mean gradient of a
+    block is {{ means["pre-norm"]|fixed(1) }}, with post-norm {{ means["all four"]|fixed(1) }}.
 Budget: 90 seconds
 Source: 001 review 11, 002 1.4e
 """
@@ -281,7 +282,7 @@ def verdict(numbers: Numbers) -> Decision:
 
 def _format_range(logarithm: Estimate) -> str:
     low, high = (math.exp(logarithm.mean + half) for half in (-logarithm.half, logarithm.half))
-    return f"{low:.2g} to {high:.2g}"
+    return " to ".join(f"{float(f'{end:.2g}'):,g}" for end in (low, high))
 
 
 def draw(numbers: Numbers) -> Figure:

@@ -6,19 +6,21 @@ Claim: It has only an encoder, in which every token sees all others. It uses pre
 Measures: Small models of both kinds in float64: which token changes which output, the outputs of the blocks, and
     additional tokens. For the published sizes, the parameters and widths of real modules with 1000 classes and a
     vocabulary of 37,000 (the paper says "about"). The counts agree with the published ones within 3 %, not exactly.
-Finding: ViT (the Transformer in brackets) has {{ n["blocks with cross attention of vit"] }} blocks with cross attention
-    ({{ n["blocks with cross attention of transformer"] }}), {{ n["tokens added by vit"] }} token more than patches, {{
-    n["position parameters of vit"] }} parameters for positions ({{ n["position parameters of transformer"] }}), and an
-    activation of {{ n["activation at -1 of vit"]|fixed(3) }} at -1 ({{ n["activation at -1 of transformer"]|short }}).
-    The last token changes the first by {{ n["change of the first by the last token in vit"]|short(1) }} ({{ n["change
-    of the first by the last token in transformer"]|short }}), and the variances after a block differ from 1 by up to {{
-    n["distance to variance 1 after blocks of vit"]|fixed }} ({{ n["distance to variance 1 after blocks of
-    transformer"]|short(1) }}). Feed-forward widths are {{ n["feed-forward widths"]["vit-b/16"] }} and {{
-    n["feed-forward widths"]["transformer-base"] }}. Millions of parameters, published in brackets: {% for name in
-    published %}{{ n.millions[name]|fixed(1) }} ({{ published[name] }}){{ ", " if not loop.last }}{% endfor %}; ViT-L
-    with patches of 32 has {{ n.millions["vit-l/32"]|fixed(1) }}. The Transformers are counted with a vocabulary of {{
-    n.vocabulary|comma }}; with the {{ n["preset vocabulary"]|comma }} of `regard.build("transformer-base")` it is {{
-    n["parameters of the preset"]|comma }}.
+Finding: Small models of ViT and of the Transformer have {{ n["blocks with cross attention of vit"] }} and {{ n["blocks
+    with cross attention of transformer"] }} blocks with cross attention, {{ n["tokens added by vit"] }} and {{
+    n["tokens added by transformer"] }} additional tokens (the class token), {{ n["position parameters of vit"] }} and
+    {{ n["position parameters of transformer"] }} parameters for positions (learned, fixed), and an activation of {{
+    n["activation at -1 of vit"]|fixed(3) }} and {{ n["activation at -1 of transformer"]|short }} at -1 (GELU, ReLU).
+    The last token changes the first output by {{ n["change of the first by the last token in vit"]|short(1) }} and {{
+    n["change of the first by the last token in transformer"]|short }} (no mask, causal mask), and the variance of a
+    token after a block differs from 1 by up to {{ n["distance to variance 1 after blocks of vit"]|fixed }} and {{
+    n["distance to variance 1 after blocks of transformer"]|short(1) }} (pre-norm, post-norm). Feed-forward widths are
+    {{ n["feed-forward widths"]["vit-b/16"] }} (ViT-B) and {{ n["feed-forward widths"]["transformer-base"] }} (base).
+    Millions of parameters, published in brackets: {% for name in published %}{{ name }} {{ n.millions[name]|fixed(1) }}
+    ({{ published[name] }}){{ ", " if not loop.last }}{% endfor %}; ViT-L with patches of 32 has {{
+    n.millions["vit-l/32"]|fixed(1) }}. The Transformers are counted with a vocabulary of {{ n.vocabulary|comma }}; with
+    the {{ n["preset vocabulary"]|comma }} of `regard.build("transformer-base")` it is {{ n["parameters of the
+    preset"]|comma }}.
 Budget: 1 second
 Source: 000 1.5b
 """

@@ -7,15 +7,17 @@ Claim: It reads one learned token, which is the same for every image and collect
 Measures: Logits of small real models in float64 against the same computed from the output of the blocks. Gradients of
     the logits at each normalised token. How much the class token's input and output differ between images, and change
     if one patch changes. Parameters of the heads and of the rest.
-Finding: Logits equal those of the normalised class token, or of the mean, up to {{ n.errors.values()|max|at_most }};
-    without the norm they differ by {{ n["difference without the norm"]|fixed }}. The gradient at the patches is {{
+Finding: The logits equal those computed from the normalised class token, or from the mean of the patch tokens with mean
+    pooling, up to {{ n.errors.values()|max|at_most }}; without the norm they differ by {{ n["difference without the
+    norm"]|fixed }}. The gradient of the logits at the patch tokens after the last block is {{
     n.gradients["linear"][1:]|max|short }} with the class token and at least {{ n.gradients["mean"]|min|fixed }} with
     mean pooling. Between two images the class token differs by {{ n["difference of class tokens between images,
-    input"]|short }} at the input and {{ n["difference of class tokens between images, output"]|fixed }} at the output,
-    and every patch changes it by at least {{ n["change of the class token by each patch"]|min|fixed }}. The head has {{
-    n["head parameters"][0] }} parameters for {{ n.classes[0] }} classes for pre-training and {{ n["head parameters"][1]
-    }} for {{ n.classes[1] }} for fine-tuning; {{ n["parts that differ before the head"] }} parts before it differ in
-    size.
+    input"]|short }} at the input and by {{ n["difference of class tokens between images, output"]|fixed }} at the
+    output, and a change of any one patch changes its output by at least {{ n["change of the class token by each
+    patch"]|min|fixed }}. At width {{ n.width }} the head has {{ n["head parameters"][0] }} parameters for {{
+    n.classes[0] }} classes for pre-training and {{ n["head parameters"][1] }} for {{ n.classes[1] }} classes for
+    fine-tuning; {% if n["parts that differ before the head"] == 0 %}all parts before the head have the same sizes in
+    both{% else %}{{ n["parts that differ before the head"] }} parts before the head have other sizes{% endif %}.
 Budget: 1 second
 Source: 000 1.5d, 000 2, 002 1.5c, 002 2
 """

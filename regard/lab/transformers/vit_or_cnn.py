@@ -11,14 +11,15 @@ Measures: A small network of each kind with about the same number of parameters,
     dark patch at each side, whose class is whether the two are alike. For the fewest digits also the convolutional
     network with the pixels of all images shuffled in the same way: at 8 x 8 pixels it keeps its lead, so that locality
     is not the whole explanation there.
-Finding: Digits, from {{ n.sizes[0] }} images: convolutional network ({{ n.parameters["cnn"]|comma }} parameters)
-    {{ accuracy["digits"]["cnn"][0] }}, Vision Transformer ({{ n.parameters["vit"]|comma }})
-    {{ accuracy["digits"]["vit"][0] }}; from {{ n.sizes[-1]|comma }} images {{ accuracy["digits"]["cnn"][-1] }} and
-    {{ accuracy["digits"]["vit"][-1] }}. Two distant patches: from {{ n.sizes[0] }} images
-    {{ accuracy["distant patches"]["cnn"][0] }} and {{ accuracy["distant patches"]["vit"][0] }}, from
-    {{ n.sizes[-1]|comma }} images {{ accuracy["distant patches"]["cnn"][-1] }} and
-    {{ accuracy["distant patches"]["vit"][-1] }} ({{ n.repeats }} seeds). With shuffled pixels the convolutional network
-    has {{ n["accuracy, pixels shuffled"]|percent }} from {{ n.sizes[0] }} digits.
+Finding: Digits, from {{ n.sizes[0] }} images: convolutional network ({{ n.parameters["cnn"]|comma }} parameters) {{
+    accuracy["digits"]["cnn"][0] }}, Vision Transformer ({{ n.parameters["vit"]|comma }}) {{
+    accuracy["digits"]["vit"][0] }} of other images classified correctly; from {{ n.sizes[-1]|comma }} images {{
+    accuracy["digits"]["cnn"][-1] }} and {{ accuracy["digits"]["vit"][-1] }}. Noise with two distant patches, whose
+    class is whether the two are alike (chance 50 %): from {{ n.sizes[0] }} images {{ accuracy["distant
+    patches"]["cnn"][0] }} and {{ accuracy["distant patches"]["vit"][0] }}, from {{ n.sizes[-1]|comma }} images {{
+    accuracy["distant patches"]["cnn"][-1] }} and {{ accuracy["distant patches"]["vit"][-1] }} ({{ n.repeats }} seeds).
+    With the pixels of all digits shuffled in the same way, which destroys neighbourhoods, the convolutional network
+    still has {{ n["accuracy, pixels shuffled"]|percent }} from {{ n.sizes[0] }} digits.
 Budget: 120 seconds
 Source: 002 1.5d
 """

@@ -6,13 +6,15 @@ Claim: They are a table with one row per patch, initialised at random and learne
 Measures: A small Vision Transformer whose patches are single pixels, trained on scikit-learn's digits with and without
     positions, over seeds: cosines between centred rows by distance of their patches, before and after training; the
     accuracy on 400 other images; and the change of the logits if patches are shuffled, in float64.
-Finding: Rows of neighbours have a cosine of {{ n.cosines["before"][0]|fixed }} before training and {{
-    n.cosines["after"][0]|fixed }} after, {{ lead["before"].mean|fixed }} ± {{ lead["before"].half|fixed }} and {{
-    lead["after"].mean|fixed }} ± {{ lead["after"].half|fixed }} above those at distance 3 or more ({{ n.repeats }}
-    seeds). {% for kind in accuracy %}With positions {{ kind }}, {{ accuracy[kind] }} of images are classified
-    correctly. {% endfor %}With learned positions and shuffled patches it is {{ n["accuracy with shuffled
-    patches"]|percent }}. Shuffling changes logits by {{ n["change of the logits by shuffling"]["learned"]|short }} with
-    learned positions and by at most {{ n["change of the logits by shuffling"]["none"]|at_most }} without positions.
+Finding: Rows of the position table that belong to neighbouring patches have a mean cosine of {{
+    n.cosines["before"][0]|fixed }} before training and {{ n.cosines["after"][0]|fixed }} after. Their lead over rows of
+    patches 3 or more apart is {{ lead["before"].mean|abs|fixed }} ± {{ lead["before"].half|fixed }} before and {{
+    lead["after"].mean|fixed }} ± {{ lead["after"].half|fixed }} after ({{ n.repeats }} seeds). {% for kind in accuracy
+    %}{{ "Without positions" if kind == "none" else "With " ~ kind ~ " positions" }} {{ accuracy[kind] }} of images are
+    classified correctly. {% endfor %}With learned positions and shuffled patches it is {{ n["accuracy with shuffled
+    patches"]|percent }}. Shuffling changes the logits by {{ n["change of the logits by shuffling"]["learned"]|short }}
+    with learned positions and by at most {{ n["change of the logits by shuffling"]["none"]|at_most }} without
+    positions.
 Budget: 90 seconds
 Source: 000 1.5c, 002 1.5b
 """
