@@ -10,9 +10,9 @@ Measures: One layer of causal attention with rotary positions and 1, 2 or 4 head
 Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters[0]|comma }} parameters, the token before and
     the token three before are both predicted correctly at {% for count in n.heads %}{{ accuracy["two
     relations"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of the positions (chance {{ n.chance|percent(1)
-    }}; {{ n.repeats }} seeds; in brackets the confidence interval over seeds). With the same numbers of heads {% for
-    count in n.heads %}{{ accuracy["digits"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of the digits are
-    classified correctly.
+    }}; {{ n.repeats }} seeds; in brackets the confidence interval over seeds). Small Vision Transformers with the same
+    numbers of heads classify {% for count in n.heads %}{{ accuracy["digits"][count|string] }}{{ ", " if not loop.last
+    }}{% endfor %} of images of handwritten digits correctly.
 Budget: 60 seconds
 Source: 000 1.4c, 002 1.4c, 004 2c
 """
