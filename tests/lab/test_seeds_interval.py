@@ -59,6 +59,7 @@ def test_a_verdict_is_unclear_where_an_interval_spans_the_threshold(
     assert decide(holds, margins).word == word
 
 
-def test_a_setup_that_cannot_decide_makes_a_claim_unclear_unless_it_is_refuted() -> None:
+def test_a_setup_that_cannot_decide_makes_a_claim_unclear() -> None:
     assert decide(True, missing="larger betas are needed").word == UNCLEAR
-    assert decide(False, missing="larger betas are needed").word == REFUTED
+    assert decide(False, missing="larger betas are needed").word == UNCLEAR
+    assert decide(False).word == REFUTED
