@@ -1,54 +1,95 @@
 """`regard.show`: a mask, two masks, a recorded forward pass or a report as a view of the explorer in a notebook."""
 
+import tempfile
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import torch
 from torch import Tensor, nn
 
+from regard.base.atomic_write import write_output
 from regard.base.display import show_page
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, RegardError
 from regard.conform.report import Report
+from regard.core.masks.expression import parse_mask
 from regard.explorer.page import build_page
 from regard.integrations import notebook
 from regard.integrations.notebook import MaskComparison, MaskPicture
 from regard.see.record import Seen
 
 MOST_DRAWN = 4096  # keys of a mask that the page holds as runs
+OWN_NAMES = ("my_mask", "other_mask")  # of masks that are no expression
 MOST_HEADS = 64  # heads of a recorded pass whose weights the page holds
 HEIGHT = 720
 
 
-class EmbeddedPicture(MaskPicture):
+class Page:
+    """A view of the explorer: a page that a notebook shows in a frame, and that a browser opens."""
+
+    def data(self) -> dict[str, Any] | None:
+        """What the page shows; None where it is too large for a page."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> Path:
+        """Write the view as a page that needs no server."""
+        data = self.data()
+        if data is None:
+            raise ConfigError(f"a page shows masks of up to {MOST_DRAWN} keys, and no more queries than keys")
+        page = build_page(data)
+        write_output(Path(path), lambda file: file.write_text(page, encoding="utf-8"))
+        return Path(path)
+
+    def open(self) -> Path:
+        """Open the view in a web browser, where there is one; returns the file that it is written to."""
+        path = self.save(Path(tempfile.mkdtemp(prefix="regard-")) / "view.html")
+        webbrowser.open(path.as_uri())
+        return path
+
+    def _repr_html_(self) -> str:
+        data = self.data()
+        # a frame has no address of its own
+        return "" if data is None else show_page(build_page(data | {"embedded": True}), HEIGHT, scripts=True)
+
+
+class EmbeddedPicture(Page, MaskPicture):
     """A mask drawn: as text, and as the Masks view of the explorer in a notebook."""
 
+    def data(self) -> dict[str, Any] | None:
+        return mask_data([self.visible[0, 0]], [self.name])
+
     def _repr_html_(self) -> str:
-        return show_mask([self.visible[0, 0]]) or super()._repr_html_()
+        return Page._repr_html_(self) or MaskPicture._repr_html_(self)
 
 
-class EmbeddedComparison(MaskComparison):
+class EmbeddedComparison(Page, MaskComparison):
     """Two masks with their difference: as text, and as the Masks view of the explorer in a notebook."""
 
-    def _repr_html_(self) -> str:
+    def data(self) -> dict[str, Any] | None:
         b, h = (self.first_difference or (0, 0))[:2]
-        return show_mask([each[b, h] for each in self.visible]) or super()._repr_html_()
+        return mask_data([each[b, h] for each in self.visible], self.names)
+
+    def _repr_html_(self) -> str:
+        return Page._repr_html_(self) or MaskComparison._repr_html_(self)
 
 
 @dataclass(frozen=True)
-class EmbeddedView:
+class EmbeddedView(Page):
     """A view of the explorer that a notebook shows in a frame; its text elsewhere."""
 
-    page: str
+    content: dict[str, Any]
     text: str
+
+    def data(self) -> dict[str, Any]:
+        return self.content
 
     def __str__(self) -> str:
         return self.text
 
     __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return show_page(self.page, HEIGHT, scripts=True)
 
 
 def show(
@@ -60,6 +101,8 @@ def show(
     tokens: Sequence[str] | Tensor | None = None,
 ) -> MaskPicture | MaskComparison | EmbeddedView:
     """Show a mask, two masks, a recorded pass or a report: a view of the explorer in a notebook, text elsewhere.
+
+    In a script, `.open()` of the result opens the view in a browser and `.save("view.html")` writes it.
 
     thing    a mask of regard; a boolean tensor, True meaning visible; an additive tensor; the (b, n) attention_mask of
              a tokenizer; a mask_mod; a BlockMask; the mask of a Hugging Face model; the `seen` of `regard.watch`; or
@@ -74,31 +117,46 @@ def show(
     they would be equal if causal() hid the query's own key
     """
     if isinstance(thing, Seen):
-        return EmbeddedView(build_page(recorded_data(thing, tokens)), repr(thing))
+        return EmbeddedView(recorded_data(thing, tokens), repr(thing))
     if isinstance(thing, Report):
         from regard.explorer.views.reports import read_report
 
-        data = {"report": {"report": read_report(thing.json(), "the report")}, "start": "check", "embedded": True}
-        return EmbeddedView(build_page(data), str(thing))
+        data = {"report": {"report": read_report(thing.json(), "the report")}, "start": "check"}
+        return EmbeddedView(data, str(thing))
     found = notebook.show(thing, against, queries=queries, keys=keys)
     if isinstance(found, MaskPicture):
         return EmbeddedPicture(found.name, found.visible)
     return EmbeddedComparison(found.names, found.visible, found.conventions)
 
 
-def show_mask(masks: Sequence[Tensor]) -> str | None:
-    """The Masks view of one mask, or of two that are compared; None for masks that are too large to hold."""
+def mask_data(masks: Sequence[Tensor], names: Sequence[str]) -> dict[str, Any] | None:
+    """The data of the Masks view of one mask, or of two that are compared; None for masks that are too large.
+
+    names  expressions of masks, which the page computes itself; another name stands for the mask of that place
+    """
     queries, size = masks[0].shape
     if size > MOST_DRAWN or queries > size:
         return None
-    names = ("my_mask", "other_mask")[: len(masks)]
-    given = [
-        {"name": name, "queries": queries, "rows": [_runs(row) for row in mask]}
-        for name, mask in zip(names, masks, strict=True)
+    shown = [
+        name if _is_expression(name, mask) else f"{own}()"
+        for name, mask, own in zip(names, masks, OWN_NAMES, strict=False)
     ]
-    against = "&against=other_mask()" if len(masks) > 1 else ""
-    start = f"masks?mask=my_mask()&keys={size}&queries={queries}{against}"
-    return show_page(build_page({"masks": given, "start": start, "embedded": True}), HEIGHT, scripts=True)
+    given = [
+        {"name": own, "queries": queries, "keys": size, "rows": [_runs(row) for row in mask]}
+        for mask, own, name in zip(masks, OWN_NAMES, shown, strict=False)
+        if name == f"{own}()"
+    ]
+    state = {"mask": shown[0], "keys": size, "queries": queries} | ({"against": shown[1]} if len(shown) > 1 else {})
+    return {"masks": given, "start": f"masks?{urlencode(state)}"}
+
+
+def _is_expression(name: str, visible: Tensor) -> bool:
+    """Whether a name is a mask expression that shows exactly these pairs."""
+    try:
+        matrix = parse_mask(name).dense(*visible.shape)
+    except RegardError:
+        return False
+    return torch.equal(matrix.expand(1, 1, *visible.shape)[0, 0], visible)
 
 
 def _runs(row: Tensor) -> list[list[int]]:
@@ -139,5 +197,4 @@ def recorded_data(seen: Seen, tokens: Sequence[str] | Tensor | None) -> dict[str
         "stored": stored,
         "tabs": ["overview", "head"],
         "start": "models?model=recorded&text=pass",
-        "embedded": True,
     }

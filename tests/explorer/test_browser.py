@@ -306,9 +306,36 @@ def test_ablating_the_induction_heads_changes_the_prediction_and_the_script(visi
     wait_until(page, lambda: "edit=ablate" in page.url)
     # the script on the page does the same
     scope: dict[str, Any] = {}
-    exec(page.locator(".script").inner_text().replace("print(", "str("), scope)
+    exec(page.locator(".script").inner_text(), scope)
     after = scope["after"][0, -1].softmax(-1)[ord("P") - 32]
     assert float(after) == pytest.approx(new, abs=6e-4)
+
+
+def test_a_copied_script_prints_the_numbers_of_the_page(visit: Any, capsys: Any) -> None:
+    page = visit("#models?show=edit&layer=1&head=1&edit=ablate:1.1")
+    page.wait_for_selector(".predictions")
+    wait_until(page, lambda: "topk" in page.locator(".script").inner_text())
+    shown = [
+        [cell.inner_text() for cell in row.locator("th, td").all()]
+        for row in page.locator(".predictions tbody tr").all()
+    ]
+    exec(page.locator(".script").inner_text(), {})
+    printed = {name: numbers for name, *numbers in (line.split() for line in capsys.readouterr().out.splitlines()[-8:])}
+    assert len(printed) == 8
+    for token, old, new, *_ in shown[:5]:
+        assert printed[repr(token)] == [old, new]
+
+
+def test_bars_and_lens_numbers_unfold(visit: Any) -> None:
+    page = visit("#models?show=edit")
+    page.locator(".signed-bar .number").first.click()
+    inspector = page.locator("#inspector")
+    assert "minus the logit as it is" in inspector.inner_text()
+    inspector.locator("[data-into]").click()
+    assert "logit of P" in inspector.locator(".result").inner_text()
+    page.get_by_role("tab", name="Flow").click()
+    page.locator(".lens .number").first.click()
+    assert "log \N{GREEK CAPITAL LETTER SIGMA} exp(logits)" in inspector.inner_text()
 
 
 def test_brushed_heads_are_compared_alone_and_together(visit: Any) -> None:

@@ -51,9 +51,8 @@ def test_logits_weights_and_head_numbers_are_those_of_torch(model: GPT) -> None:
     for record, weights, numbers in zip(seen.records, found["weights"], found["numbers"], strict=True):
         assert torch.tensor(weights).double() == pytest.approx(record.weights()[0], abs=1e-6)
         for summary, own in zip(measure_heads(record, tokens), numbers, strict=True):
-            assert own["previous"] == pytest.approx(summary.previous, abs=1e-6)
-            assert own["first"] == pytest.approx(summary.first, abs=1e-6)
-            assert own["induction"] == pytest.approx(summary.induction, abs=1e-6)
+            for name in ("spread", "previous", "first", "induction"):
+                assert own[name] == pytest.approx(getattr(summary, name), abs=1e-6), name
 
 
 @needs_node

@@ -10,7 +10,7 @@ import torch
 import regard
 from regard import causal, window
 from regard.base.errors import ConfigError
-from tests.explorer.browser import open_browser
+from tests.explorer.browser import open_browser, open_page
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,21 @@ def test_a_mask_from_ones_own_code_is_compared_in_a_frame(browser: Any, tmp_path
     frame.locator(".cell").first.click()
     assert "query at 0" in frame.locator("#inspector").inner_text()
     assert not errors
+
+
+def test_a_mask_from_a_script_is_saved_and_opened(browser: Any, tmp_path: Path) -> None:
+    distance = torch.arange(600)[:, None] - torch.arange(600)
+    shown = regard.show((distance >= 0) & (distance <= 256), against=causal() & window(before=255))
+    path = shown.save(tmp_path / "mask.html")
+    page = open_page(browser, path.as_uri(), allowed=tmp_path.as_uri())
+    assert page.get_by_label("Compare with").input_value() == "causal() & window(before=255)"
+    facts = page.locator(".facts").inner_text()
+    assert "344 cells differ. The first: the query at 256 sees key 0 in the first mask" in facts
+    assert "the window counts the query itself in one of them" in facts
+    assert not page.locator(".growth").count()  # a matrix has one length
+    assert not page.errors
+    with pytest.raises(ConfigError, match="up to 4096 keys"):
+        regard.show(causal(), queries=4097).save(tmp_path / "large.html")
 
 
 def test_a_recorded_pass_is_shown_with_its_heads(browser: Any, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ export function start(root, data) {
   let current = null; // { name, view, state, pinned, drawn }
   let trail = []; // keys of the inspector, innermost last
   let pending = false;
+  let mounted = []; // functions that draw the shown states
   let held = data.embedded ? `#${data.start}` : "";
   document.body.classList.toggle("embedded", Boolean(data.embedded));
   const go = (address) => { if (data.embedded) { held = address; open(); } else location.hash = address; };
@@ -156,19 +157,21 @@ export function start(root, data) {
   function mount() {
     const { view, state, pinned } = current;
     setDark(isDark());
+    for (const shown of mounted) shown.stop?.(); // what a view still asks from Python is not needed any more
     stage.replaceChildren();
     if (pinned) {
       const a = html("section", { class: "pinned", inert: true, "aria-label": "Pinned state A" });
       const b = html("section", { "aria-label": "Current state B" });
       const difference = html("section", { class: "difference", "aria-label": "Difference B minus A" });
       stage.append(html("div", { class: "pair" }, html("div", {}, html("h2", {}, "A, pinned"), a), html("div", {}, html("h2", {}, "B"), b)), difference);
-      view.mount(a, pinned, () => schedule(), data)();
-      current.redraw = view.mount(b, state, update, data);
+      mounted = [view.mount(a, pinned, () => schedule(), data), view.mount(b, state, update, data)];
+      mounted[0]();
       current.difference = difference;
     } else {
-      current.redraw = view.mount(stage, state, update, data);
+      mounted = [view.mount(stage, state, update, data)];
       current.difference = null;
     }
+    current.redraw = mounted.at(-1);
     draw();
   }
 
@@ -286,7 +289,6 @@ export function start(root, data) {
     const link = event.target.closest('a[href^="#"]:not(.skip)');
     if (link) { event.preventDefault(); go(link.getAttribute("href")); }
   });
-  window.addEventListener("hashchange", open);
-  window.addEventListener("popstate", open);
+  window.addEventListener("popstate", open); // links, the back button and a changed address; hashchange would be a second event
   open();
 }

@@ -167,7 +167,8 @@ const meanOf = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0
 // Numbers of a head: mean entropy relative to its largest value, weight on the previous and first token, and on the
 // token after the last occurrence of the current one (the induction score of Olsson et al. 2022).
 export function headNumbers(weights, tokens) {
-  const spread = meanOf(weights.slice(1).map((row, i) => row.reduce((sum, a) => sum - (a > 0 ? a * Math.log(a) : 0), 0) / Math.log(i + 2)));
+  // 0 for the first query, which sees one key
+  const spread = meanOf(weights.map((row, i) => (i ? row.reduce((sum, a) => sum - (a > 0 ? a * Math.log(a) : 0), 0) / Math.log(i + 1) : 0)));
   const previous = meanOf(weights.slice(1).map((row, i) => row[i]));
   const first = meanOf(weights.slice(1).map((row) => row[0]));
   const repeated = tokens.map((token, i) => tokens.lastIndexOf(token, i - 1)).map((before, i) => (i > 0 && before >= 0 ? weights[i][before + 1] : null)).filter((x) => x !== null);
@@ -176,7 +177,7 @@ export function headNumbers(weights, tokens) {
 
 // The kind of a head by its largest number, if that is at least one half.
 export function headLabel(numbers) {
-  const kinds = [["induction", numbers.induction], ["previous token", numbers.previous], ["first token", numbers.first], ["uniform", numbers.spread >= 0.95 ? numbers.spread : null]];
-  const [label, value] = kinds.filter(([, value]) => value !== null).sort((a, b) => b[1] - a[1])[0] ?? ["", 0];
-  return value >= 0.5 ? { label, value } : { label: "mixed", value: numbers.spread };
+  const kinds = [["induction", numbers.induction], ["previous token", numbers.previous], ["first token", numbers.first]];
+  const [label, value] = kinds.map(([kind, x]) => [kind, x ?? 0]).sort((a, b) => b[1] - a[1])[0];
+  return value >= 0.5 ? { label, value } : { label: numbers.spread >= 0.95 ? "uniform" : "mixed", value: numbers.spread };
 }

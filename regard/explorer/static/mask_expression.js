@@ -176,6 +176,7 @@ export function parseMask(text) {
   const tokens = tokenize(text);
   let place = 0;
   let covered = Infinity;
+  let given = false;
   const peek = () => tokens[place];
   const take = (kind) => {
     const token = tokens[place];
@@ -256,6 +257,7 @@ export function parseMask(text) {
     }
     // documents and key_padding know the positions of their data only
     for (const parameter of names) if (form.parameters[parameter].kind === "rows") covered = Math.min(covered, firstRow(settings[parameter]).length);
+    if (form.given) [covered, given] = [Math.min(covered, form.keys), true];
     return form.row(settings);
   }
 
@@ -296,7 +298,7 @@ export function parseMask(text) {
     const hint = ["and", "or"].includes(rest.value) ? "masks combine with & | ~" : `unexpected ${rest.value}`;
     throw new MaskError(hint, rest.at, rest.value.length);
   }
-  return { row, covered };
+  return { row, covered, given };
 }
 
 // Completions of the word before the caret: mask names, or the settings of the call that the caret is in.
@@ -361,6 +363,6 @@ export function blockTable(mask, queries, keys, size) {
 }
 
 // Masks from one's own code: each becomes a name without settings, for instance my_mask().
-export function addMask(name, { queries, rows }) {
-  FORMS[name] = { summary: "a mask from your code", given: true, parameters: {}, row: () => (i, keys) => rows[i - keys + queries] ?? [] };
+export function addMask(name, { queries, keys: size, rows }) {
+  FORMS[name] = { summary: "a mask from your code", given: true, keys: size, parameters: {}, row: () => (i, keys) => rows[i - keys + queries] ?? [] };
 }

@@ -8,6 +8,7 @@ const CELLS = 64; // blocks along a side beyond this length
 const LONGEST = 65536;
 const MOST_INTERVALS = 2e7;
 const MOST_ROWS = 64;
+const MOST_COMPARED = 4096; // keys
 const BASE = { mask: "causal() & window(before=3) | global_tokens(1)", queries: 16, keys: 16, against: "", painted: "" };
 
 
@@ -72,18 +73,40 @@ export function difference(a, b, queries, keys) {
   return { first, count };
 }
 
+// Whether two masks show the same pairs; most masks differ in one of the first rows.
+function equal(a, b, queries, keys) {
+  for (let r = 0; r < queries; r += 1) {
+    const [x, y] = [a, b].map((mask) => JSON.stringify(joined(visibleRow(mask, r, queries, keys))));
+    if (x !== y) return false;
+  }
+  return true;
+}
+
+// Runs in order, without empty ones; runs that touch become one.
+function joined(runs) {
+  const found = [];
+  for (const [start, stop] of [...runs].sort((a, b) => a[0] - b[0])) {
+    if (start >= stop) continue;
+    if (found.length && start <= found.at(-1)[1]) found.at(-1)[1] = Math.max(found.at(-1)[1], stop);
+    else found.push([start, stop]);
+  }
+  return found;
+}
+
 // The usual mistakes between two implementations of a mask. Each is a change of `mine`; the one that gives `theirs` names the cause.
 export function conventions(mine, theirs, queries, keys) {
   const shift = keys - queries;
-  const inverted = (mask) => ({ row: (i, n) => { const cells = Array(n).fill(true); for (const [start, stop] of mask.row(i, n)) cells.fill(false, start, stop); return cells.flatMap((visible, j) => (visible ? [[j, j + 1]] : [])); } });
+  const inverted = (mask) => ({ row: (i, n) => { const runs = joined(mask.row(i, n)); return [0, ...runs.map(([, stop]) => stop)].map((start, k) => [start, runs[k]?.[0] ?? n]); } });
   // an empty row is a run of no keys that ends at the query
   const widened = (mask, before, after) => ({ row: (i, n) => {
-    const cells = Array(n).fill(false);
     const runs = mask.row(i, n);
-    for (const [start, stop] of runs.length ? runs : [[i, i]]) cells.fill(true, Math.max(0, start - (runs.length ? before : 0)), Math.max(0, Math.min(n, stop + after)));
-    return cells.flatMap((visible, j) => (visible ? [[j, j + 1]] : []));
+    return (runs.length ? runs : [[i, i]]).map(([start, stop]) => [Math.max(0, start - (runs.length ? before : 0)), Math.max(0, Math.min(n, stop + after))]);
   } });
-  const turned = { row: (i, n) => Array.from({ length: n }, (_, j) => j).filter((j) => mine.row(j, n).some(([start, stop]) => i >= start && i < stop)).map((j) => [j, j + 1]) };
+  let columns = null; // the visible queries of each key, made when a row is asked for
+  const turned = { row: (i, n) => {
+    columns ??= Array.from({ length: n }, (_, j) => mine.row(j, n)).reduce((found, runs, j) => { for (const [start, stop] of runs) for (let k = start; k < stop; k += 1) found[k].push([j, j + 1]); return found; }, Array.from({ length: n }, () => []));
+    return columns[i];
+  } };
   const changes = [
     ["inverted: True means hidden in one of them, visible in the other", inverted(mine)],
     ["queries are aligned to the first key (top-left) in one of them, to the last key (bottom-right) in the other", shift ? { row: (i, n) => mine.row(i - shift, n) } : null],
@@ -95,7 +118,7 @@ export function conventions(mine, theirs, queries, keys) {
     ["transposed: rows are keys in one of them", queries === keys ? turned : null],
     ["the causal part is missing in the second", { row: (i, n) => mine.row(i, n).map(([start, stop]) => [start, Math.min(stop, i + 1)]).filter(([start, stop]) => start < stop) }],
   ];
-  return changes.filter(([, mask, other = theirs]) => mask && difference(mask, other, queries, keys).count === 0).map(([name]) => name);
+  return changes.filter(([, mask, other = theirs]) => mask && equal(mask, other, queries, keys)).map(([name]) => name);
 }
 
 export function compute(state) {
@@ -118,7 +141,7 @@ export function compute(state) {
   if (other.error) return { ...found, error: other.error, field: "against" };
   found.other = other.mask;
   found.difference = difference(mask, other.mask, state.queries, state.keys);
-  found.conventions = found.difference.count && state.keys <= 512 ? conventions(mask, other.mask, state.queries, state.keys) : [];
+  found.conventions = found.difference.count && state.keys <= MOST_COMPARED ? conventions(mask, other.mask, state.queries, state.keys) : [];
   return found;
 }
 
@@ -246,6 +269,7 @@ function mount(element, state, update, data) {
     const request = JSON.stringify({ mask: state.mask, queries: state.queries, keys: state.keys });
     if (request === asked) return;
     asked = request;
+    if (parseMask(state.mask).given) { kernels.replaceChildren(); return; } // Python knows no expression for it
     const shape = `--shape 1,8,${state.queries},64${state.queries === state.keys ? "" : ` --kv 8,${state.keys},64`}`;
     const command = html("p", { class: "help" }, "Which kernel runs, and why the others refuse: ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`));
     const stored = data.stored?.[`explain|${state.mask}|${state.queries}|${state.keys}`];
@@ -310,7 +334,7 @@ function mount(element, state, update, data) {
     const at = state.keys - state.queries + first.query;
     return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}.`),
       found.conventions.length ? [html("p", {}, "One convention explains all of it:"), html("ul", {}, found.conventions.map((name) => html("li", {}, name)))]
-        : html("p", { class: "help" }, state.keys <= 512 ? "No usual difference of conventions explains it." : "Conventions are compared up to 512 keys."));
+        : html("p", { class: "help" }, state.keys <= MOST_COMPARED ? "No usual difference of conventions explains it." : `Conventions are compared up to ${MOST_COMPARED.toLocaleString("en")} keys.`));
   }
 }
 
@@ -318,6 +342,7 @@ function mount(element, state, update, data) {
 function growthOf(state) {
   let mask;
   try { mask = parse(state.mask, { ...state, keys: 1, queries: 1 }); } catch { return []; }
+  if (mask.given) return []; // a matrix has one length
   return [64, 256, 1024, 4096].filter((length) => length <= mask.covered).map((length) => [length, countPairs(mask, length, length)]);
 }
 function exponentOf(rows) {

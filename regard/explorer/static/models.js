@@ -63,8 +63,8 @@ function paint(rows, title) {
   return canvas;
 }
 
-// A space would not be seen.
-const visible = (token) => token.replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
+// A space or a new line would not be seen.
+const visible = (token) => token.replaceAll("\n", "⏎").replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
 
 const isEdited = (state, layer, head) => state.edits.some((edit) => edit.layer === layer && (edit.head === null || edit.head === head));
 
@@ -216,13 +216,13 @@ function bars(rows, title, choose) {
     html("span", { class: "signed-track" }, html("span", { class: `signed-fill ${row.value < 0 ? "negative" : ""}`, style: { width: `${(50 * Math.abs(row.value)) / largest}%` } })), row.key ? number(row.value, row.key, row.name) : html("span", { class: "tabular" }, format(row.value)))));
 }
 
-const ablationRows = (found) => found.ablations().map((each) => ({ ...each, name: each.heads > 1 ? `all ${each.heads} together` : `layer ${each.layer + 1} head ${each.head + 1}`, value: each.change })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+const ablationRows = (found) => found.ablations().map((each, at) => ({ ...each, key: `ablation.${at}`, name: each.heads > 1 ? `all ${each.heads} together` : `layer ${each.layer + 1} head ${each.head + 1}`, value: each.change })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
 
 function ablationsView(found, state, update) {
   if (!found.ablations) return html("p", { class: "help" }, "This model has many heads: brush some of them to see the effect of each.");
   const rows = ablationRows(found);
   const table = { head: ["head set to zero", `change of the logit of ${found.target}`], rows: rows.map((row) => [row.name, row.value]) };
-  return [html("h2", {}, `Each head alone set to zero: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head })), asTable("Change of the logit", table.head, table.rows)];
+  return [html("h2", {}, `Each head alone set to zero${state.edits.length ? ", besides the edits" : ""}: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head })), asTable("Change of the logit", table.head, table.rows)];
 }
 
 function flowView(found, state, update) {
@@ -230,7 +230,7 @@ function flowView(found, state, update) {
   const parts = found.attribution();
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   const rows = parts.map((part) => ({ ...part, key: part.layer === undefined ? null : `head.${part.layer}.${part.head}.${found.targetId}` }));
-  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, html("thead", {}, html("tr", {}, ["read", "1st", "2nd", "3rd", "4th"].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, lens.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), ` ${format(each.probability)}`); })))))),
+  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, html("thead", {}, html("tr", {}, ["read", "1st", "2nd", "3rd", "4th"].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, lens.map((row, l) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
     colourScale((x) => sequential(x), 0, 1, "probability"),
     html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), html("p", { class: "help" }, "The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
     asTable("Parts of the logit", ["part", "value"], parts.map((part) => [part.name, part.value]))];
@@ -264,7 +264,10 @@ function mount(element, state, update, data) {
   const takesImage = () => /\.(png|jpg|wav)$/.test(names.find((each) => each.name === state.model)?.example ?? "") || state.text.startsWith("data:");
   const input = html("input", { type: "text", value: state.text, spellcheck: false, maxlength: 20000, oninput: (event) => update({ text: event.target.value, position: null }) });
 
+  const typing = () => document.activeElement === input;
+
   function drawBar() {
+    if (!typing()) input.value = state.text;
     bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), data.tabs ? "" : takesImage() ? field("Picture", upload) : field("Text", input),
       field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise (S)", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix (L)", state.lines, (lines) => update({ lines })));
   }
@@ -292,7 +295,6 @@ function mount(element, state, update, data) {
     else if (!data.api) fail(new Error(`This needs Python. Start it with: regard explore ${state.model}`));
     else if (listed) waiting = setTimeout(() => askServer(signal), typing() ? 500 : 0); // not for every letter that is typed
   }
-  const typing = () => document.activeElement === input;
 
   function askServer(signal) {
     const note = html("p", { class: "muted" }, "Computing …");
@@ -301,6 +303,7 @@ function mount(element, state, update, data) {
       .then((answer) => { if (!signal.aborted) show(fromServer(answer)); })
       .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(html("p", { class: "muted" }, "Cancelled.")); else fail(error); });
   }
+  draw.stop = () => { clearTimeout(waiting); asking?.abort(); };
   return draw;
 }
 
@@ -315,6 +318,9 @@ const fromServer = (answer) => ({ ...answer, asked: new Map(), lens: () => answe
 function why(state, key, update, data) {
   const found = answers.get(state);
   if (!found) return null;
+  const [kind, row, place] = key.split(".");
+  if (kind === "ablation") return whyAblation(found, Number(row));
+  if (kind === "lens") return whyLens(found, Number(row), Number(place));
   if (found.pass) return whyNumber(found, key);
   if (!found.asked.has(key)) {
     found.asked.set(key, { title: "this number", value: null, formula: data.api ? "Computing …" : `This needs Python. Start it with: regard explore ${state.model}`, parts: null });
@@ -322,6 +328,24 @@ function why(state, key, update, data) {
     if (data.api) compute("model", { ...requestOf(state), show: "why", why: key }, () => {}, null).then(keep, (error) => keep({ title: "this number", value: null, formula: error.message, parts: null }));
   }
   return found.asked.get(key);
+}
+
+// What a head does to the logit: the logit without it, minus the logit with it.
+function whyAblation(found, at) {
+  const each = found.ablations?.()[at];
+  if (!each) return null;
+  const name = each.heads > 1 ? `${each.heads} heads` : `layer ${each.layer + 1} head ${each.head + 1}`;
+  const now = found.after.find(({ token }) => token === found.target);
+  return { title: `change by ${name}`, value: each.change, formula: `logit of ${visible(found.target)} with the output of ${name} set to zero, minus the logit as it is`,
+    parts: now ? [{ label: "set to zero", value: now.logit + each.change }, { label: "− as it is", value: now.logit, key: `logit.${now.id}` }] : null };
+}
+
+// A probability of the logit lens: the residual stream of a layer through the final norm and the output layer.
+function whyLens(found, at, place) {
+  const each = found.lens?.()?.[at]?.top[place];
+  if (!each) return null;
+  return { title: `probability of ${visible(each.token)}`, value: each.probability, formula: "exp(logit) / Σ exp(logits)", note: "The residual stream at this layer goes through the final norm and the output layer, as if no layer followed.",
+    parts: [{ label: "logit", value: each.logit }, { label: "log Σ exp(logits)", value: each.logit - Math.log(each.probability) }] };
 }
 
 function table(state) {
@@ -352,9 +376,13 @@ function python(state) {
   const call = own ? "model(tokens)" : latest.call;
   const name = own ? "tokens" : /^(\w+) = torch\.tensor\(\[words\.encode/m.exec(latest.setup)?.[1];
   if (name && state.edits.some((edit) => edit.kind === "patch")) lines.push(`first, ${name} = ${name}, torch.tensor([words.encode(${text(state.source)})])`, "with torch.no_grad(), regard.watch(model) as other:", `    ${call}`, `${name} = first`);
-  lines.push("with torch.no_grad(), regard.watch(model) as seen:", `    before = ${call}`, "print(seen.table())");
-  if (state.edits.length) {
-    lines.push("with torch.no_grad(), regard.intervene(model) as edit:", ...state.edits.map((edit) => `    edit.${verbs[edit.kind]}(${edit.layer}, ${edit.head === null ? "" : `heads=[${edit.head}], `}${calls[edit.kind](edit)})`), `    after = ${call}`, "print((after - before).abs().max())");
+  lines.push("with torch.no_grad(), regard.watch(model) as seen:", `    before = ${call}`, `print(seen.table(${name ?? ""}))`);
+  const last = state.edits.length ? "after" : "before";
+  if (state.edits.length) lines.push("with torch.no_grad(), regard.intervene(model) as edit:", ...state.edits.map((edit) => `    edit.${verbs[edit.kind]}(${edit.layer}, ${edit.head === null ? "" : `heads=[${edit.head}], `}${calls[edit.kind](edit)})`), `    after = ${call}`);
+  if (latest?.after.length) {
+    // the numbers of the page: the probabilities of the outputs that are likely before or after
+    const row = (result) => `${own ? result : `getattr(${result}, "logits", ${result})`}[${latest.image ? "0" : `0, ${latest.position}`}].softmax(-1)`;
+    lines.push(state.edits.length ? `old, new = ${row("before")}, ${row("after")}` : `old = new = ${row(last)}`, "for token in torch.maximum(old, new).topk(8).indices.tolist():", `    print(${name ? "repr(words.decode([token]))" : "token"}, f"{old[token]:.3f}"${state.edits.length ? ', f"{new[token]:.3f}"' : ""})`);
   }
   return `${lines.join("\n")}\n`;
 }

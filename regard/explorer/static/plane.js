@@ -17,7 +17,7 @@ const ORTHONORMAL = { keys: [[1, 0], [0, 1]], values: [[2.2, -0.8], [-0.4, 2.2]]
 
 // Each preset answers a question of the course sheets; `text` says what to look for.
 export const PRESETS = [
-  { title: "Start", sheet: "", text: "Drag the query, a key or a value.", change: {} },
+  { title: "Start", sheet: "", text: "Drag the query q, a key or a value, or choose a question here. Click a number to see how it is computed.", change: {} },
   { title: "What does beta do?", sheet: "000 1.1b", text: "Slide beta from 0 to infinity: the output moves from the mean of the values to one of them.", change: { beta: 0.5 } },
   { title: "Copy one value", sheet: "000 1.1c, 001 1a", text: "The query fits one key much better than the others, so the output is that key's value.", change: { query: [2.4, 0], beta: 4 } },
   { title: "Mean of all values", sheet: "000 1.1d", text: "At beta = 0 all weights are equal, whatever the scores are.", change: { beta: 0 } },
@@ -226,13 +226,14 @@ function mount(element, state, update) {
   const bars = html("div", { class: "bars" });
   const numbers = html("div", { class: "sentence" });
   const cloudText = html("div");
-  const presetText = html("p", { class: "help plane-preset" });
+  const chosen = Math.max(0, PRESETS.findIndex((each) => write({ ...BASE, ...each.change }).toString() === write(state).toString()));
+  const presetText = html("p", { class: "help plane-preset" }, PRESETS[chosen].text);
   const { input: betaInput, output: betaOutput } = betaSlider(state.beta, (beta) => update({ beta }));
   const presetList = html("select", { onchange: (event) => {
-    const chosen = PRESETS[Number(event.target.value)];
-    update({ ...structuredClone(BASE), ...structuredClone(chosen.change) });
-    presetText.textContent = chosen.text;
-  } }, PRESETS.map((preset, k) => html("option", { value: String(k) }, preset.sheet ? `${preset.title} (${preset.sheet})` : preset.title)));
+    const { change, text } = PRESETS[Number(event.target.value)];
+    update({ ...structuredClone(BASE), ...structuredClone(change) });
+    presetText.textContent = text;
+  } }, PRESETS.map((preset, k) => html("option", { value: String(k), selected: k === chosen }, preset.sheet ? `${preset.title} (${preset.sheet})` : preset.title)));
   const options = html("div", { class: "options" });
   const noise = html("details", { open: Boolean(state.spread || state.length) });
   side.append(field("Question", presetList), presetText, field("Inverse temperature β", betaInput), betaOutput,
@@ -309,7 +310,7 @@ function why(state, key) {
   const j = Number(b);
   if (!head || !(j < state.keys.length)) return null;
   if (kind === "w") {
-    return { title: `weight a${j + 1}`, value: head.weights[j], formula: state.beta === Infinity ? "β = ∞: the largest score takes all, ties share" : `exp(β s${j + 1}) / Σⱼ exp(β sⱼ), β = ${format(state.beta)}`,
+    return { title: `weight a${j + 1}`, value: head.weights[j], formula: state.beta === Infinity ? "β = ∞: the largest score takes all, ties share" : `exp(β s${j + 1}) / Σⱼ exp(β sⱼ), β = ${format(state.beta)}`, note: Number.isFinite(state.beta) ? `= ${format(Math.exp(state.beta * head.scores[j]))} / (${head.scores.map((score) => format(Math.exp(state.beta * score))).join(" + ")})` : null,
       parts: head.scores.flatMap((score, k) => [{ label: `score s${k + 1} = q · k${k + 1}`, value: score, key: `s.${a}.${k}` }, ...(Number.isFinite(state.beta) ? [{ label: `exp(β s${k + 1})`, value: Math.exp(state.beta * score) }] : [])]) };
   }
   if (kind === "s") {

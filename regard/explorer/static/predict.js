@@ -55,7 +55,7 @@ export function predictWeights(scores, beta, reveal) {
     html("input", { type: "range", min: "0", max: "1", step: "0.01", value: String(value), "aria-label": `Your weight of key ${j + 1}`, oninput: (event) => { guess = guess.with(j, Number(event.target.value)); event.target.nextSibling.textContent = format(guess[j]); show(); } }), html("output", { class: "tabular" }, format(value))));
   const verdict = html("div", { "aria-live": "polite" });
   show();
-  return html("div", { class: "predict" }, html("p", {}, html("strong", {}, "Predict first: "), "set the weights as you expect them, then compare."), rows, total,
+  return html("div", { class: "predict" }, html("p", {}, html("strong", {}, "Predict first: "), "set the weights as you expect them, then compare."), rows, html("p", {}, total),
     html("button", { type: "button", onclick: (event) => {
       const found = judge(guess, scores, beta);
       event.target.disabled = true;

@@ -34,8 +34,24 @@ const client = () => {
   return kept.get("client");
 };
 
-// A long computation: progress({ text, done, total }) is called as events arrive; aborting the signal cancels it.
+const queues = new Map();
+
+// A long computation. The server runs one at a time for a client, so those of one task wait for each other.
 export async function compute(task, body, progress, signal) {
+  const before = queues.get(task);
+  let done;
+  queues.set(task, new Promise((resolve) => { done = resolve; }));
+  try {
+    await before;
+    signal?.throwIfAborted();
+    return await run(task, body, progress, signal);
+  } finally {
+    done();
+  }
+}
+
+// progress({ text, done, total }) is called as events arrive; aborting the signal cancels it.
+async function run(task, body, progress, signal) {
   let response;
   try {
     response = await fetch(`/api/jobs/${task}`, { method: "POST", headers: { "Content-Type": "application/json", "X-Client": client() }, body: JSON.stringify(body), signal });

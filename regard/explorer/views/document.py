@@ -16,25 +16,58 @@ from xml.etree import ElementTree  # nosec B405: it parses our own MathML only
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, RegardError
 from regard.base.formulas import mathml, parse_latex
+from regard.core.masks.expression import parse_mask
 
 Node = str | list[Any]
 LONGEST = 200_000  # characters of a document
 MOST_QUESTIONS = 5  # before and after a lesson, each
-# settings of a live view by the name a lesson uses -> its name in the address of the page
-VIEWS: dict[str, dict[str, str]] = {
+_NUMBER = r"-?(\d+(\.\d*)?|\.\d+)(e-?\d+)?"
+_POINT = rf"{_NUMBER},{_NUMBER}"
+_ROW = rf"{_NUMBER}(,{_NUMBER})*"
+_POSITIVE = _NUMBER.removeprefix("-?")
+# the form of a setting's value: a regular expression, and how an error describes it
+_FORMS = {
+    "point": (_POINT, "a point, such as 1,0.5"),
+    "points": (rf"{_POINT}(;{_POINT})*", "points, such as 1,0;0,1"),
+    "matrix": (rf"{_ROW}(;{_ROW})*", "rows of numbers, such as 1,0,2;0,1,1"),
+    "beta": (rf"inf|{_POSITIVE}", "a number from 0, or inf"),
+    "positive": (_POSITIVE, "a number from 0"),
+    "whole": (r"\d+", "a whole number from 0"),
+    "flag": (r"[01]", "0 or 1"),
+    "nudge": (rf"(q|k\d+):{_POINT}", "q or k0, k1, ... and a point, such as k0:0.3,0.2"),
+    "positions": (r"none|sinusoidal|rotary|alibi|t5|shaw", "none, sinusoidal, rotary, alibi, t5 or shaw"),
+    "show": (r"overview|head|edit|flow|generate", "overview, head, edit, flow or generate"),
+    "edit": (
+        rf"(ablate|mean|patch):\d+\.(\d+|all)|(beta|hide):\d+\.(\d+|all):{_POSITIVE}", "such as ablate:1.0, layer.head"
+    ),
+    "mask": (r".+", "a mask expression, such as causal()"),
+    "text": (r".+", "a text"),
+}  # fmt: skip
+# settings of a live view: the name a lesson uses -> its name in the address of the page, and the form of its value
+VIEWS: dict[str, dict[str, tuple[str, str]]] = {
     "plane": {
-        "query": "q", "second": "q2", "keys": "k", "values": "v", "beta": "b", "tie": "tie", "projections": "proj",
-        "noise": "spread", "varying": "along", "length": "len", "nudge": "nudge", "seed": "seed",
+        "query": ("q", "point"), "second": ("q2", "point"), "keys": ("k", "points"), "values": ("v", "points"),
+        "beta": ("b", "beta"), "tie": ("tie", "flag"), "projections": ("proj", "flag"), "noise": ("spread", "positive"),
+        "varying": ("along", "whole"), "length": ("len", "positive"), "nudge": ("nudge", "nudge"),
+        "seed": ("seed", "whole"),
     },
     "attention": {
-        "queries": "q", "keys": "k", "values": "v", "beta": "b", "mask": "mask", "positions": "pos", "heads": "heads",
-        "head": "head", "columns": "columns",
+        "queries": ("q", "matrix"), "keys": ("k", "matrix"), "values": ("v", "matrix"), "beta": ("b", "beta"),
+        "mask": ("mask", "mask"), "positions": ("pos", "positions"), "heads": ("heads", "whole"),
+        "head": ("head", "whole"), "columns": ("columns", "flag"),
     },
-    "masks": {"mask": "mask", "against": "against", "queries": "queries", "keys": "keys"},
-    "models": {"model": "model", "text": "text", "layer": "layer", "head": "head", "edit": "edit", "show": "show"},
+    "masks": {
+        "mask": ("mask", "mask"), "against": ("against", "mask"), "queries": ("queries", "whole"),
+        "keys": ("keys", "whole"),
+    },
+    "models": {
+        "model": ("model", "text"), "text": ("text", "text"), "layer": ("layer", "whole"), "head": ("head", "whole"),
+        "edit": ("edit", "edit"), "show": ("show", "show"),
+    },
 }  # fmt: skip
+FARTHEST = 3.1  # coordinate of a point that the plane shows
 PREDICTIONS = ("weights",)
 _SAME = {"paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item": "li", "blockquote": "blockquote",
          "strong": "strong", "em": "em", "table": "table", "thead": "thead", "tbody": "tbody", "tr": "tr", "th": "th",
@@ -128,11 +161,28 @@ def _view(settings: str, caption: str, where: str) -> Node:
         if key == "predict" and value in PREDICTIONS and name == "plane":
             predict = value
         elif equals and key in VIEWS[name]:
-            state[VIEWS[name][key]] = value
+            address, form = VIEWS[name][key]
+            _check_value(pair, value, form, where)
+            state[address] = value
         else:
             known = ", ".join([*VIEWS[name], *(["predict=weights"] if name == "plane" else [])])
             raise ConfigError(f"{where}: the view {name} has no setting {pair!r}; it takes name=value with {known}")
     return ["view", {"view": name, "state": urlencode(state), "predict": predict}, [caption.strip()]]
+
+
+def _check_value(setting: str, value: str, form: str, where: str) -> None:
+    """The page would show its own state in place of a value that it cannot read."""
+    pattern, expected = _FORMS[form]
+    # several edits are separated by semicolons
+    if not all(re.fullmatch(pattern, part) for part in (value.split(";") if form == "edit" else [value])):
+        raise ConfigError(f"{where}: {setting!r} should be {expected}")
+    if form in ("point", "points") and any(abs(float(x)) > FARTHEST for x in re.split("[,;]", value)):
+        raise ConfigError(f"{where}: {setting!r} has a coordinate beyond {FARTHEST}, the edge of the plane")
+    if form == "mask":
+        try:
+            parse_mask(value)
+        except RegardError as error:
+            raise ConfigError(f"{where}: {setting!r}: {error}") from None
 
 
 def _question(when: str, content: str, where: str) -> Node:
