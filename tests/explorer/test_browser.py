@@ -1,5 +1,6 @@
 """The views in a headless browser, by mouse and by keyboard; numbers on the page equal torch's."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 import torch
 
 import regard
-from regard.explorer.page import build_page
+from regard.cli.exploring import open_model, tasks
+from regard.explorer.page import STATIC, build_page
 from regard.explorer.views.browser_model import load_browser_model
 from regard.explorer.views.lessons import load_lessons
 from regard.explorer.views.reports import EXAMPLE as EXAMPLE_REPORT, load_report
-from regard.explorer.views.sheets import build_claims, build_sheets, figure_address
+from regard.explorer.views.sheets import VIEWS as ANSWER_VIEWS, build_claims, build_sheets, figure_address
+from regard.explorer.views.stored import store_model
 from tests.explorer.browser import open_browser, open_page
 
 
@@ -229,7 +232,7 @@ def test_the_mask_box_completes_names_and_settings(visit: Any) -> None:
     page.locator(".completions button", has_text="before=").click()
     page.keyboard.type("2)")
     assert box.input_value() == "causal() & window(before=2)"
-    assert "21 of 64 pairs visible" in page.locator(".facts").inner_text()
+    wait_until(page, lambda: "21 of 64 pairs visible" in page.locator(".facts").inner_text())
 
 
 def test_cells_are_painted_by_keyboard(visit: Any) -> None:
@@ -261,7 +264,10 @@ def test_labels_contrast_and_names_pass_the_accessibility_rules(browser: Any, ad
     context = browser.new_context(color_scheme=scheme, bypass_csp=True, reduced_motion="reduce")
     page = context.new_page()
     found = []
-    for state in VIEWS:
+    pinned = quote(f"model=induction-gpt&text={EXAMPLE}&show=head&layer=1&head=1")
+    others = ["#models?show=head&layer=1&head=1", "#models?show=generate", "#plane?b=4&pin=b%3D1",
+              f"#models?show=head&layer=1&head=1&edit=ablate:0.2&pin={pinned}"]  # fmt: skip
+    for state in [*VIEWS, *(others if scheme == "light" else others[:1])]:
         page.goto(address + state)
         page.reload()
         page.wait_for_selector("#stage[data-drawn]")
@@ -392,6 +398,34 @@ def test_a_logit_unfolds_to_heads_weights_scores_and_products(visit: Any) -> Non
     assert "k[0]" in inspector.inner_text()
 
 
+def test_an_export_shows_stored_results_of_models_and_says_what_needs_python(browser: Any, tmp_path: Path) -> None:
+    name, text = "text-gpt", "The for"
+    stored = dict(store_model(name, text, tasks()["model"]))
+    data = {"models": [{"name": name, "what": "", "example": text}], "stored": stored}
+    path = tmp_path / "stored.html"
+    path.write_text(build_page(data), encoding="utf-8")
+    page = open_page(browser, f"{path.as_uri()}#models?model={name}", allowed=tmp_path.as_uri())
+    page.wait_for_selector(".predictions")
+    opened = open_model(name, text)
+    with torch.no_grad(), regard.watch(opened.model) as seen:
+        share = opened.run()[0, -1].softmax(-1)
+    shown = [float(cell) for cell in page.locator(".predictions tbody td:nth-child(2)").all_inner_texts()[:3]]
+    assert shown == pytest.approx(share.topk(3).values.tolist(), abs=6e-4)
+    page.locator('[data-head="2.1"]').click()
+    page.locator(".as-table summary").click()
+    weights = seen.records[2].weights()[0, 1]
+    row = page.locator(".as-table tbody tr").last.locator("td").all_inner_texts()
+    assert [float(cell.replace("\N{MINUS SIGN}", "-")) for cell in row] == pytest.approx(weights[-1].tolist(), abs=6e-4)
+    for tab in ("Edit and rerun", "Flow", "Generate"):
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_selector(".predictions" if tab != "Flow" else ".lens")
+    page.get_by_label("Text", exact=True).fill("Another text")
+    page.wait_for_selector(".error")
+    assert "regard explore text-gpt" in page.locator(".error").inner_text()
+    assert not page.errors
+    assert not page.refused
+
+
 def test_text_outside_the_vocabulary_is_named(visit: Any) -> None:
     page = visit("#models")
     page.get_by_label("Text", exact=True).fill("naïve")
@@ -426,6 +460,26 @@ def test_a_sheet_question_shows_formula_errata_and_the_figure(visit: Any) -> Non
     page.get_by_role("button", name="I predict: supported").click()
     page.wait_for_selector(".card figure img")
     assert "Your prediction was right." in page.locator(".card").inner_text()
+
+
+def test_an_answer_links_to_the_state_that_shows_it(visit: Any) -> None:
+    questions = {each["place"]: each for sheet in build_sheets() for each in sheet["questions"]}
+    presets = re.findall(r'sheet: "([^"]+)"', (STATIC / "plane.js").read_text(encoding="utf-8"))
+    assert {place for each in presets for place in each.split(", ")} <= set(questions)
+    assert set(ANSWER_VIEWS.values()) <= {each["view"] for each in questions.values()}
+    # sheet 002 asks what sheet 000 asks, so both lead to its preset
+    page = visit("#sheets?q=002+1.1e")
+    page.get_by_role("link", name="See it in the explorer").click()
+    wait_until(page, lambda: "nudge=k0" in page.url)
+    assert page.locator("select").first.locator("option:checked").inner_text().startswith("Nudge a key")
+    page = visit("#sheets?q=003+12.8")
+    page.get_by_role("link", name="See it in the explorer").click()
+    page.wait_for_selector(".facts")
+    assert page.get_by_label("Mask", exact=True).input_value() == "window(before=8, after=8) | global_tokens(2)"
+    page = visit("#sheets?q=003+12.7")
+    page.get_by_role("link", name="See it in the explorer").click()
+    page.wait_for_selector(".facts")
+    assert "12 of 12 pairs visible" in page.locator(".facts").inner_text()
 
 
 def test_two_reports_are_compared(visit: Any, tmp_path: Path) -> None:

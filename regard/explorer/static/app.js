@@ -208,7 +208,7 @@ export function start(root, data) {
     })).filter(({ value }) => typeof value === "number");
     const largest = Math.max(1e-12, ...rows.map(({ old, value }) => (typeof old === "number" ? Math.abs(value - old) : 0)).filter(Number.isFinite));
     return html("table", { class: "compare" }, html("caption", {}, "The numbers of both states"),
-      html("thead", {}, html("tr", {}, ["", "A", "B", "B − A"].map((cell) => html("th", { scope: "col" }, cell)))),
+      html("thead", {}, html("tr", {}, ["number", "A", "B", "B − A"].map((cell) => html("th", { scope: "col" }, cell)))),
       html("tbody", {}, rows.map(({ name, old, value }) => {
         const change = typeof old === "number" ? value - old : null;
         const colour = change === null ? null : diverging(change, largest);
@@ -283,6 +283,8 @@ export function start(root, data) {
     heading.textContent = view.title;
     document.title = `${view.title} – regard`;
     for (const link of links) link.toggleAttribute("aria-current", link.dataset.view === name);
+    const own = links.find((link) => link.dataset.view === name);
+    own.parentElement.scrollLeft = own.offsetLeft - own.parentElement.offsetLeft - 60; // on a phone the row of views scrolls
     mount();
   }
   if (data.embedded) document.addEventListener("click", (event) => {

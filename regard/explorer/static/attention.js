@@ -147,12 +147,14 @@ function mount(element, state, update, data) {
   const scales = html("div", { class: "scales" });
   const tables = html("div");
   const side = html("div", { class: "side" });
-  element.append(html("div", { class: "attention-split split" }, html("div", { class: "canvas" }, message, html("div", { class: "scroll" }, picture), scales, tables), side));
+  const scrolled = html("div", { class: "scroll" }, picture);
+  const hint = html("p", { class: "help", hidden: true }, "Scroll the matrices sideways to see the rest.");
+  element.append(html("div", { class: "attention-split split" }, html("div", { class: "canvas" }, message, scrolled, hint, scales, tables), side));
   const { input: betaInput, output: betaOutput } = betaSlider(state.beta, (beta) => update({ beta }));
   const maskInput = html("input", { type: "text", value: state.mask, spellcheck: "false", autocomplete: "off", oninput: (event) => update({ mask: event.target.value }) });
   const editors = html("div");
   const choices = html("div");
-  side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; c ** -0.5 is usual."), betaOutput, html("button", { type: "button", onclick: () => update({ beta: Number(((state.q[0].length / state.heads) ** -0.5).toPrecision(6)) }) }, "Use c ** -0.5"),
+  side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; 1/√c is usual."), betaOutput, html("button", { type: "button", onclick: () => update({ beta: Number(((state.q[0].length / state.heads) ** -0.5).toPrecision(6)) }) }, "Use 1/√c"),
     field("Mask", maskInput, "for instance causal(), window(before=1), causal() & ~window()"), choices, editors);
 
   // the worked solution and the check of a student's numbers are those of `regard work`
@@ -256,8 +258,9 @@ function mount(element, state, update, data) {
     const size = [Math.max(first.width, second.width) + 8, first.height + second.height + 40];
     picture.setAttribute("viewBox", `0 0 ${size.join(" ")}`);
     picture.style.setProperty("--natural", `${Math.round(size[0] * (size[0] < 500 ? 1.5 : size[0] < 760 ? 1.2 : 1))}px`);
-    picture.style.setProperty("--least", `${Math.round(size[0] * 0.75)}px`);
+    picture.style.setProperty("--least", `${Math.round(size[0] * 0.56)}px`);
     picture.replaceChildren(pattern.defs, ...first.placed, ...second.placed);
+    hint.hidden = scrolled.scrollWidth <= scrolled.clientWidth;
     scales.replaceChildren(colourScale((value) => sequential(value), 0, 1, "weights"), colourScale((value) => diverging(value, scores), -scores, scores, "scores"), html("span", { class: "hatched-key" }, "hatched: hidden by the mask"));
     if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
     const table = attentionView.table(state);

@@ -64,18 +64,22 @@ function along(stops, t) {
 }
 
 const css = (rgb) => `rgb(${rgb.join(",")})`;
-const isDark = (rgb) => 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] < 140;
+// White or black, whichever has more contrast: at least 4.58 to 1 on any colour (WCAG 2 asks for 4.5).
+const textOn = (rgb) => {
+  const [r, g, b] = rgb.map((x) => (x / 255 <= 0.04045 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.179 ? "#ffffff" : "#000000";
+};
 
 // The colour of a value between 0 and `largest`, and the colour of text on it.
 export function sequential(value, largest = 1) {
   const rgb = along(dark ? DARK.sequential : SEQUENTIAL, largest > 0 ? value / largest : 0);
-  return { fill: css(rgb), text: isDark(rgb) ? "#ffffff" : "#14161a" };
+  return { fill: css(rgb), text: textOn(rgb) };
 }
 
 // The colour of a value between -largest and largest; zero is nearly white.
 export function diverging(value, largest) {
   const rgb = along(dark ? DARK[value < 0 ? "negative" : "positive"] : value < 0 ? NEGATIVE : POSITIVE, largest > 0 ? Math.abs(value) / largest : 0);
-  return { fill: css(rgb), text: isDark(rgb) ? "#ffffff" : "#14161a" };
+  return { fill: css(rgb), text: textOn(rgb) };
 }
 
 // Okabe and Ito's colours, which differ for the colour-blind too; darker where they need contrast with white.

@@ -27,8 +27,14 @@ export const PRESETS = [
   { title: "A longer key", sheet: "000 1.1f", text: "Drag a key outwards: its score is multiplied, so its weight grows where the score is positive and shrinks where it is negative.", change: { keys: [[2, 0], [0, 1], [-0.8, -0.6]], beta: 1 } },
   { title: "Noisy keys, one head", sheet: "001 1c-i", text: "Keys with little noise: the output stays near the mean of both values.", change: { ...ORTHONORMAL, query: [2, 2], beta: 5, spread: 0.01 } },
   { title: "A key of varying length", sheet: "001 1c-ii", text: "The length of key 1 varies between draws. One head jumps between both values.", change: { ...ORTHONORMAL, query: [2, 2], beta: 5, spread: 0.01, along: 0, length: 0.5 } },
-  { title: "Two heads", sheet: "001 1d", text: "One query per key, outputs averaged: the average stays near the mean, where one head jumps.", change: { ...ORTHONORMAL, query: [2.4, 0], second: [0, 2.4], beta: 5, spread: 0.01, along: 0, length: 0.5 } },
+  { title: "Two heads", sheet: "001 1d-i, 001 1d-ii", text: "One query per key, outputs averaged: the average stays near the mean, where one head jumps.", change: { ...ORTHONORMAL, query: [2.4, 0], second: [0, 2.4], beta: 5, spread: 0.01, along: 0, length: 0.5 } },
 ];
+
+// The address of the preset for one of these questions, or nothing.
+export const presetAddress = (places) => {
+  const found = PRESETS.find(({ sheet }) => sheet.split(", ").some((place) => places.includes(place)));
+  return found ? `#plane?${write({ ...BASE, ...found.change })}` : "";
+};
 
 const pair = ([x, y]) => `${Number(x.toFixed(3))},${Number(y.toFixed(3))}`;
 const readPair = (text, fallback) => {

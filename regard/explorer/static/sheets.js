@@ -2,6 +2,7 @@
 
 import { drawDocument, shelf } from "./document.js";
 import { asTable, html, number } from "./dom.js";
+import { presetAddress } from "./plane.js";
 import { compute, load } from "./remote.js";
 
 const read = (parameters) => ({ place: (parameters.get("q") ?? "").slice(0, 40), claim: (parameters.get("claim") ?? "").slice(0, 60) });
@@ -83,12 +84,13 @@ function mount(element, state, update, data) {
     const sheet = found.sheets.find((each) => state.place.startsWith(each.sheet));
     const question = sheet?.questions.find((each) => each.place === state.place);
     if (!question) {
-      text.replaceChildren(html("h1", {}, "The five course sheets"), html("p", {}, "Every question of the sheets has an answer: definition, formula, reasons, and numbers that this package measured. Choose one at the left."),
+      text.replaceChildren(html("h1", {}, "The five course sheets"), html("p", {}, "Every question of the sheets has an answer: definition, formula, reasons, and numbers that this package measured. Choose one from the list."),
         html("dl", {}, found.sheets.map((each) => [html("dt", {}, each.sheet), html("dd", {}, `${each.title}. ${each.questions.length} questions.`)])));
       return;
     }
+    const view = presetAddress(question.places) || question.view;
     text.replaceChildren(html("p", { class: "muted" }, `Sheet ${sheet.sheet}, question ${question.place.slice(4)}`), html("h1", {}, question.question), ...drawDocument(question.content), ...question.errata.map(erratum),
-      html("p", { class: "command" }, html("code", {}, question.command), question.view ? [" ", html("a", { href: question.view }, "See it in the explorer")] : ""),
+      html("p", { class: "command" }, html("code", {}, question.command), view ? [" ", html("a", { href: view }, "See it in the explorer")] : ""),
       ...question.claims.map((name) => found.claims.get(name)).filter(Boolean).map((claim) => claimCard(claim, data)));
   }
   return draw;

@@ -12,8 +12,32 @@ from regard.lab.claim import CHAPTERS, Claim, claims
 from regard.lab.html_page import figure_svg
 from regard.lab.results import Result, shipped_results, verdict_word
 
-# where a question is best seen happening: the command of an answer -> a view of the explorer
-_VIEWS = {"regard work": "#attention", "regard masks": "#masks", "regard look": "#models"}
+# where an answer is seen happening, by its name; the plane's presets name their questions themselves
+VIEWS = {
+    "dot-product": "#attention",
+    "softmax-role": "#attention",
+    "review-attention": "#attention",
+    "three-tokens-map": "#attention",
+    "three-tokens-output": "#attention",
+    "three-tokens-pattern": "#attention",
+    "attention-matrix": "#models?show=head&layer=1&head=1",
+    "self-attention": "#models",
+    "review-scaling": "#attention?b=0.7071",
+    "multi-head": "#attention?heads=2",
+    "several-heads": "#attention?heads=2",
+    "self-attention-with-heads": "#attention?heads=2",
+    "head-width": "#attention?heads=2",
+    "review-heads": "#lessons?name=heads-and-what-they-can-do",
+    "permutation": "#lessons?name=positions",
+    "positions-when": "#attention?pos=sinusoidal",
+    "positions-absolute-relative": "#attention?pos=rotary",
+    "review-mask": "#masks?mask=causal()&keys=12",
+    "encoder-decoder": "#masks?mask=causal()&keys=12&against=full()",
+    "new-token": "#masks?mask=causal()&keys=12&queries=1",
+    "sparse-vision": "#masks?mask=window(before%3D8, after%3D8) | global_tokens(2)&keys=64",
+    "vit-positions": "#models?model=digits-vit",
+    "vit-head": "#models?model=digits-vit",
+}
 
 
 @cache
@@ -39,7 +63,8 @@ def _question(place: str, answer: Any, result: Callable[[str], Result]) -> dict[
         "content": parse_document(answer.body(result), f"the answer to {place}"),
         "claims": list(answer.claims),
         "command": answer.command,
-        "view": next((view for command, view in _VIEWS.items() if answer.view.startswith(command)), ""),
+        "view": VIEWS.get(answer.name, ""),
+        "places": list(answer.questions),
         "errata": [
             {"quote": each.quote, "source": each.source, "place": each.place, "status": each.status,
              "counter_example": each.counter_example, "right": each.right}
