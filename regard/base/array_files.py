@@ -18,10 +18,10 @@ Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
 
 def read_arrays(path: Path, error: Error = DataError, names: Sequence[str] | None = None) -> Array | dict[str, Array]:
-    """Read the array of an .npy file, or the arrays of an .npz file by name.
+    """Read an .npy file as one array, or an .npz file as a dictionary of arrays by name.
 
     error  class of the exception that is raised if the file cannot be read
-    names  the arrays to read from an .npz file, all of which must be there; None reads all
+    names  the arrays to read from an .npz file; raises `error` if one is missing. None reads all arrays
     """
     data = read_bytes(path, error)
     try:

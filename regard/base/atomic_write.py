@@ -14,7 +14,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], name: Callable
     """Write a file atomically: write a temporary file, force it to disk, rename it. Returns the final path.
 
     path   the final path; the temporary file is in the same folder
-    write  function that writes the file at the path it is given, that of the temporary file
+    write  function that is called with the path of the temporary file and writes that file
     name   function from the path of the temporary file to the final file name; None keeps the name in `path`
     """
     handle, temporary = tempfile.mkstemp(suffix=path.suffix, prefix=UNFINISHED, dir=path.parent)
@@ -34,10 +34,12 @@ def write_atomically(path: Path, write: Callable[[Path], object], name: Callable
 
 
 def write_output(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that a user asked for. If that fails, as on a full disk, a file that was there before stays.
+    """Write an output file that the user named. If writing fails, a file that already existed is kept.
+
+    Raises ConfigError if the file cannot be written, for example because the disk is full.
 
     path   the final path; a device or a pipe is written directly
-    write  function that writes the file at the path it is given
+    write  function that is called with a path and writes the file there
     """
     try:
         if path.exists() and not path.is_file():
@@ -49,14 +51,14 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _umask() -> int:
-    """Return the umask. It can only be read by setting it."""
+    """Return the umask of the process. It can only be read by setting another one, so it is set and restored."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
 
 
 def _sync(folder: Path) -> None:
-    """Force the entries of a folder to disk, if the system supports it."""
+    """Force the directory entries of a folder to disk (fsync), if the operating system supports it."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -18,10 +18,10 @@ LEGEND = {
 
 
 def format_axis(letter: str, size: int) -> str:
-    """Format the size of an axis: `c=8 (width per head of q and k)`."""
+    """Format an axis letter with its size and meaning, such as `c=8 (width per head of q and k)`."""
     return f"{letter}={size} ({LEGEND[letter]})"
 
 
 def format_shape(name: str, shape: Sequence[int], letters: str) -> str:
-    """Format the shape of a tensor: `k is (2, 4, 9, 8) read as (b g j c)`."""
+    """Format a tensor's name, shape and axis letters, such as `k is (2, 4, 9, 8) read as (b g j c)`."""
     return f"{name} is {tuple(shape)} read as ({' '.join(letters.split())})"

@@ -17,7 +17,10 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 
 
 def _central_probability(angle: float, degrees: int) -> float:
-    """The probability of |t| < tan(angle) * sqrt(degrees): a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return the probability that |t| < tan(angle) * sqrt(degrees) for Student's t distribution.
+
+    It is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     term, total = (cosine, 0.0) if odd else (1.0, 0.0)
@@ -28,7 +31,10 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 
 def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return where a rising function reaches the target, to the last bit of a float."""
+    """Return the argument between `low` and `high` at which an increasing function reaches `target`.
+
+    Bisection continues until no float lies between the two ends.
+    """
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if rising(middle) < target else (low, middle)
     return middle

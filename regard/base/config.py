@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def override(config: T, changes: Mapping[str, Any]) -> T:
-    """Return a configuration with some settings changed.
+    """Return a copy of a configuration with some settings changed.
 
     changes  new values by name; a dotted name such as `model.depth` changes a nested configuration
     """
@@ -38,7 +38,7 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a value to JSON. A configuration becomes an object with the name of its class as `kind`."""
+    """Convert a value to what `json.dumps` accepts. A dataclass becomes a dictionary, its class name under `kind`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
         if "kind" in fields:
@@ -52,7 +52,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a configuration of class `kind` from the output of `to_json`.
+    """Build a configuration of class `kind` from the output of `to_json`. Raises ConfigError if it does not fit.
 
     what  the source of `data`, such as a file name, for error messages
     """
@@ -73,7 +73,9 @@ def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
 
 
 def coerce(what: str, value: Any, hint: Any) -> Any:
-    """Convert a value to its annotated type: integers to float, lists to tuples. Other types raise ConfigError.
+    """Convert a value to its annotated type: integers to float, lists to tuples.
+
+    Raises ConfigError if the value does not match the annotation.
 
     what  the name of the value in error messages
     hint  the type annotation

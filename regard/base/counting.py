@@ -29,7 +29,7 @@ CPU_ATTENTION: dict[Any, Callable[..., int]] = {
 
 
 def count_flops() -> FlopCounterMode:
-    """torch's `FlopCounterMode`, which also counts the fused attention of the CPU.
+    """Return torch's `FlopCounterMode`, extended to count the fused attention operators of the CPU.
 
     >>> with count_flops() as flops: model(tokens)
     >>> flops.get_total_flops()

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 class TextDisplay:
-    """An object that a notebook shows as its text, in a fixed-width font and without wrapping."""
+    """Base class of objects that a notebook shows as `str(self)`, in a fixed-width font and without wrapping."""
 
     def _repr_html_(self) -> str:
         return show_text(str(self))
@@ -17,14 +17,18 @@ def _escape(text: str) -> str:
 
 
 def show_text(text: str) -> str:
-    """Text as an HTML element."""
+    """Return text as an HTML <pre> element. Special characters are escaped."""
     return f"<pre>{_escape(text)}</pre>"
 
 
 def show_page(page: str, height: int = 480, scripts: bool = False) -> str:
-    """A complete HTML page inside a sandboxed frame, so that neither its style nor its script reaches the notebook.
+    """Return an HTML <iframe> with a complete page.
 
-    scripts  whether the scripts of the page run; they cannot see the notebook, and may offer files to save
+    It is sandboxed: the page cannot change the notebook around it.
+
+    page     the HTML of the page
+    height   height of the frame in pixels
+    scripts  whether scripts of the page may run and offer downloads; they cannot read the notebook
     """
     style = f"width:100%;height:{height}px;border:0"
     allowed = "allow-scripts allow-downloads" if scripts else ""
@@ -32,7 +36,10 @@ def show_page(page: str, height: int = 480, scripts: bool = False) -> str:
 
 
 def show_grids(grids: Iterable[tuple[str, Sequence[Sequence[str]]]]) -> str:
-    """Grids of CSS colours next to each other, each as an SVG with its title. Rows go down, columns to the right."""
+    """Return HTML that shows grids of coloured cells next to each other, each as an SVG with its title.
+
+    grids  pairs of a title and the rows of the grid; each cell is a CSS colour
+    """
     figures = []
     for title, colours in grids:
         size = max(4, min(14, 280 // max(1, len(colours), len(colours[0]) if colours else 1)))

@@ -13,11 +13,11 @@ class RegardError(Exception):
 
 
 class ShapeError(RegardError, ValueError):
-    """A tensor has a wrong number of axes or a wrong size."""
+    """A tensor has a wrong number of axes or a wrong size, or token ids or positions are out of range."""
 
 
 class DtypeError(RegardError, TypeError):
-    """A tensor's dtype is not floating point, or differs from that of other tensors."""
+    """An argument is not a tensor, or has a wrong dtype or layout, or another dtype than the other tensors."""
 
 
 class DeviceError(RegardError, ValueError):
@@ -33,7 +33,7 @@ class MissingExtraError(ConfigError, ImportError):
 
 
 class KeywordError(ConfigError, TypeError):
-    """A function was called with a keyword that it does not have."""
+    """A function was called with a keyword argument that it does not have."""
 
 
 class DataError(RegardError, ValueError):
@@ -41,21 +41,21 @@ class DataError(RegardError, ValueError):
 
 
 class UnknownNameError(RegardError, ValueError):
-    """A name is not in a registry."""
+    """A name, such as that of a model or a kernel, is not registered."""
 
 
 class KernelRefusedError(RegardError, RuntimeError):
-    """A kernel was chosen by name for a call that it cannot compute exactly."""
+    """No kernel can compute an attention call exactly, or the kernel chosen with `kernel=` cannot."""
 
     kernel: str | None = None
     reasons: list[str] = []  # noqa: RUF012 (set on every error)
 
 
 def kernel_refused(kernel: str | None, reasons: list[str], others: list[str]) -> KernelRefusedError:
-    """Return the `KernelRefusedError` for a call that a kernel cannot compute exactly.
+    """Return the `KernelRefusedError` for an attention call that a kernel cannot compute exactly.
 
     kernel   name of the kernel; None if no kernel can compute the call
-    reasons  why it refuses the call; all are listed in the message
+    reasons  why the kernel refuses the call; all are listed in the message
     others   names of kernels that can compute the call
     """
     listed = "".join(f"\n  - {reason}" for reason in reasons)
@@ -72,7 +72,7 @@ class CacheError(RegardError, RuntimeError):
 
 
 class InterventionError(RegardError, RuntimeError):
-    """An edit of a model's attention cannot be made, or changed nothing."""
+    """An edit of a model's attention cannot be made, or it changed nothing."""
 
 
 class CheckpointError(RegardError, RuntimeError):

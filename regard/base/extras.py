@@ -7,10 +7,10 @@ from regard.base.errors import MissingExtraError
 
 
 def import_optional(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import a module of an optional dependency.
+    """Import a module of an optional dependency. Raises MissingExtraError if it is not installed.
 
-    extra    the extra of this project that installs it, such as "web"
-    purpose  what needs it; the error begins with it
+    extra    the extra of this package that installs the module, such as "web"
+    purpose  the feature that needs the module; the error message begins with it
 
     >>> import_optional("sacrebleu", "translate", "BLEU")  # doctest: +SKIP
     """

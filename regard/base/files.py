@@ -24,7 +24,7 @@ Error = type[RegardError]
 
 
 def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> bytes:
-    """Read a regular file of at most `most` bytes. Folders, devices and pipes are refused.
+    """Read a regular file of at most `most` bytes. Folders, devices, pipes and larger files raise `error`.
 
     error  class of the exception that is raised if the file cannot be read
     """
@@ -58,12 +58,16 @@ def read_text(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> st
 
 
 def max_expanded(size: int) -> int:
-    """The largest size in bytes that `size` compressed bytes may have after decompression."""
+    """Return the maximum number of bytes that `size` compressed bytes are allowed to decompress to."""
     return MAX_EXPANSION[0] * size + MAX_EXPANSION[1]
 
 
 def decompress(where: Path | str, data: bytes, error: Error = DataError) -> bytes:
-    """Decompress gzip data. `where` names the file in errors, `error` is the class of the exception to raise."""
+    """Decompress gzip data. Raises `error` if the data is damaged or expands beyond `max_expanded`.
+
+    where  name of the file in error messages
+    error  class of the exception
+    """
     most = max_expanded(len(data))
     try:
         with gzip.open(io.BytesIO(data)) as opened:
@@ -79,7 +83,7 @@ def read_json(path: Path, error: Error = DataError, *fields: str, **hooks: Calla
     """Read a JSON file.
 
     error   class of the exception that is raised if the file cannot be read
-    fields  names that must be in the file, which then must be an object
+    fields  keys that the file must contain; if there are any, the file must be a JSON object
     hooks   `number` and `object_hook` of `parse_json`
     """
     found = parse_json(path, read_text(path, error, MAX_JSON_BYTES), error, **hooks)
@@ -102,9 +106,9 @@ def parse_json(
     """Parse JSON text.
 
     where        the source of the text, for error messages
-    error        class of the exception that is raised if it is not valid JSON
-    number       converts the text of each number; by default to int or float
-    object_hook  converts each object
+    error        class of the exception that is raised if the text is not valid JSON
+    number       function that converts the digits of each number; None converts to int or float
+    object_hook  function that converts each JSON object, as in `json.loads`
     """
 
     def convert(digits: str, kind: Callable[[str], Any]) -> Any:
@@ -131,13 +135,13 @@ def parse_json(
 
 
 def file_digest(file: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file in hexadecimal digits."""
+    """Return the checksum of a file in hexadecimal digits."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, algorithm).hexdigest()
 
 
 def describe(failure: BaseException) -> str:
-    """The message of an error, shortened, or the name of its class."""
+    """Return the message of an exception, cut to 200 characters, or the name of its class if it has no message."""
     return str(failure)[:200] or type(failure).__name__
 
 

@@ -46,14 +46,17 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class Number:
-    """A number: a short fraction is written as a fraction, a float is rounded when it is written."""
+    """A number in a formula.
+
+    A fraction of short integers is written as a fraction, other numbers as rounded decimals.
+    """
 
     value: int | Fraction | float
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A letter with an optional subscript and an optional head number above: W_Q of head 2."""
+    """A letter in a formula with an optional subscript and an optional head number above, such as W_Q of head 2."""
 
     letter: str
     below: str = ""
@@ -69,7 +72,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a matrix, counted from 1: Q[1,3]."""
+    """One entry of a matrix in a formula, with indices from 1, such as Q[1,3]."""
 
     of: Symbol
     places: tuple[int, ...]
@@ -77,7 +80,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum of at least one term."""
+    """A sum of at least one term in a formula."""
 
     terms: tuple["Expression", ...]
 
@@ -88,7 +91,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two expressions."""
+    """The difference of two expressions in a formula."""
 
     first: "Expression"
     second: "Expression"
@@ -96,7 +99,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Product:
-    """A product, with or without a dot between the factors."""
+    """A product in a formula.
+
+    dot  whether a dot is written between the factors
+    """
 
     factors: tuple["Expression", ...]
     dot: bool = True
@@ -104,7 +110,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Quotient:
-    """A fraction of two expressions."""
+    """A fraction in a formula: one expression over another."""
 
     top: "Expression"
     bottom: "Expression"
@@ -112,14 +118,14 @@ class Quotient:
 
 @dataclass(frozen=True)
 class Root:
-    """A square root."""
+    """A square root in a formula."""
 
     inside: "Expression"
 
 
 @dataclass(frozen=True)
 class Power:
-    """A power."""
+    """A power in a formula: a base and an exponent."""
 
     base: "Expression"
     exponent: "Expression"
@@ -127,14 +133,14 @@ class Power:
 
 @dataclass(frozen=True)
 class Transpose:
-    """The transpose of a matrix."""
+    """The transpose of a matrix in a formula."""
 
     of: "Expression"
 
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A function call."""
+    """A function call in a formula, such as exp(x)."""
 
     name: str
     arguments: tuple["Expression", ...]
@@ -142,14 +148,18 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class MatrixLiteral:
-    """A matrix written out in rows and columns."""
+    """A matrix in a formula, written out in rows and columns."""
 
     rows: tuple[tuple["Expression", ...], ...]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Sides joined by relations: a = b ≈ c. There is one relation fewer than sides."""
+    """Expressions joined by relation signs, such as a = b ≈ c.
+
+    sides      the expressions
+    relations  the signs between them, one fewer than there are sides
+    """
 
     sides: tuple["Expression", ...]
     relations: tuple[str, ...]
@@ -161,14 +171,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator, relation, bracket or comma of a parsed formula, or the space between two of its parts."""
+    """An operator, relation sign, bracket, comma or space in a parsed formula."""
 
     sign: str
 
 
 @dataclass(frozen=True)
 class Script:
-    """An expression with a subscript, a superscript or both."""
+    """An expression in a formula with a subscript, a superscript or both."""
 
     base: "Expression"
     below: "Expression | None"
@@ -177,7 +187,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Row:
-    """Parts of a parsed formula side by side, with its operators and spaces among them."""
+    """A sequence of expressions, operators and spaces in a parsed formula, written side by side."""
 
     parts: tuple["Expression", ...]
 
@@ -208,14 +218,14 @@ _MINUS = "\u2212"
 
 
 def is_written_exactly(value: int | Fraction | float, digits: int = DIGITS) -> bool:
-    """Whether the number is written without rounding."""
+    """Return whether a formula shows a number without rounding, as a short fraction or with `digits` decimals."""
     if isinstance(value, float):
         return math.isinf(value)
     return _is_short(Fraction(value)) or Fraction(value) * 10**digits % 1 == 0
 
 
 def decimal(value: int | Fraction | float, digits: int = DIGITS) -> str:
-    """Write a number with this many decimals, in scientific notation if it is very small or very large."""
+    """Format a number with `digits` decimals. Very small and very large numbers are in scientific notation."""
     number = float(value)
     if math.isinf(number):
         return "-∞" if number < 0 else "∞"
@@ -231,7 +241,11 @@ def _is_short(value: Fraction) -> bool:
 
 
 def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
-    """Return whether a number is negative, its numerator or decimals, and its denominator or an empty string."""
+    """Split a number for printing. Returns (is negative, numerator, denominator), the last two as text.
+
+    A number that is not a short fraction is one decimal number. The denominator of a whole or decimal number is
+    "".
+    """
     if isinstance(value, float) or not _is_short(Fraction(value)):
         shown = decimal(value, digits)
         return shown.startswith("-"), shown.removeprefix("-"), ""
@@ -270,7 +284,7 @@ def _precedence(each: Expression, flat: bool) -> int:
 
 @dataclass(frozen=True)
 class _Box:
-    """Lines of text of equal length; `middle` is the line aligned with the rest of the formula."""
+    """A rectangle of text, in lines of equal length. Line `middle` is aligned with the rest of the formula."""
 
     lines: tuple[str, ...]
     middle: int = 0
@@ -294,7 +308,7 @@ def _join_boxes(parts: "Sequence[_Box | str]") -> _Box:
 
 
 def text(expression: Expression, digits: int = DIGITS) -> str:
-    """Write a formula for a terminal: one line, or several if it has a matrix."""
+    """Format a formula as text for a terminal: one line, or several lines if it contains a matrix."""
     return "\n".join(line.rstrip() for line in _box(expression, digits).lines)
 
 
@@ -353,18 +367,23 @@ def _box(expression: Expression, digits: int) -> _Box:
 
 
 def _row_precedence(row: Sequence[Expression], at: int) -> int:
-    """The precedence of part `at` of a row: that of an atom, in brackets, for a fraction next to a factor."""
+    """Return the precedence with which element `at` of a row is printed.
+
+    A fraction next to a factor gets the highest precedence, so that it is put in brackets. Others get the
+    lowest.
+    """
     near = [*[each for each in row[:at] if each != SPACE][-1:], *[each for each in row[at + 1 :] if each != SPACE][:1]]
     factor = any(not isinstance(each, Operator) for each in near)
     return _ATOM if isinstance(row[at], Quotient) and factor else _LOWEST
 
 
 def _small(each: Expression | None, characters: dict[str, str], mark: str) -> str:
-    """Write a subscript or superscript with small Unicode characters.
+    """Format a subscript or superscript with small Unicode characters.
 
-    If one of its characters has no small form, the script is written in full after `mark`, which is _ or ^.
+    If a character has no small form, the whole script is written at normal size after `mark`.
 
     characters  the small form of each character
+    mark        "_" or "^"
     """
     shown = "" if each is None else text(each)
     packed = shown.replace(" ", "")
@@ -379,7 +398,7 @@ def _text_part(each: Expression, least: int, digits: int) -> _Box:
 
 
 def _with_signs(terms: Sequence[Expression]) -> list[tuple[str, Expression]]:
-    """Pair each term with its sign; a negative number after the first is subtracted."""
+    """Return (sign, term) pairs of a sum. A negative number after the first term becomes a subtraction."""
     later = [
         ("-", Number(-term.value)) if isinstance(term, Number) and term.value < 0 else ("+", term) for term in terms[1:]
     ]
@@ -409,7 +428,7 @@ def escape_latex(words: str) -> str:
 
 
 def latex(expression: Expression, digits: int = DIGITS) -> str:
-    """Write a formula for LaTeX with amsmath, without dollar signs."""
+    """Format a formula as LaTeX code for amsmath, without dollar signs."""
     match expression:
         case Number(value):
             negative, top, bottom = _split_number(value, digits)
@@ -475,7 +494,10 @@ def _latex_part(each: Expression, least: int, digits: int) -> str:
 
 
 def mathml(expression: Expression, digits: int = DIGITS, *, block: bool = True) -> str:
-    """Write a formula as a <math> element, as a block or inline."""
+    """Format a formula as an HTML <math> element (MathML).
+
+    block  whether the formula is on a line of its own instead of inline
+    """
     display = ' display="block"' if block else ""
     return f"<math{display}>{_mathml(expression, digits)}</math>"
 
@@ -580,7 +602,10 @@ def parse_latex(source: str) -> Expression:
 
 
 def _parse_row(tokens: list[str], end: str) -> Expression:
-    """Parse up to the token `end` and remove it; an empty `end` is the end of the formula."""
+    """Parse LaTeX tokens up to the token `end` and remove them from `tokens`. An empty `end` parses all tokens.
+
+    tokens  the remaining tokens in reverse order
+    """
     parts: list[Expression] = []
     while tokens and tokens[-1] != end:
         token = tokens.pop()

@@ -29,11 +29,12 @@ def render_page(title: str, *body: str) -> str:
 
 
 def tag(name: str, /, *inside: str, **attributes: str | None) -> Markup:
-    """Return an HTML element; text that is not a `Markup` is escaped.
+    """Return an HTML element. Text that is not a `Markup` is escaped.
 
-    name        the element, such as "p"
-    inside      its contents
-    attributes  `class_` gives class, `http_equiv` gives http-equiv; an attribute that is None is left out
+    name        name of the element, such as "p"
+    inside      contents of the element
+    attributes  attributes by name: `class_` is written as class, `http_equiv` as http-equiv; None leaves one
+                out
 
     >>> tag("p", "a < b", class_="note")
     Markup('<p class="note">a &lt; b</p>')
@@ -52,5 +53,5 @@ def void_tag(name: str, /, **attributes: str | None) -> Markup:
 
 
 def join_html(parts: Iterable[str]) -> Markup:
-    """Concatenate HTML; text that is not a `Markup` is escaped."""
+    """Concatenate pieces of HTML. Text that is not a `Markup` is escaped."""
     return Markup("").join(parts)

@@ -41,7 +41,13 @@ TRANSLATIONS = {
 
 
 def reject_keywords(function: str, unknown: Iterable[str]) -> None:
-    """Raise for keywords that a function does not have, and name the one that regard uses instead."""
+    """Raise KeywordError for a keyword argument that a function does not have.
+
+    The message names the keyword that regard uses instead, if there is one.
+
+    function  name of the function, for the message
+    unknown   the keywords; nothing is raised if there are none
+    """
     for name in unknown:
         hint = f"; {TRANSLATIONS[name]}" if name in TRANSLATIONS else ""
         raise KeywordError(f"{function}() has no keyword {name!r}{hint}")

@@ -13,9 +13,9 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder. Raises ConfigError at once if another process holds it.
+    """Hold the lock of a folder inside the `with` block. Raises ConfigError at once if the lock is already held.
 
-    The system releases the lock when its process ends, even if it is killed.
+    The operating system releases the lock when the process ends, even if the process is killed.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder")

@@ -21,7 +21,11 @@ EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "H
 
 
 def decode_image(where: Path | str, data: bytes, error: Error = DataError) -> "Image":
-    """Decode an image file with 8 bits per channel, upright; `where` names it in errors."""
+    """Decode the bytes of an image file with 8 bits per channel. The image is rotated upright by its EXIF data.
+
+    where  name of the file in error messages
+    error  class of the exception that is raised if the image cannot be decoded
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -46,7 +50,10 @@ def decode_image(where: Path | str, data: bytes, error: Error = DataError) -> "I
 
 
 def read_wav(file: Path, error: Error = DataError) -> tuple[numpy.ndarray[Any, numpy.dtype[numpy.float64]], int]:
-    """Read a WAV file of integers: samples from -1 to 1 in an array (frames, channels), and the sample rate."""
+    """Read a WAV file of integer samples. Returns an array (frames, channels) from -1 to 1, and the sample rate.
+
+    error  class of the exception that is raised if the file cannot be read
+    """
     try:
         with wave.open(io.BytesIO(read_bytes(file, error)), "rb") as opened:
             channels, width, rate, frames = opened.getparams()[:4]
@@ -66,7 +73,10 @@ def read_wav(file: Path, error: Error = DataError) -> tuple[numpy.ndarray[Any, n
 
 
 def _decode_samples(data: bytes, width: int) -> numpy.ndarray[Any, numpy.dtype[numpy.int32]]:
-    """Little-endian samples of `width` bytes as integers; 8-bit samples are unsigned with 128 for silence."""
+    """Decode little-endian WAV samples of `width` bytes to signed integers.
+
+    Unsigned 8-bit samples are shifted by -128.
+    """
     if width == 1:
         return numpy.frombuffer(data, dtype=numpy.uint8).astype(numpy.int32) - 128
     if width == 3:

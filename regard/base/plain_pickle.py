@@ -31,25 +31,30 @@ MARK = object()
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """A function named by a pickle; it is never called."""
+    """A placeholder for a function that a pickle refers to. The function is never called."""
 
     kind: str
 
 
 @dataclass
 class PartialArray:
-    """An array under construction: a later opcode fills it."""
+    """A numpy array under construction while a pickle is loaded. A later opcode may fill in its values."""
 
     values: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
 
 @dataclass
 class ByteDtype:
-    """The dtype uint8, the only one that is allowed."""
+    """A placeholder for the numpy dtype uint8, the only dtype that is allowed in a pickle."""
 
 
 def load_plain_pickle(where: str, data: bytes) -> Any:
-    """Load a pickle of plain data; `where` names the file in errors."""
+    """Load a pickle safely: nothing in it is executed, and other than plain data it raises DataError.
+
+    Plain data are dictionaries, lists, strings, bytes, integers and uint8 arrays.
+
+    where  name of the file in error messages
+    """
     machine = _PickleMachine()
     name, position = "", 0
     try:
@@ -72,11 +77,11 @@ def load_plain_pickle(where: str, data: bytes) -> Any:
 
 
 class _RefusedOpcodeError(Exception):
-    """An opcode that does not build plain data."""
+    """A pickle has an opcode that is refused because it does not build plain data."""
 
 
 class _PickleMachine:
-    """The stack and the memory of a pickle that is being loaded."""
+    """An interpreter for the opcodes of a pickle: its stack of values and its memo."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -84,7 +89,7 @@ class _PickleMachine:
         self.encoded: dict[str, bytes] = {}
 
     def run(self, name: str, argument: Any) -> None:
-        """Run one opcode."""
+        """Run one opcode of the pickle."""
         stack = self.stack
         match name:
             case "PROTO" | "FRAME":
@@ -149,7 +154,10 @@ class _PickleMachine:
                 raise _RefusedOpcodeError("is not supported")
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """The result of one of the known functions, computed here instead of by calling it."""
+        """Return what a function named in the pickle would return. It is computed here; the function is not called.
+
+        Raises _RefusedOpcodeError unless it is one of the few known functions.
+        """
         kind = function.kind if isinstance(function, NamedFunction) else None
         match kind, arguments:
             case "encode", (str(text), "latin1" | "latin-1"):
@@ -187,7 +195,7 @@ def _resolve_name(path: str) -> NamedFunction:
 def _set_items(target: Any, items: Sequence[Any]) -> Any:
     """Add items to a dictionary and return it. `items` alternates keys and values.
 
-    Keys must be text, bytes or integers: hashing a nested tuple could take exponential time.
+    Keys must be text, bytes or integers, because hashing a nested tuple could take exponential time.
     """
     for key in items[::2]:
         if not isinstance(key, str | bytes | int):
@@ -219,7 +227,12 @@ def _check_type(value: Any, kind: type) -> Any:
 
 
 def _finalize(value: Any, done: dict[int, Any]) -> Any:
-    """Replace partial arrays by arrays in a value; `done` has the parts already converted, which stay shared."""
+    """Replace each `PartialArray` inside a loaded value by its numpy array.
+
+    Raises ValueError if one is not filled.
+
+    done  containers already converted, by the id of the original, so that shared containers stay shared
+    """
     if id(value) in done:
         return done[id(value)]
     if isinstance(value, PartialArray):

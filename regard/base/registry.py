@@ -11,9 +11,9 @@ MAX_LISTED = 30  # if no name is similar, an error lists all names if there are 
 
 
 class Registry(Generic[T]):
-    """Objects by name, in the order in which they were added.
+    """A mapping from names to registered objects, in the order of registration.
 
-    kind  what the objects are, for error messages
+    kind  what the objects are, such as "kernel", for error messages
     """
 
     def __init__(self, kind: str) -> None:
@@ -37,7 +37,7 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def _suggestion(self, name: str) -> str:
-        """Return similar names; if there are none, all names or the range of names."""
+        """Return the hint for an unknown name: similar names; else all names, or the first and last of many names."""
         if near := get_close_matches(name, self._entries):
             return f"; did you mean {' or '.join(map(repr, near))}?"
         if len(self._entries) <= MAX_LISTED:

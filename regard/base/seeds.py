@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a new torch.Generator with a seed, independent of the global RNG state."""
+    """Return a new torch.Generator seeded with `seed`. The global RNG state is not used or changed."""
     return torch.Generator(device=device).manual_seed(seed)
 
 

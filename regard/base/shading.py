@@ -6,7 +6,7 @@ SHADES = " ░▒▓█"
 
 
 def shade(share: float) -> str:
-    """Return the character for a share from 0 to 1: blank only for 0, solid only for 1, ? for NaN.
+    """Return the shading character for a number from 0 to 1: blank only for 0, solid only for 1, ? for NaN.
 
     >>> "".join(shade(share) for share in (0, 0.2, 0.5, 0.7, 1))
     ' ░▒▓█'

@@ -16,8 +16,8 @@ LARGEST_INTEGER = 1 << 40  # larger than any position; sums of a few fit 64 bits
 def check_integer(what: str, value: object, least: int, counts: str = "") -> int:
     """Return `value` as an int. Raises ConfigError if it is not a whole number of at least `least`.
 
-    what    its name in errors, such as `window(before)`
-    counts  what the number counts, for errors
+    what    name of the value in error messages, such as `window(before)`
+    counts  what the number counts, such as "positions", for error messages
     """
     try:
         dtype, axes = str(getattr(value, "dtype", "")), tuple(getattr(value, "shape", ()))
@@ -44,6 +44,7 @@ def check_range(
 ) -> float:
     """Return `value` as a float. Raises ConfigError if it is outside the range from `least` to `most`.
 
+    what   name of the value in error messages
     above  exclude `least` itself
     below  exclude `most` itself
     """
@@ -55,10 +56,10 @@ def check_range(
 
 
 def check_number(what: str, value: object, meaning: str = "") -> float:
-    """Return `value` as a float. Raises ConfigError if it is not a real number; infinity is allowed, NaN is not.
+    """Return `value` as a float. Raises ConfigError if it is not a real number. Infinity is allowed, NaN is not.
 
-    what     its name in errors, such as `alibi(slope)`
-    meaning  what the number means, for errors
+    what     name of the value in error messages, such as `alibi(slope)`
+    meaning  what the number means, for error messages
     """
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)

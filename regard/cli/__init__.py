@@ -27,7 +27,10 @@ app = typer.Typer(
 
 
 def print_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a command: a RegardError is printed as one line with exit code 2, any other error keeps its traceback."""
+    """Wrap a command so that a RegardError is printed as one line and the exit code is 2.
+
+    Any other error keeps its traceback.
+    """
 
     @wraps(command)
     def shown(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -92,12 +92,15 @@ def command(
 
 
 def percent(confidence: float) -> str:
-    """The confidence as an integer percentage, rounded down."""
+    """Format a confidence as an integer percentage, rounded down."""
     return f"{int(100 * confidence)}%"
 
 
 def save_answer(answerer: "QuestionAnswerer", question: str, answer: str, json: bool) -> None:
-    """Save an answer in the store; report if the model is confident of another one, which takes precedence."""
+    """Save an answer in the fact store and print a message.
+
+    The message says if the model is confident of another answer, which `regard ask` then keeps giving.
+    """
     answerer.store.save(question, answer)
     reply = answerer.reply(question)
     confident = f"; the model still answers {reply.answer!r}, confidence {percent(reply.confidence)}"
@@ -111,7 +114,7 @@ def save_answer(answerer: "QuestionAnswerer", question: str, answer: str, json: 
 def learn_facts(
     folder: Path, store: Path | None, data: Path | None, device: str | None, steps: int | None, json: bool
 ) -> None:
-    """Train the model on the facts in the store, and print its metrics."""
+    """Train the model on the facts in the store (`regard ask --learn`), and print its metrics."""
     from regard.recipes.question_answering import LEARNING_STEPS, load_question_answerer
     from regard.recipes.recipe import RunLocation
     from regard.recipes.run_folder import find_data

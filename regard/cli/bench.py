@@ -37,7 +37,7 @@ def command(
 
 
 def find_checkout(root: Path) -> Path:
-    """Return the repository of this package. Raises ConfigError if it has no benchmark."""
+    """Return the root folder of the repository. Raises ConfigError if there is no benchmark in it."""
     if not all((root / name).is_file() for name in ("pyproject.toml", "bench/__init__.py")):
         raise ConfigError(
             "the benchmark is part of the repository, not of the installed package; "

@@ -32,7 +32,7 @@ REPORTS = "Reports"
 
 
 def _parameter(each: "Field[Any]") -> inspect.Parameter:
-    """The command-line option of one field of CheckOptions."""
+    """Return the command-line option for one field of CheckOptions."""
     flag, choices = f"--{each.name.replace('_', '-')}", each.metadata["choices"]
     text = f"{' or '.join(choices)}: {each.metadata['help']}" if choices else each.metadata["help"]
     kind, default = (list[str] | None, None) if each.name in ("only", "without") else (each.type, each.default)
@@ -44,7 +44,7 @@ def _parameter(each: "Field[Any]") -> inspect.Parameter:
 
 
 def _with_check_options(run: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for every field of CheckOptions but `extra`, which takes Python values."""
+    """Give a command one option for every field of CheckOptions but `extra`, which takes Python values."""
     from regard.conform.options import CheckOptions
 
     own = list(inspect.signature(run).parameters.values())
@@ -133,7 +133,10 @@ def command(
 
 
 def split_target(target: str | None) -> tuple[str, str]:
-    """The module or file, and the name in it. A file has to exist."""
+    """Split `module:name` or `file.py:name` into the module or file and the name.
+
+    Raise ConfigError if it has another form or the file does not exist.
+    """
     if target is None:
         raise ConfigError("no target: pass package.module:name, or path/to/file.py:name")
     source, _, name = target.rpartition(":")
@@ -145,7 +148,7 @@ def split_target(target: str | None) -> tuple[str, str]:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise before the check runs if the report cannot be written."""
+    """Check that the report can be written to this file, else raise ConfigError. Called before the check runs."""
     check_folder(path)
     if path.is_dir():
         raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
@@ -154,13 +157,13 @@ def _check_writable(path: Path) -> None:
 
 
 def show_progress(name: str) -> None:
-    """Print the fact that is tested, if stderr is a terminal."""
+    """Print the name of the rule that is being checked, if stderr is a terminal."""
     if sys.stderr.isatty():
         print_message(f"checking {name}")
 
 
 def with_flags(words: str) -> str:
-    """Advice with command-line flags: `pass vocab=` becomes `pass --vocab`."""
+    """Replace keyword arguments in a message by command-line flags: `pass vocab=` becomes `pass --vocab`."""
     words = re.sub(r"kind='(\w+)'", r"--kind \1", words)
     for name in ("heads", "kv_heads", "width", "layout", "vocab"):
         words = re.sub(rf"(?<![\w.(]){name}=(?=[\s,;:)]|$)", f"--{name.replace('_', '-')}", words)
@@ -168,7 +171,7 @@ def with_flags(words: str) -> str:
 
 
 def declare_with_flags(report: "Report") -> "Report":
-    """The report, with declarations as command-line flags."""
+    """Return the report with suggested declarations written as command-line flags instead of keyword arguments."""
     facts = []
     for each in report.facts:
         failure = each.failure and replace(each.failure, declare=declaration_flags(each.failure.declare))
@@ -177,7 +180,7 @@ def declare_with_flags(report: "Report") -> "Report":
 
 
 def declaration_flags(declare: str) -> str:
-    """A declaration as flags: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
+    """Convert keyword arguments to flags: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
     call = ast.parse(f"f({declare})", mode="eval").body
     assert isinstance(call, ast.Call)
     given = {str(each.arg).replace("_", "-"): ast.literal_eval(each.value) for each in call.keywords}
@@ -188,7 +191,7 @@ def declaration_flags(declare: str) -> str:
 
 
 def load_target(source: str, name: str) -> object:
-    """The object of this name in a module or file. A class is instantiated without arguments."""
+    """Load the object of this name from a module or file. A class is instantiated without arguments."""
     path = Path(source)
     # as `python file.py` does: files in the same folder can be imported
     sys.path.insert(0, str(path.resolve().parent if path.suffix == ".py" else Path.cwd()))
@@ -207,7 +210,13 @@ def load_target(source: str, name: str) -> object:
 
 
 def _guard(run: Callable[[], object], words: str, advice: str) -> object:
-    """Call a foreign function; sys.exit() in it is an error too, so that it is not taken for success."""
+    """Call a function of the user; raise ConfigError if it raises anything, sys.exit() included.
+
+    Otherwise sys.exit(0) would look like a successful check.
+
+    words   begin of the error message
+    advice  end of the error message
+    """
     try:
         return run()
     except KeyboardInterrupt:
@@ -217,7 +226,7 @@ def _guard(run: Callable[[], object], words: str, advice: str) -> object:
 
 
 def _load_file(path: Path) -> object:
-    """The module of a file, which stays in sys.modules if it can be loaded."""
+    """Import a Python file and return its module. The module stays in sys.modules unless loading fails."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -233,7 +242,7 @@ def _load_file(path: Path) -> object:
 
 
 def show_facts(json: bool) -> None:
-    """Print every fact, as Markdown tables or as JSON."""
+    """Print every rule that `regard check` tests, as Markdown tables or as JSON."""
     from regard.conform.checker import list_facts
     from regard.conform.reference import HEADINGS, fact_table
 

@@ -39,7 +39,7 @@ def command(
 
 
 def make_table(name: str, costs: "Count") -> Table:
-    """A table with one count on each line."""
+    """Return a table with the parameter counts of each module, multiply-adds and memory, one on each line."""
     size = f"batch {costs.batch}" + (f", length {costs.length:,}" if costs.length is not None else "")
     table = Table("", "", title=f"{name}, {size}", title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
     table.columns[1].justify = "right"

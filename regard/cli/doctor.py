@@ -21,7 +21,11 @@ MARKS = {OK: "ok  ", MISSING: "--  ", PROBLEM: "FAIL"}
 
 
 class Finding(NamedTuple):
-    """One line of the report."""
+    """One line of the report of `regard doctor`.
+
+    section  heading the line is printed under
+    state    OK, MISSING or PROBLEM
+    """
 
     section: str
     name: str
@@ -49,7 +53,7 @@ def command(json: JsonOption = False) -> None:
 
 
 def find_packages() -> Iterator[Finding]:
-    """Versions of Python, regard, what it needs, and the packages of its extras."""
+    """Yield the versions of Python, of regard, of the packages it requires, and of the packages of its extras."""
     yield Finding("versions", "python", OK, f"{platform.python_version()}, {sys.executable}")
     yield Finding("versions", "regard", OK, f"{regard.__version__}, {Path(regard.__file__).parent}")
     try:
@@ -68,7 +72,11 @@ def find_packages() -> Iterator[Finding]:
 
 
 def judge_package(name: str, least: str, extra: str | None) -> Finding:
-    """Whether a package is installed in a version that is new enough."""
+    """Return whether a package is installed in a version that is new enough, as a Finding.
+
+    least  the oldest version that is supported
+    extra  the extra of regard that needs the package; None if regard itself does
+    """
     section = f"extra {extra}" if extra else "versions"
     cure = f"`pip install '{f'regard[{extra}]' if extra else f'{name}>={least}'}'`"
     try:
@@ -81,7 +89,10 @@ def judge_package(name: str, least: str, extra: str | None) -> Finding:
 
 
 def find_torchvision() -> Iterator[Finding]:
-    """Whether torchvision, which transformers and timm import, was built for the installed torch."""
+    """Yield whether torchvision can be imported, that is, was built for the installed torch.
+
+    transformers and timm import torchvision.
+    """
     if find_spec("torchvision") is None:
         yield Finding("torchvision", "torchvision", MISSING, "not installed; transformers and timm use it for images")
         return
@@ -102,7 +113,7 @@ def find_torchvision() -> Iterator[Finding]:
 
 
 def find_devices() -> Iterator[Finding]:
-    """The processor with its memory, and every GPU."""
+    """Yield the CPU with its memory, every GPU, and whether torch.compile finds a compiler."""
     import torch
 
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
@@ -126,7 +137,7 @@ def find_devices() -> Iterator[Finding]:
 
 
 def find_kernels() -> Iterator[Finding]:
-    """Which kernels can run a causal window on each device, and why others cannot."""
+    """Yield which attention kernels can run a causal sliding window on each device, and why others cannot."""
     import torch
 
     from regard.core.attend import explain
@@ -144,7 +155,7 @@ def find_kernels() -> Iterator[Finding]:
 
 
 def find_space() -> Iterator[Finding]:
-    """Free disk space here and in the cache of Hugging Face."""
+    """Yield the free disk space of the current folder and of the Hugging Face cache."""
     cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     for name, folder in (("here", Path.cwd()), ("Hugging Face", cache)):
         present = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
@@ -154,5 +165,5 @@ def find_space() -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, which compare as versions do."""
+    """Parse the numbers of a version string, such as (2, 5, 1), so that versions can be compared."""
     return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[+a-z]", version)[0]))

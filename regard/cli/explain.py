@@ -40,7 +40,7 @@ def command(
     dropout: Annotated[float, typer.Option(help="Dropout probability of weights")] = 0.0,
     json: JsonOption = False,
 ) -> None:
-    """Show which kernel runs a call, and why.
+    """Show which attention kernel runs a call, and why.
 
     Example: regard explain --shape 1,8,4096,64 --mask 'causal() & window(before=255)'
     """
@@ -65,7 +65,11 @@ def command(
 
 
 def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
-    """Parse `1,8,1024,64` into one number per axis letter."""
+    """Parse sizes such as `1,8,1024,64`, one for each axis letter, else raise ConfigError.
+
+    option   name of the command-line option, for error messages
+    letters  letters of the axes, separated by blanks
+    """
     names = letters.split()
     try:
         found = tuple(int(part) for part in text.split(","))
@@ -78,14 +82,17 @@ def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
 
 
 def blank(shape: tuple[int, ...], dtype: str = "float32") -> "Tensor":
-    """A tensor of this shape that takes no memory; an explanation does not read its numbers."""
+    """Return a zero tensor of this shape that takes no memory. An explanation depends on shapes and dtypes only."""
     import torch
 
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
 
 
 def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
-    """Build the score term written as `name` or `name:number`, for a call of these sizes."""
+    """Build the score term written as `name` or `name:number`, such as `alibi` or `softcap:30`.
+
+    h, i, j, c  numbers of heads, queries and keys, and the width of a head
+    """
     from regard.core import scores
 
     known: Registry[tuple[float | None, Callable[[float], ScoreTerm]]] = Registry("score term")  # default number, maker
@@ -113,19 +120,19 @@ def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
 
 
 def explanation_json(explanation: "Explanation") -> dict[str, object]:
-    """The explanation as a JSON object. A kernel that refuses has no cost."""
+    """Convert an explanation of the kernel choice to a JSON object. A kernel that cannot run has no cost."""
     refused: dict[str, object] = {"work": None, "memory": None}
     answers = [asdict(answer) | ({} if answer.able else refused) for answer in explanation.answers]
     return asdict(explanation) | {"share": share(explanation), "answers": answers}
 
 
 def share(explanation: "Explanation") -> float:
-    """The share of visible pairs."""
+    """Return the share of query-key pairs that the mask makes visible."""
     return explanation.visible / explanation.pairs if explanation.pairs else 0.0
 
 
 def explanation_table(explanation: "Explanation") -> RenderableType:
-    """The explanation as a table, one row per kernel."""
+    """Format an explanation of the kernel choice as a table with one row per kernel."""
     from regard.core.kernels import format_bytes
 
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)

@@ -46,7 +46,13 @@ def command(
 
 
 def write_export(folder: Path, lesson: Path | None) -> None:
-    """Write the page with lessons, sheets, lab and the model that runs in it."""
+    """Write the explorer as a web page that needs no server.
+
+    It has the lessons, the course sheets, the lab claims and a model that runs in the page.
+
+    folder  where the page is written
+    lesson  a lesson of the user, a Markdown file
+    """
     from rich.console import Console
     from rich.progress import track
 
@@ -77,7 +83,11 @@ def write_export(folder: Path, lesson: Path | None) -> None:
 
 
 def build_stored() -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """The shipped models, and what the page shows of their examples, of the gallery and of the worked example."""
+    """Compute what the exported page shows without a server.
+
+    Returns the shipped models, and the stored responses for their examples, the mask gallery and the worked
+    example.
+    """
     from regard.cli.exploring import list_offered, tasks
     from regard.explorer.views.browser_model import BROWSER_MODEL
     from regard.explorer.views.kernels import explain_kernels
@@ -99,7 +109,12 @@ def serve(
     lesson: Path | None = None,
     report: Path | None = None,
 ) -> None:
-    """Serve the explorer until Ctrl-C, and print its address."""
+    """Start the web server of the explorer, print its address, and run until Ctrl-C.
+
+    model   a model of the user to open
+    lesson  a lesson of the user, a Markdown file
+    report  a report saved by `regard check --save`
+    """
     purpose = "`regard explore --export FOLDER` writes the page as a file; its server"
     uvicorn = import_optional("uvicorn", "web", purpose)
     api = import_optional("regard.explorer.api", "web", purpose)

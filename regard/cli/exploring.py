@@ -21,7 +21,10 @@ NOT_SHOWN = ("number-words", "tone-digits")  # an encoder-decoder and a speech m
 
 
 def list_offered(own: str | None) -> list[dict[str, str]]:
-    """The models of the page: the user's own first, then those of the package, then runs in this folder."""
+    """Return the models that the explorer offers: the user's own, those of the package, then runs in runs/.
+
+    own  name or folder of the user's model
+    """
     from regard.models.cards import read_card
     from regard.models.presets import list_models
 
@@ -37,7 +40,10 @@ def list_offered(own: str | None) -> list[dict[str, str]]:
 
 
 def tasks() -> "dict[str, Task]":
-    """The computations of the page by name; called in the process that runs them."""
+    """Return the long computations of the explorer, by name: running a lab claim and analysing a model.
+
+    Called in the process that runs them.
+    """
     from regard.explorer.views.claims import run_claim
     from regard.explorer.views.models import analyse
 
@@ -50,7 +56,10 @@ def _loaded(name: str) -> "LoadedModel":
 
 
 def open_model(name: str, text: str) -> "OpenedModel":
-    """A model with its input, as `regard look` builds it. An image is an upload, or the example of the model."""
+    """Load a model and build its input from a text or an image, as `regard look` does.
+
+    text  the text to read; for an image model a data: address of an uploaded image, or "" for its example image
+    """
     from regard.explorer.views.models import OpenedModel
 
     loaded = _loaded(name)
@@ -115,7 +124,7 @@ def _open_image(loaded: "LoadedModel", text: str) -> "OpenedModel":
 
 
 def _setup(loaded: "LoadedModel", given: "ModelInput") -> str:
-    """Python that loads the model and makes its input."""
+    """Return Python code that loads the model and builds its input."""
     imports = ["import torch", "import regard", loaded.imports, *given.imports]
     return "\n".join([*dict.fromkeys(imports), "", loaded.code, given.code])
 

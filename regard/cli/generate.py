@@ -124,7 +124,13 @@ def command(
 def make_strategies(
     strategy: StrategyName | None, kth: int | None, count: int, **settings: float | int | str | None
 ) -> "list[Strategy]":
-    """One strategy for each text; samples have independent random numbers."""
+    """Return one decoding strategy for each text to generate.
+
+    Several texts are possible for sampling only; each has its own stream of random numbers.
+
+    kth    for the strategy `kth`: always take the k-th most likely token
+    count  number of texts
+    """
     from regard.models.sampling import KthLargest, Sample, make_strategy
 
     if kth is not None and strategy != StrategyName.kth:
@@ -139,7 +145,7 @@ def make_strategies(
 
 
 def read_prompt(prompt: str | None, model: str) -> str:
-    """The prompt, from the argument or from stdin, or the example of a pretrained model."""
+    """Return the prompt: the argument, the text on stdin if it is "-", or the model's example if it is None."""
     if prompt is None:
         prompt = example_input(model, "there is no prompt; give one after the model, or - to read it from stdin")
         print_message(f"the prompt is {prompt!r}, the example of {model}")
@@ -149,7 +155,12 @@ def read_prompt(prompt: str | None, model: str) -> str:
 
 
 def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> list[int]:
-    """The tokens of a text; an error names all characters that have no token."""
+    """Tokenise a text. Raises DataError that names all characters the vocabulary does not have.
+
+    origin   what the text is, for the error message
+    words    the tokenizer
+    special  add special tokens such as [CLS]
+    """
 
     def is_known(character: str) -> bool:
         try:
@@ -166,7 +177,11 @@ def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> 
 
 
 def find_model(name: str) -> str:
-    """The folder of a model: of a finished run, if its model continues a text, of a path or of a name; else `name`."""
+    """Return the folder of a model, given the path of a folder or finished run, or the name of a pretrained model.
+
+    Return `name` if there is no such folder, as for a preset. Raise ConfigError if a run is not finished or its
+    model does not continue a text.
+    """
     from regard.models.gpt import GPT
     from regard.models.presets import find_pretrained
     from regard.models.saving import find_folder, load_config
@@ -189,7 +204,10 @@ def find_model(name: str) -> str:
 
 
 def load_model(name: str) -> "GPT | Transformer":
-    """Load the model of a folder, or build a preset."""
+    """Load the model of a folder, or build a preset with random weights.
+
+    Raise ConfigError if the model cannot generate text.
+    """
     from regard.models.gpt import GPT
     from regard.models.presets import PRESETS, build
     from regard.models.saving import load
@@ -210,7 +228,11 @@ def load_model(name: str) -> "GPT | Transformer":
 def prepare_model(
     name: str, model: "GPT | Transformer", tokens: list[int]
 ) -> "tuple[GPT | GenerationAdapter, list[int]]":
-    """The model and its prompt; the prompt of an encoder-decoder is its start token, and `tokens` are the source."""
+    """Return the generator and its prompt.
+
+    For a GPT they are the model and `tokens`. For an encoder-decoder `tokens` are the source of an adapter, and
+    the prompt is the start token.
+    """
     import torch
 
     from regard.models.generation_adapters import EncoderDecoderAdapter
@@ -228,7 +250,11 @@ def prepare_model(
 
 
 def find_tokenizer(name: str, vocab: int, path: Path | None) -> "Tokenizer":
-    """The tokenizer at a path, or the folder's own, or bytes if the vocabulary is large enough."""
+    """Load the tokenizer at a path, else the one in the model's folder, else use bytes if the vocabulary allows.
+
+    name   folder of the model
+    vocab  size of the model's vocabulary
+    """
     from regard.data.tokenizers import TOKENIZER_FILE, ByteTokenizer, load_tokenizer
 
     if path is not None:
@@ -244,7 +270,13 @@ def find_tokenizer(name: str, vocab: int, path: Path | None) -> "Tokenizer":
 
 
 def special_tokens(name: str, key: str, vocab: int) -> list[int]:
-    """The special tokens such as eos_token_id in a folder's Hugging Face files; empty if there are none."""
+    """Return the ids of a special token such as eos_token_id, from the Hugging Face config files of a folder.
+
+    The list is empty if the folder has none.
+
+    name  folder of the model
+    key   name of the special token in the files
+    """
     for file in (Path(name) / each for each in CONFIG_FILES):
         if file.is_file():
             about = read_json(file, CheckpointError)
@@ -264,7 +296,10 @@ def generate_text(
     *,
     show: bool,
 ) -> "GeneratedText":
-    """Generate one text; with `show` print each token as soon as it is known, without the stop sequence."""
+    """Generate one text.
+
+    show  print each token as soon as it is known, without the stop sequence
+    """
     from regard.data.tokenizers import TextStreamer
     from regard.models.generation import collect_tokens, stream_tokens
 

@@ -41,7 +41,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Random seed [default: 
 
 
 def with_error_messages(command: Callable[P, None]) -> Callable[P, None]:
-    """Show errors of a command as every other command shows them."""
+    """Wrap a command so that its errors are printed like those of every other command."""
 
     @wraps(command)
     def shown(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -99,7 +99,7 @@ def run(
         bool, typer.Option("--save-shipped", help="For maintainers: also update the results shipped with the package")
     ] = False,
 ) -> None:
-    """Run claims and save their results.
+    """Run the experiments of claims and save their results.
 
     Example: regard lab run beta --smoke
     """
@@ -253,7 +253,11 @@ def show_errata(results: Results = None, html: Html = None, json: Json = False) 
 
 
 def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
-    """Report failed runs, and exit with code 1 if there is one or a verdict is not as it should be."""
+    """Print the claims that failed to run, and exit with code 1 if there is one.
+
+    failed        error message of each failed claim, by its id
+    unsuccessful  exit with code 1 anyway
+    """
     for name, words in failed.items():
         print_message(f"failed: {name}: {words}")
     if failed or unsuccessful:
@@ -261,7 +265,7 @@ def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
 
 
 def chosen_claims(ids: list[str]) -> "list[Claim]":
-    """Look up claims by id, without repeats."""
+    """Return the lab claims with these ids, without repeats; "all" is every claim."""
     from regard.lab.claim import claims
     from regard.lab.results import fingerprint
     from regard.work.builtin_problems import BUILTIN_PROBLEMS
@@ -283,7 +287,12 @@ def chosen_claims(ids: list[str]) -> "list[Claim]":
 
 
 def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result | None]]":
-    """Return claims with their latest results, from this machine or shipped."""
+    """Return lab claims with their latest results, from this machine or shipped with the package.
+
+    The result is None if a claim has not been run.
+
+    results  folder of results; None is the default folder
+    """
     from regard.lab.claim import claims
     from regard.lab.results import default_folder, latest_result, shipped_results
 
@@ -292,7 +301,10 @@ def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result
 
 
 def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[[str], Result]":
-    """Return a function from a claim to its result with default settings; without one it runs the quick setup."""
+    """Return a function from the id of a claim to its result with default settings.
+
+    The function runs the quick setup if there is no current result, and records a failure in `failed`.
+    """
     from regard.lab.results import shipped_results
 
     shipped = shipped_results()
@@ -314,7 +326,13 @@ def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[
 def run_claim(
     claim: "Claim", setup: Any, folder: Path | None, figures: Path | None, place: str, failed: dict[str, str]
 ) -> "Result | None":
-    """Run a claim and save its result; on an exception return None and record the reason in `failed`."""
+    """Run a lab claim and save its result. If it raises, return None and record the reason in `failed`.
+
+    setup    settings of the experiment
+    folder   where the result is saved; None does not save it
+    figures  where the figure is drawn; None draws none
+    place    words for the progress message, such as "2 of 5"
+    """
     import traceback
 
     from regard.lab.html_page import figure_svg
@@ -337,7 +355,10 @@ def run_claim(
 
 
 def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -> str | None:
-    """Return the file of the claim's figure; draw it if a folder is given."""
+    """Return the file of the claim's figure; None if there is none.
+
+    figures  folder to draw the figure in first; None looks for the figure of the last run
+    """
     from regard.lab.html_page import figure_svg
     from regard.lab.results import make_folder
 
@@ -352,12 +373,12 @@ def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -
 
 
 def write(file: Path, text: str) -> None:
-    """Write a text file and report its size on stderr."""
+    """Write a text file and print its name and size on stderr."""
     write_file(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") -> None:
-    """Write the HTML page of these claims, if a file is named."""
+    """Write an HTML page of these claims; do nothing if `file` is None."""
     if file is not None:
         from regard.lab.html_page import claims_page
 
@@ -365,7 +386,7 @@ def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") ->
 
 
 def summary_as_json(claim: "Claim", result: "Result | None") -> dict[str, Any]:
-    """Return a claim and its verdict as plain values."""
+    """Return a lab claim and its verdict as a JSON object."""
     from regard.lab.results import verdict_word
 
     current = result if result is not None and result.current else None
@@ -381,7 +402,7 @@ def summary_as_json(claim: "Claim", result: "Result | None") -> dict[str, Any]:
 
 
 def claim_as_json(claim: "Claim", result: "Result | None") -> dict[str, Any]:
-    """Return a claim and its whole result as plain values."""
+    """Return a lab claim and its complete result as a JSON object."""
     from regard.lab.errata import errata
     from regard.lab.results import encode_floats
 
@@ -393,7 +414,11 @@ def claim_as_json(claim: "Claim", result: "Result | None") -> dict[str, Any]:
 
 
 def answer_as_json(place: str, answer: "SheetAnswer", result: "Callable[[str], Result]") -> dict[str, Any]:
-    """Return the answer to a question of a sheet as plain values."""
+    """Return the answer to a question of a course sheet as a JSON object.
+
+    place   sheet and number of the question, such as "002 1.2a"
+    result  function from the id of a claim to its result
+    """
     sheet, number = place.split(" ", 1)
     return {
         "sheet": sheet,
@@ -411,7 +436,7 @@ def verdict_text(word: str) -> Text:
 
 
 def facts_table(rows: "Sequence[tuple[str | Text, str | Text]]") -> Table:
-    """Return a table of names and values without lines."""
+    """Return a table of names and values, without borders."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -424,7 +449,7 @@ def facts_table(rows: "Sequence[tuple[str | Text, str | Text]]") -> Table:
 
 
 def chapter_table(chapter: str, found: "list[tuple[Claim, Result | None]]") -> Table:
-    """List the claims of a chapter with their verdicts."""
+    """Return a table of the lab claims of a chapter with their verdicts."""
     from regard.lab.claim import CHAPTERS
     from regard.lab.results import verdict_word
 
@@ -441,7 +466,7 @@ def chapter_table(chapter: str, found: "list[tuple[Claim, Result | None]]") -> T
 
 
 def verdict_line(claim: "Claim", result: "Result") -> Table:
-    """Show the verdict of a run and its verdicts on the sheets' wrong answers."""
+    """Return a table with the verdict of a claim's run, and the verdicts on wrong answers of the course sheets."""
     sentence = Text.assemble((claim.id, "bold"), f" ({result.seconds:.1f} s): {result.verdict.sentence}")
     rows = [(verdict_text(result.verdict.word), sentence)]
     for answer, verdict in result.wrong_answers:
@@ -450,12 +475,12 @@ def verdict_line(claim: "Claim", result: "Result") -> Table:
 
 
 def quotation(answer: "WrongAnswer | Erratum") -> str:
-    """Quote a wrong answer of a sheet word for word, with its place."""
+    """Quote a wrong answer of a course sheet word for word, with its source."""
     return f'sheet {answer.source}, {answer.place} ({answer.status}): "{answer.quote}"'
 
 
 def erratum_rows(found: "Erratum") -> list[tuple[str | Text, str | Text]]:
-    """Return the rows that show one wrong answer, what refutes it and what is right."""
+    """Return the table rows of one wrong answer: the quotation, what refutes it and what is right."""
     return [
         ("sheet", Text.assemble((found.source, "bold"), f", {found.place} ({found.id})")),
         (found.status, f'"{found.quote}"'),
@@ -465,7 +490,12 @@ def erratum_rows(found: "Erratum") -> list[tuple[str | Text, str | Text]]:
 
 
 def show_claim(claim: "Claim", result: "Result | None", maths: str, code: str, figure: str | None) -> None:
-    """Print one claim in full."""
+    """Print a lab claim in full: question, formula, experiment code, verdict, measured numbers and figure.
+
+    maths   the formula as plain text
+    code    source code of the experiment
+    figure  file of the figure; None if there is none
+    """
     from regard.lab.errata import errata
     from regard.lab.results import verdict_word
 
@@ -493,7 +523,11 @@ def show_claim(claim: "Claim", result: "Result | None", maths: str, code: str, f
 
 
 def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Result]") -> None:
-    """Print the answer to a question of a sheet."""
+    """Print the answer to a question of a course sheet.
+
+    place   sheet and number of the question, such as "002 1.2a"
+    result  function from the id of a claim to its result
+    """
     from rich.markdown import Markdown as RichMarkdown
 
     from regard.lab.answers import formulas_as_text
@@ -508,7 +542,7 @@ def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Resu
 
 
 def shorten(value: Any) -> str:
-    """Write a number, or the first items of a list."""
+    """Format a measured value for printing; only the first items of a list are shown."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):

@@ -86,7 +86,7 @@ def load_speech_run(folder: Path) -> "tuple[SpeechSettings, Speech]":
 
 
 def read_pieces(file: str) -> "tuple[Iterator[Tensor], int]":
-    """The samples of a WAV file in pieces, and its sample rate."""
+    """Read a WAV file. Returns its samples in pieces, and its sample rate."""
     from regard.data.spoken_digits import read_wav
 
     sound, rate = read_wav(file)
@@ -94,7 +94,7 @@ def read_pieces(file: str) -> "tuple[Iterator[Tensor], int]":
 
 
 def read_stdin(rate: int) -> "Iterator[Tensor]":
-    """Raw samples from stdin as they arrive, until the end of the input or Ctrl-C."""
+    """Yield raw 16-bit samples from stdin as they arrive, scaled to -1 to 1, until the input ends or Ctrl-C."""
     import numpy
     import torch
 
@@ -121,7 +121,7 @@ def _read_available(size: int) -> bytes:
 
 
 class StreamRecognizer:
-    """Recognise words in a sound that arrives in pieces, with the time of each word."""
+    """Streaming speech recogniser that also computes when each word becomes known."""
 
     def __init__(self, model: "Speech", settings: "SpeechSettings", resampler: "StreamResampler") -> None:
         from regard.models.speech import STEP
@@ -136,18 +136,21 @@ class StreamRecognizer:
 
     @property
     def seconds(self) -> float:
-        """Seconds of sound received."""
+        """The seconds of sound received so far."""
         return self.resampler.received / self.resampler.rate
 
     def words(self, pieces: "Iterator[Tensor]") -> "Iterator[RecognizedWord]":
-        """The words of the pieces, each as soon as it is recognised."""
+        """Yield the words in a sound that arrives in pieces, each as soon as it is recognised."""
         for piece in pieces:
             yield from self._timed(self.listener.push(self.resampler.push(piece)))
         yield from self._timed(self.listener.push(self.resampler.finish()))
         yield from self._timed(self.listener.finish())
 
     def _timed(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
-        """Set the time of each word to the last sample that its chunk needs, or to the end of the sound if earlier."""
+        """Set the time of each word to the moment at which enough sound for its chunk has arrived.
+
+        It is the end of the sound if the sound ends before.
+        """
         for word in words:
             start = round(word.at * self.resampler.to) // self.chunk * self.chunk
             known = (start + self.needed) / self.resampler.to + self.resampler.latency
@@ -155,7 +158,11 @@ class StreamRecognizer:
 
 
 class StreamResampler:
-    """`resample` for a stream: returns each sample as soon as all samples it depends on have arrived."""
+    """Streaming version of `resample`: returns each new sample as soon as all samples it depends on have arrived.
+
+    rate  old sample rate
+    to    new sample rate
+    """
 
     def __init__(self, rate: int, to: int) -> None:
         from regard.data.resample import PASSBAND, ZERO_CROSSINGS
@@ -171,16 +178,16 @@ class StreamResampler:
 
     @property
     def latency(self) -> float:
-        """Maximum delay of a sample in seconds."""
+        """The maximum delay of a sample in seconds."""
         return self.reach / self.rate
 
     def push(self, piece: "Tensor") -> "Tensor":
-        """The samples at the new rate that are final with this piece."""
+        """Add a piece of the sound and return the resampled samples that do not depend on later input."""
         self.received += len(piece)
         return self._up_to(piece, (self.received - self.reach) * self.up // self.down + 1)
 
     def finish(self) -> "Tensor":
-        """The remaining samples, at the end of the sound."""
+        """End the sound and return the remaining resampled samples."""
         import torch
 
         return self._up_to(torch.zeros(0), -(-self.received * self.up // self.down))

@@ -103,7 +103,7 @@ def command(
 
 
 def parse_rows(text: str | None) -> list[int] | None:
-    """Parse a list of indices and ranges such as 0,5,8:12,-1."""
+    """Parse the value of `--rows`: indices and ranges such as 0,5,8:12,-1. None stays None."""
     if text is None:
         return None
     found: list[int] = []
@@ -128,7 +128,14 @@ def build_report(
     layers: list[str] | None,
     rows: list[int] | None,
 ) -> "AttentionReport":
-    """Run the model once inside `watch`, and build the report."""
+    """Run the model once, record its attention with `watch`, and build the report.
+
+    sort    column of the head table to sort by
+    layer   layer to draw; None chooses the head with the least spread
+    head    head to draw; None as for `layer`
+    layers  record only modules that match these patterns; None records all
+    rows    record only these queries; None records all
+    """
     import torch
 
     from regard.see.report import AttentionReport, build_labelled_table, choose_head, rank_code, rank_heads, table_code
@@ -178,7 +185,11 @@ def build_report(
 
 
 def explain_empty(name: str, layers: list[str] | None, left_out: dict[str, int]) -> str:
-    """Why no attention was recorded."""
+    """Return the reason why no attention was recorded, for an error message.
+
+    layers    patterns of the modules to record, as given by the user
+    left_out  number of attention calls that could not be recorded, by reason
+    """
     if left_out:
         reasons = "; ".join(f"{reason} ({count} calls)" for reason, count in left_out.items())
         return f"{name} ran, but none of its attention calls could be recorded: {reasons}"
@@ -188,7 +199,7 @@ def explain_empty(name: str, layers: list[str] | None, left_out: dict[str, int])
 
 
 def nan_notes(table: "HeadTable") -> tuple[str, ...]:
-    """A note on heads with NaN or infinite scores."""
+    """Return a note about heads with NaN or infinite scores; empty if there are none."""
     if not table.broken:
         return ()
     first, count = table.broken[0], len(table.broken)
@@ -208,7 +219,7 @@ def replace_nonfinite(value: Any) -> Any:
 
 
 def report_as_json(report: "AttentionReport") -> dict[str, Any]:
-    """The report as JSON values."""
+    """Convert an attention report to a JSON object."""
     sides = report.sides[report.layer]
     return {
         "model": report.title,

@@ -23,7 +23,13 @@ _MOST_BLOCKS = 1 << 22  # pairs of blocks in one table
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Counts of a block table: blocks that are empty, partly visible and fully visible."""
+    """Counts of the blocks in a block table of a mask.
+
+    size  positions along a side of a block
+    none  number of empty blocks
+    some  number of partly visible blocks
+    all   number of fully visible blocks
+    """
 
     size: int
     none: int
@@ -33,7 +39,12 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers of a mask. `pairs` and `visible` are totals over all sequences that it distinguishes."""
+    """The counts of a mask that `regard masks` prints.
+
+    sequences  number of sequences in the batch that the mask distinguishes
+    visible    number of visible query-key pairs, over all sequences
+    pairs      number of query-key pairs, over all sequences
+    """
 
     mask: str
     meaning: str | None
@@ -91,7 +102,7 @@ def command(
 
 
 def summarize_forms(size: int, block_size: int | None = None) -> "tuple[list[Mask], list[Summary]]":
-    """An example of each mask form for this number of positions, and its numbers."""
+    """Return an example of each mask form for this number of positions, and the counts of each."""
     from regard.core.masks import forms
     from regard.core.masks.expression import makers, parse_mask
 
@@ -101,7 +112,10 @@ def summarize_forms(size: int, block_size: int | None = None) -> "tuple[list[Mas
 
 
 def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant: str | None = None) -> Summary:
-    """The numbers of a mask, computed without the N x N matrix."""
+    """Count the visible pairs and blocks of a mask, without building the N x N matrix.
+
+    meant  a sentence on what the mask means
+    """
     sequences = 1 if mask.batch() is None else mask.batch() or 0
     size = block_size or _default_block_size(max(queries, keys))
     if -(-queries // size) * -(-keys // size) * max(sequences, 1) > _MOST_BLOCKS:
@@ -126,7 +140,7 @@ def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant
 
 
 def _default_block_size(positions: int) -> int:
-    """A block size with a few blocks for a small mask and at most 1,024 per side for a large one."""
+    """Return a block size: a small mask gets a few blocks, a large one at most 1,024 along a side."""
     size = 4 if positions <= 64 else 64
     while positions > size * 1024:
         size *= 2
@@ -134,7 +148,7 @@ def _default_block_size(positions: int) -> int:
 
 
 def drawing(mask: "Mask", queries: int, keys: int, width: int = 80) -> Text:
-    """The mask as text: two characters per cell, or one if two do not fit the width."""
+    """Draw a mask as text: two characters per cell, or one if two do not fit into `width`."""
     lines = mask.draw(queries, keys).splitlines()
     if lines and len(lines[0]) > width:
         lines = [line[1::2] for line in lines]
@@ -142,7 +156,7 @@ def drawing(mask: "Mask", queries: int, keys: int, width: int = 80) -> Text:
 
 
 def drawing_or_reason(mask: "Mask", queries: int, keys: int) -> Text:
-    """The drawing of a mask, or why it is too large to be drawn."""
+    """Draw a mask as text, or return a sentence that says why it is too large to be drawn."""
     if max(queries, keys) > LARGEST_DRAWN:
         return Text(f"not drawn, only counted: {max(queries, keys):,} positions are more than {LARGEST_DRAWN:,}")
     picture = drawing(mask, queries, keys)
@@ -152,7 +166,7 @@ def drawing_or_reason(mask: "Mask", queries: int, keys: int) -> Text:
 
 
 def facts(numbers: Summary) -> Table:
-    """A table of the numbers."""
+    """Return a table of the counts of a mask."""
     table = Table.grid(padding=(0, 2))
     blocks = numbers.blocks
     apart = f" in each of {numbers.sequences} sequences" if numbers.sequences > 1 else ""
@@ -168,7 +182,7 @@ def facts(numbers: Summary) -> Table:
 
 
 def gallery(shown: "list[Mask]", summaries: list[Summary]) -> RenderableType:
-    """Masks side by side, each with its name, meaning and number of visible pairs."""
+    """Return drawings of masks side by side, each with its name, meaning and number of visible pairs."""
     cards = []
     for mask, numbers in zip(shown, summaries, strict=True):
         picture = drawing(mask, numbers.queries, numbers.keys)
@@ -185,7 +199,7 @@ def gallery(shown: "list[Mask]", summaries: list[Summary]) -> RenderableType:
 
 
 def save_masks(path: Path, shown: "list[Mask]", queries: int, keys: int) -> None:
-    """Save pictures of the masks in one file."""
+    """Draw all masks into one picture file."""
     from matplotlib.figure import Figure
 
     if max(queries, keys) > LARGEST_DRAWN:

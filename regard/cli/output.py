@@ -21,7 +21,7 @@ PICTURE_FORMATS = (".png", ".svg", ".pdf")
 
 
 def show(*things: RenderableType) -> None:
-    """Print on stdout, at the width of the terminal, or 80 columns without one."""
+    """Print on stdout with rich, at the width of the terminal; 80 columns without a terminal."""
     console = Console(highlight=False)
     for thing in things:
         console.print(thing)
@@ -44,13 +44,13 @@ def print_message(words: str) -> None:
 
 
 def check_folder(path: Path | None) -> None:
-    """Check that the folder of an output file exists, before anything is computed."""
+    """Check that the folder of an output file exists, else raise ConfigError. Called before anything is computed."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
 def check_picture(path: Path | None) -> None:
-    """Check the folder and the suffix of a picture file."""
+    """Check the suffix and the folder of a picture file, else raise ConfigError."""
     if path is not None and path.suffix.lower() not in PICTURE_FORMATS:
         raise ConfigError(f"--picture {path} has no known picture format; end it in {', '.join(PICTURE_FORMATS)}")
     check_folder(path)
@@ -63,10 +63,11 @@ PictureOption = Annotated[
 
 
 def save_picture(figure: "Figure", path: Path) -> None:
-    """Save a matplotlib figure in the format of the suffix.
+    """Save a matplotlib figure in the format of the file's suffix.
 
-    Characters that matplotlib's font lacks, such as Chinese ones, are drawn in another installed font. Without one they
-    are boxes, and a message says so. In SVG files text stays text, drawn in the fonts of whoever looks at it.
+    Characters that matplotlib's font lacks, such as Chinese ones, are drawn in another installed font. Without
+    such a font they are drawn as boxes, and a message says so. In SVG files text stays text, so the viewer
+    chooses the font.
     """
     import matplotlib
 
@@ -88,7 +89,7 @@ def save_picture(figure: "Figure", path: Path) -> None:
 
 
 def find_font(characters: set[str]) -> str | None:
-    """The name of an installed font that has all these characters."""
+    """Return the name of an installed font that has all these characters; None if there is none."""
     from matplotlib import font_manager
 
     fonts = [font for font in font_manager.fontManager.ttflist if "Last Resort" not in font.name]  # it has boxes only
@@ -98,13 +99,16 @@ def find_font(characters: set[str]) -> str | None:
 
 @cache
 def _characters(path: str) -> frozenset[str]:
-    """The characters of a font file."""
+    """Return the characters that a font file has."""
     from matplotlib.ft2font import FT2Font
 
     return frozenset(map(chr, FT2Font(path).get_charmap()))
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file and report its size on stderr."""
+    """Write a file and print its name and size on stderr.
+
+    write  function that writes to a path
+    """
     write_output(path, write)
     print_message(f"wrote {path}, {path.stat().st_size:,} bytes")

@@ -78,7 +78,7 @@ def as_json(prediction: "MemoryPrediction") -> dict[str, Any]:
 
 
 def as_table(title: str, prediction: "MemoryPrediction", device: str) -> Table:
-    """Return the prediction as a table with one number per row."""
+    """Format a memory prediction as a table with one number per row."""
     from regard.core.kernels import format_bytes
 
     table = Table("", "", "", title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)

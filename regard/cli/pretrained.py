@@ -4,7 +4,7 @@ from regard.base.errors import ConfigError
 
 
 def is_untrained(name: str) -> bool:
-    """Whether the name is a preset, and neither a folder nor a pretrained or downloaded model."""
+    """Return whether the name is that of a preset, and of no folder, pretrained or downloaded model."""
     from regard.models.presets import PRESETS
     from regard.models.saving import find_folder
 
@@ -12,9 +12,10 @@ def is_untrained(name: str) -> bool:
 
 
 def example_input(name: str, missing: str) -> str:
-    """The example of a pretrained model's card: a text, or the path of a file.
+    """Return the example input of a pretrained model, from its model card: a text, or the path of a file.
 
-    missing  the error for other models, which have no example; a name of no model is reported as such
+    missing  error message for a model that is not pretrained and has no example; an unknown name has its own
+             error
     """
     from regard.models.cards import read_card
     from regard.models.presets import PRESETS, find_pretrained

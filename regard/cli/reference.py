@@ -5,7 +5,7 @@ from typing import Any
 
 
 def iterate_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every command that runs, with its full name; groups are left out."""
+    """Yield every command that can be run, with its full name, such as "regard lab run"."""
     parts = getattr(command, "commands", {})
     if not parts or command.invoke_without_command:
         yield name, command
@@ -14,7 +14,7 @@ def iterate_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def write_reference() -> str:
-    """The page: a section per command, a row per argument and option."""
+    """Return the Markdown page docs/commands.md: a section per command, a row per argument and option."""
     import typer.main
 
     from regard.cli import app

@@ -15,10 +15,11 @@ from regard.base.errors import ConfigError
 
 
 def apply_settings(config: Any, texts: list[str]) -> Any:
-    """Return the configuration with the changes of `--set` texts, in any order.
+    """Return the configuration changed by `--set` texts such as "plan.steps=100", in any order.
 
-    The last text of a name is used, and `plan.optimizer` comes before `plan.optimizer.lr`. A change that is invalid
-    is tried again after the others; if none succeeds, all that are left are applied together.
+    For a name that occurs twice the last text is used, and `plan.optimizer` is set before `plan.optimizer.lr`.
+    A change that is invalid is tried again after the others; if none succeeds, all that are left are applied
+    together.
     """
     last = {text.partition("=")[:2]: text for text in texts}
     pending = [last[each] for each in sorted(last, key=lambda each: each[0].count("."))]
@@ -39,7 +40,10 @@ def apply_settings(config: Any, texts: list[str]) -> Any:
 
 
 def parse_settings(texts: list[str], config: Any) -> dict[str, Any]:
-    """Parse `--set` texts for a configuration, or for a class of configurations; return values by dotted name."""
+    """Parse `--set` texts such as "plan.steps=100" and return the values by dotted name.
+
+    config  the configuration, or its class, whose type annotations are used
+    """
     changes = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -50,7 +54,10 @@ def parse_settings(texts: list[str], config: Any) -> dict[str, Any]:
 
 
 def annotation_of(config: Any, path: str) -> Any:
-    """Return the type annotation of a setting; None if there is no such setting, which `override` reports."""
+    """Return the type annotation of the setting at a dotted path; None if there is no such setting.
+
+    `override` reports the error in that case.
+    """
     *inner, last = path.split(".")
     for name in inner:
         config = getattr(config, name, None)
@@ -59,7 +66,7 @@ def annotation_of(config: Any, path: str) -> Any:
 
 
 def parse_value(text: str, hint: Any) -> Any:
-    """Parse a value by its type annotation. `override` checks the type of the result."""
+    """Convert the text of a value according to the type annotation of its setting. `override` checks the result."""
     if hint is str:
         return text
     named = {
@@ -85,7 +92,7 @@ def _build_default(kind: Any) -> Any:
 
 
 def parse_literal(text: str) -> Any:
-    """Parse a Python literal; text that is none stays text."""
+    """Convert a text to a Python literal, such as a number; any other text is returned unchanged."""
     named = {"true": True, "false": False, "none": None, "inf": math.inf, "-inf": -math.inf}
     if text.lower() in named:
         return named[text.lower()]
@@ -100,8 +107,8 @@ class Setting:
     """A setting as `regard train list NAME` shows it. Values are texts that `--set` accepts.
 
     built_in  value for the built-in data; None if there is no such setting or if no text can set it
-    real      value for real data
-    about     its line in the docstring of its class
+    real      value for real data; None as for `built_in`
+    about     description of the setting, from the docstring of its class
     """
 
     name: str
@@ -111,7 +118,12 @@ class Setting:
 
 
 def list_settings(built_in: Any, real: Any, path: str = "") -> Iterator[Setting]:
-    """Yield every setting of two configurations that `--set` can change, outer ones first."""
+    """Yield every setting that `--set` can change, outer ones first.
+
+    built_in  configuration for the built-in data
+    real      configuration for real data
+    path      dotted path of the two configurations, with a dot at its end
+    """
     for name in dict.fromkeys(_fields(built_in) + _fields(real)):
         owner = type(built_in if name in _fields(built_in) else real)
         hint = typing.get_type_hints(owner)[name]
@@ -130,7 +142,10 @@ _ABSENT = object()
 
 
 def format_value(value: Any, hint: Any) -> str | None:
-    """Return a value as a text that `--set` accepts; a nested configuration as the name of its class."""
+    """Convert a value to a text that `--set` accepts. A nested configuration becomes the name of its class.
+
+    hint  type annotation of the setting
+    """
     if value is _ABSENT:
         return None
     if dataclasses.is_dataclass(value):
@@ -143,7 +158,7 @@ def format_value(value: Any, hint: Any) -> str | None:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the lines about each setting in the docstring of a configuration class."""
+    """Return the description of each setting, by name, from the docstring of a configuration class."""
     lines = re.findall(r"^(\w+)  +(\S.*(?:\n  +\S.*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in lines}
 
@@ -161,7 +176,7 @@ def _holds_configurations(hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> str:
-    """Return the names of the classes that a nested configuration can be set to."""
+    """Describe the classes that a nested configuration can be set to; "" if there is no choice."""
     kinds = [each for each in _options(hint) if isinstance(each, type) and dataclasses.is_dataclass(each)]
     names = [each.__name__ for each in kinds if not any(map(_required, dataclasses.fields(each)))]
     if not names or len(_options(hint)) == 1:

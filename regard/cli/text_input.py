@@ -4,7 +4,12 @@ import sys
 
 
 def check_argument(origin: str, text: str) -> str:
-    """An argument as text. Python decodes invalid bytes of arguments to lone surrogates; they raise an error."""
+    """Check that a command-line argument is valid UTF-8, else raise an error. Returns it as text.
+
+    Python decodes invalid bytes of arguments to lone surrogates.
+
+    origin  what the argument is, for the error message
+    """
     from regard.data.plain_text import decode_text
 
     return decode_text(origin, text.encode("utf-8", errors="surrogateescape"))

@@ -91,12 +91,15 @@ def command(json: JsonOption = False) -> None:
 
 
 def chapter(title: str, words: str) -> tuple[RenderableType, ...]:
-    """The heading and the first sentences of a chapter."""
+    """Return the heading and the introduction of a chapter of the tour."""
     return "", Rule(title, align="left", characters="-"), Text(words), ""
 
 
 def look_inside() -> "AttentionReport":
-    """The report of the trained model on its example, with the map of the head that has the best induction score."""
+    """Build the attention report of a trained model on its example.
+
+    It shows the map of the head with the best induction score.
+    """
     settings: dict[str, Any] = {"sort": "induction", "layers": None, "rows": None}
     loaded = load_model(TRAINED, "cpu")
     inputs = build_input(loaded, example_input(TRAINED, f"{TRAINED} is missing"), None, None, "cpu")
@@ -105,7 +108,7 @@ def look_inside() -> "AttentionReport":
 
 
 def explanations() -> "list[tuple[str, str, Explanation]]":
-    """Example calls for the chapter on kernels: the code, what it shows, and its explanation."""
+    """Return example calls for the chapter on kernels: the code, what it shows, and which kernel runs it."""
     import regard
     from regard import causal, softcap, window
 
@@ -141,7 +144,7 @@ def explanations() -> "list[tuple[str, str, Explanation]]":
 
 
 def kernels(calls: "list[tuple[str, str, Explanation]]") -> list[RenderableType]:
-    """The third chapter: each call with the explanation of all kernels."""
+    """Format the chapter on kernels: each example call with the table of all kernels."""
     parts: list[RenderableType] = []
     for code, why, answer in calls:
         parts += [Text(code, style="bold"), Text(why), Padding(explanation_table(answer), (0, 0, 1, 2))]

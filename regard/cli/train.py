@@ -178,7 +178,7 @@ def evaluate(
 
 
 def _answers_table(answered: list[Any]) -> Table:
-    """A table of questions with the model's answer, the truth, the confidence, and whether it is right."""
+    """Return a table of questions with the model's answer, the correct answer, the confidence, and right or wrong."""
     table = Table("", "question", "answer", "truth", "confidence", box=box.SIMPLE_HEAD)
     for each in answered:
         verdict = "right" if each.correct else "wrong"
@@ -190,9 +190,11 @@ def _answers_table(answered: list[Any]) -> Table:
 def build_settings(
     recipe: "Recipe", data: Path | None, variant: str | None, changes: list[str], saved: Any = None
 ) -> Any:
-    """Return the settings of a recipe for this data, in one of its forms, with the changes of `--set`.
+    """Return the settings of a recipe for this data, with the changes of `--set`.
 
-    saved  settings to change instead of those of the recipe
+    variant  names of variants, separated by commas
+    changes  `--set` texts such as "plan.steps=100"
+    saved    settings to change instead of those of the recipe
     """
     from regard.recipes.recipe import set_steps
 
@@ -219,7 +221,10 @@ def check_data(data: Path | None) -> None:
 def read_run(
     recipe: "Recipe", folder: Path, data: Path | None, changes: list[str], message: Callable[[str], None]
 ) -> tuple[Any, Path | None]:
-    """Return the settings, with changes, and the data of the run in a folder; those of a new run if it has none."""
+    """Read the settings and the data path of the run to resume in a folder, and apply the changes of `--set`.
+
+    If the folder has no run, return the settings and data of a new one.
+    """
     from regard.base.config import from_json
     from regard.recipes.run_folder import RUN_FILE, find_data
 
@@ -320,7 +325,12 @@ def print_metrics(metrics: dict[str, float]) -> None:
 
 @contextmanager
 def show_progress(is_main: bool) -> Iterator[Callable[[str, "Progress"], None]]:
-    """Yield a callback that shows progress on stderr: a progress bar on a terminal, else a line now and then."""
+    """Context manager: yield a callback that shows training progress on stderr.
+
+    It draws a progress bar on a terminal, else it prints a line every few seconds.
+
+    is_main  False for processes other than rank 0, which show nothing
+    """
     if not is_main:
         yield ignore
     elif not sys.stderr.isatty():
@@ -354,7 +364,7 @@ class _ProgressLines:
 
 
 def progress_fields(now: "Progress") -> list[str]:
-    """The progress of a run: step, loss, learning rate, speed, remaining time and validation metrics, with units."""
+    """Format the progress of a training run: step, loss, learning rate, speed, time left and validation metrics."""
     minutes, seconds = divmod(round(now.seconds_left), 60)
     speed = f"{now.samples_per_second:,.0f}" if now.samples_per_second >= 10 else f"{now.samples_per_second:.2g}"
     return [
@@ -368,7 +378,7 @@ def progress_fields(now: "Progress") -> list[str]:
 
 
 def wrap_fields(fields: list[str], width: int) -> str:
-    """Fields separated by two blanks, on as many lines as the width needs. No field is cut or divided."""
+    """Join fields by two blanks and break lines at `width`. No field is divided."""
     lines = [""]
     for each in fields:
         if lines[-1] and len(lines[-1]) + 2 + len(each) > width:
@@ -378,4 +388,4 @@ def wrap_fields(fields: list[str], width: int) -> str:
 
 
 def ignore(*args: object) -> None:
-    """Messages and progress of processes other than rank 0."""
+    """Do nothing: the callbacks of processes other than rank 0."""

@@ -64,7 +64,10 @@ def command(
 
 
 def read_sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]:
-    """The name of the source for errors, and its lines."""
+    """Read the lines to translate from the text, from stdin or from a file.
+
+    Returns the name of the source, for error messages, and the lines.
+    """
     from regard.data.plain_text import decode_text, read_bytes
 
     if text is not None and file is not None:
@@ -83,14 +86,15 @@ def read_sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]
 
 
 def split_lines(text: str) -> list[str]:
-    """Split at line feeds only, so that the output has the lines of the input."""
+    """Split a text at line feeds only, so that the output has as many lines as the input."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 @dataclass(frozen=True)
 class Translation:
-    """One line and its translation; an empty line has no tokens.
+    """A source line and its translation. An empty line is not translated and has no tokens.
 
+    tokens   generated token ids
     unknown  characters of the line that are not in the vocabulary, each once; the model reads <unk> instead
     """
 
@@ -104,7 +108,10 @@ class Translation:
 
 @dataclass(frozen=True)
 class TranslationRun:
-    """A finished run of the recipe `translation`."""
+    """A finished training run of the recipe `translation`, which translates plain text.
+
+    pairs  the byte-pair tokenizer
+    """
 
     settings: Any
     model: "Transformer"
@@ -112,7 +119,10 @@ class TranslationRun:
     length_penalty: float  # chosen in the run
 
     def strategy(self, greedy: bool, num_beams: int | None, length_penalty: float | None) -> "Strategy":
-        """The decoding strategy; options that are None are those of the run."""
+        """Return the decoding strategy: greedy decoding or beam search.
+
+        Options that are None are as in the training run.
+        """
         from regard.models.sampling import BeamSearch, Greedy
 
         if greedy:
@@ -121,7 +131,7 @@ class TranslationRun:
         return BeamSearch(beams, self.length_penalty if length_penalty is None else length_penalty)
 
     def translate(self, lines: list[str], strategy: "Strategy", origin: str) -> list[Translation]:
-        """Translate all lines in one batch; errors name the line by its number and origin."""
+        """Translate all lines. Errors name a line by its origin and number."""
         from regard.recipes.translation import generate_translations, postprocess, preprocess
 
         nonempty = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -140,13 +150,13 @@ class TranslationRun:
         return found
 
     def unknown(self, sentence: str) -> str:
-        """The characters of a prepared sentence that are not in the vocabulary, each once."""
+        """Return the characters of a preprocessed sentence that are not in the vocabulary, each once."""
         known = {*self.pairs.symbols, " "}
         return "".join(dict.fromkeys(each for each in "".join(sentence.split()) if each not in known))
 
 
 def load_run(folder: Path) -> TranslationRun:
-    """Load a finished run of this recipe."""
+    """Load a finished run of the recipe `translation`, or a pretrained model."""
     from regard.models.transformer import Transformer
     from regard.recipes.recipe import RESULT_FILE, find_run, load_finished_run
     from regard.recipes.translation import LENGTH_PENALTY

@@ -21,14 +21,14 @@ SOLVE = "solve"
 
 
 class SolveByDefault(TyperGroup):
-    """A command group that runs `solve` unless the first word is another of its commands."""
+    """A command group that runs the command `solve` unless the first argument names another of its commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args and args[0] in self.commands else [SOLVE, *args])
 
 
 def mount(app: typer.Typer, print_errors: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Add `work` and its commands to the command line."""
+    """Add the command group `regard work` to the command line."""
     group = typer.Typer(cls=SolveByDefault, rich_markup_mode=None, add_completion=False)
     group.command(SOLVE, cls=PanelCommand)(print_errors(command))
     group.command("quiz")(print_errors(work_quiz.command))
@@ -132,7 +132,13 @@ def command(
 
 
 def load_problem(source: str | None, typed: dict[str, str], settings: dict[str, Any], mask: str | None) -> "Problem":
-    """Load a built-in problem or a file, and replace what was typed on the command line."""
+    """Load a worked problem from a file or by its built-in name, and apply what was typed on the command line.
+
+    source    name of a built-in problem or path of a file; None if all matrices are typed
+    typed     matrices typed as options, by name, such as {"q": "1,0;0,1"}
+    settings  settings typed as options, such as {"scaled": True}
+    mask      a mask expression; None keeps that of the problem
+    """
     from regard.core.masks.expression import parse_mask
     from regard.work.builtin_problems import BUILTIN_PROBLEMS
     from regard.work.files import SUFFIXES, read_fields, read_matrix
@@ -156,7 +162,7 @@ def load_problem(source: str | None, typed: dict[str, str], settings: dict[str, 
 
 
 def check_answer(solution: "Solution", path: Path, json: bool) -> None:
-    """Check a student's answer; the exit code is 1 if there is a mistake."""
+    """Check a student's answer against the solution and print the review. Exits with code 1 if there is a mistake."""
     from regard.work.check import check
     from regard.work.student_answer import read_answer
 
@@ -170,7 +176,12 @@ def check_answer(solution: "Solution", path: Path, json: bool) -> None:
 
 
 def write_solution(solution: "Solution", format_name: str | None, out: Path | None, digits: int, steps: str) -> None:
-    """Write the solution to stdout or to a file."""
+    """Write the worked solution to stdout or to a file.
+
+    format_name  text, markdown, latex or html; None is chosen by the ending of the file, text for stdout
+    digits       number of decimals
+    steps        "all" calculates every entry, "brief" shows the matrices only
+    """
     from regard.work.writing import FORMATS, SUFFIXES
     from regard.work.writing.document import build_document
 
@@ -186,7 +197,10 @@ def write_solution(solution: "Solution", format_name: str | None, out: Path | No
 
 
 def to_json(solution: "Solution") -> dict[str, Any]:
-    """Every step as decimals, and as text where the numbers are exact."""
+    """Convert a worked solution to a JSON object.
+
+    Each step has decimals, and exact numbers as text where there are any.
+    """
     from regard.base.formulas import text
     from regard.work.describe_map import describe_map
     from regard.work.exact_numbers import HIDDEN, format_value, is_exact

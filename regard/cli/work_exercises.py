@@ -69,7 +69,11 @@ def command(
 
 
 def export_set(exercise_set: "ExerciseSet", path: Path, key: bool, style: str | None) -> None:
-    """Write a set as a notebook or a page, and with `key` its answers."""
+    """Write an exercise set as a notebook or an HTML page.
+
+    key    write a second file with the answers
+    style  nbgrader or otter: write one notebook that contains the solutions, in the format of this tool
+    """
     from regard.work.notebook import STYLES, exercise_notebook, to_text
     from regard.work.printing import exercise_page
 
@@ -85,7 +89,11 @@ def export_set(exercise_set: "ExerciseSet", path: Path, key: bool, style: str | 
 
 
 def write_exports(path: Path, make: Callable[[bool], str], key: bool) -> None:
-    """Write a new .ipynb or .html file, and with `key` its answers to a second one."""
+    """Write a new .ipynb or .html file. An existing file is not overwritten.
+
+    make  returns the content of the file; its argument says whether the answers are included
+    key   write a second file, NAME.key.ipynb or NAME.key.html, with the answers
+    """
     from regard.work.notebook import write_new_file
 
     if path.suffix not in (".ipynb", ".html"):
@@ -100,7 +108,10 @@ def write_exports(path: Path, make: Callable[[bool], str], key: bool) -> None:
 
 
 def grade_student_file(exercise_set: "ExerciseSet", path: Path, seconds: float, json: bool) -> None:
-    """Grade a file; the exit code is 1 unless everything is correct."""
+    """Run and grade a student's file, and print the result. Exits with code 1 unless everything is correct.
+
+    seconds  time limit
+    """
     from regard.work.grading import grade_file
 
     print_message(f"running {path}")
@@ -114,7 +125,7 @@ def grade_student_file(exercise_set: "ExerciseSet", path: Path, seconds: float, 
 
 
 def to_json(exercise_set: "ExerciseSet") -> dict[str, Any]:
-    """A set as plain values, without its solutions."""
+    """Convert an exercise set to a JSON object, without its solutions."""
     return {
         "name": exercise_set.name,
         "title": exercise_set.title,

@@ -62,7 +62,7 @@ def command(
 
 
 def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the answers of a file by question number, and the settings of the quiz that the file states."""
+    """Read a JSON file of quiz answers. Returns the answers by question number, and the quiz settings in the file."""
     found = read_json(path, ConfigError)
     if not isinstance(found, dict) or not isinstance(found.get("answers"), dict):
         raise ConfigError(f'{path} should hold an object like {{"student": "ann", "answers": {{"1": "b", "2": 0.3}}}}')
@@ -77,7 +77,7 @@ def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Merge the settings of the command line and of the file; they must not contradict each other."""
+    """Merge the quiz settings of the command line and of the answer file. Raises ConfigError if they contradict."""
     for name, value in own.items():
         if chosen[name] not in (None, value):
             raise ConfigError(f"{path} is for {name} {value!r}, but --{name} is {chosen[name]!r}")
@@ -85,7 +85,10 @@ def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> d
 
 
 def ask_questions(quiz: "Quiz") -> None:
-    """Ask every question in turn, until the input ends."""
+    """Ask every question of the quiz on the terminal, run its experiment and show the result.
+
+    It ends early if the input ends.
+    """
     typer.echo(
         f"{len(quiz.questions)} questions for {quiz.student}, seed {quiz.seed}. Predict; then the experiment runs."
     )
@@ -103,7 +106,7 @@ def ask_questions(quiz: "Quiz") -> None:
 
 
 def read_prediction(question: "QuizQuestion") -> object | None:
-    """Read an answer from stdin until it is well-formed; None if the input ends."""
+    """Read an answer from stdin; ask again until it is well-formed. Returns None if the input ends."""
     while True:
         typer.echo("> ", nl=False)
         line = sys.stdin.readline()
@@ -120,7 +123,10 @@ def show_progress(question: "QuizQuestion") -> None:
 
 
 def grade_answers(quiz: "Quiz", answers: dict[str, Any], json: bool) -> None:
-    """Grade answers; the exit code is 1 unless all of them are correct."""
+    """Grade quiz answers by running the experiments, and print the results.
+
+    Exit with code 1 unless all answers are correct.
+    """
     results = quiz.grade(answers, show_progress)
     correct = sum(result.ok for result in results)
     if json:
@@ -135,7 +141,10 @@ def grade_answers(quiz: "Quiz", answers: dict[str, Any], json: bool) -> None:
 
 
 def export_quiz(quiz: "Quiz", path: Path, key: bool) -> None:
-    """Write the quiz as a notebook or a page, and with `key` its answers, for which every experiment runs."""
+    """Write the quiz as a notebook or an HTML page.
+
+    key  write a second file with the answers, for which every experiment is run
+    """
     from regard.work.notebook import to_text
     from regard.work.printing import quiz_page
     from regard.work.quiz_notebook import quiz_notebook

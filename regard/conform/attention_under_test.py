@@ -28,7 +28,11 @@ WIDTHS = (4, 8, 12, 64)  # of heads, that are tried
 
 @dataclass(frozen=True)
 class CallCode:
-    """How a call is written in an example: the lines before it, and the name to call."""
+    """Python code of a call, for the example that reproduces a failure.
+
+    before  the lines of code before the call
+    name    the name of the function to call
+    """
 
     before: tuple[str, ...]
     name: str
@@ -36,7 +40,14 @@ class CallCode:
 
 @dataclass(frozen=True)
 class AttentionUnderTest:
-    """A probe, the options of the check, and the sizes and arguments that the probe accepts."""
+    """An attention function under test, with the sizes and arguments that it accepts.
+
+    probe     the attention, wrapped so that it is called as probe.call(q, k, v, ...)
+    declared  the options of the check, which also declare conventions of the attention
+    dtype     the dtype of the test inputs
+    mask      the mask argument of the attention; None if it is unknown
+    code      how a call is written in an example
+    """
 
     probe: Probe
     declared: CheckOptions
@@ -60,7 +71,7 @@ class AttentionUnderTest:
         return not self.probe.equal_widths
 
     def find_parameter(self, names: tuple[str, ...]) -> str | None:
-        """The first of these names that is an argument."""
+        """Return the first of the names that is an argument of the attention, or None."""
         return next((name for name in names if name in self.probe.parameters), None)
 
     @property
@@ -77,26 +88,32 @@ class AttentionUnderTest:
 
     @property
     def uses_causal_argument(self) -> bool:
-        """Whether calls set the causal argument: one works without a mask, and causal=False was not declared."""
+        """Whether test calls set the causal argument of the attention.
+
+        They do if the argument exists and works without a mask, unless the options declare causal=False.
+        """
         return self.causal_argument is not None and self.causal_works_alone and self.declared.causal is not False
 
     def causal_keywords(self, causal: bool) -> dict[str, bool]:
-        """The causal argument of a call. It is passed as False if causal=False was declared."""
+        """Return the keyword argument that makes a call causal or not; empty if none is needed or there is none.
+
+        An argument with the value False is passed only if the options declare causal=False.
+        """
         if self.causal_argument is None or not (causal or self.declared.causal is False):
             return {}
         return {self.causal_argument: causal}
 
     def grouped_keywords(self, q: Tensor, k: Tensor) -> dict[str, bool]:
-        """`enable_gqa=True`, if there are fewer key heads and the attention has this argument."""
+        """Return {"enable_gqa": True} if k has fewer heads than q and the attention has this argument; otherwise {}."""
         return {GROUPED_NAME: True} if k.shape[1] < q.shape[1] and GROUPED_NAME in self.probe.parameters else {}
 
     def __call__(self, inputs: AttentionInputs, **keywords: object) -> Tensor:
-        """The output, for copies of the inputs."""
+        """Call the attention and return its output; inputs that do not require grad are copied first."""
         q, k, v = (x if x.requires_grad else x.detach().clone() for x in (inputs.q, inputs.k, inputs.v))
         return self.call(q, k, v, inputs, **keywords)
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs, **keywords: object) -> Tensor:
-        """The output for these tensors, with the mask and the causal argument of `inputs`."""
+        """Call the attention with q, k and v, and the mask and causal argument of `inputs`; return its output."""
         self.last_inputs[:] = [replace(inputs, q=q.detach(), k=k.detach(), v=v.detach())]
         given: dict[str, object] = {**self.causal_keywords(inputs.causal), **self.grouped_keywords(q, k)}
         if inputs.visible is not None:
@@ -119,7 +136,14 @@ class AttentionUnderTest:
         causal: bool | None = None,
         seed: int = 0,
     ) -> AttentionInputs:
-        """Normal random q, k and v in these sizes, as far as the attention accepts them."""
+        """Sample normal random q, k and v; sizes that the attention does not accept are replaced.
+
+        i, j    numbers of queries and keys
+        b       batch size
+        h, g    numbers of query heads and of key and value heads
+        c, e    widths of keys and of values
+        causal  whether the call is causal; None for causal if the attention has a usable causal argument
+        """
         h = self.probe.heads or h
         g = self.probe.kv_heads or (h if g is None or not self.grouped else g)
         if self.widths and c not in self.widths:
@@ -135,7 +159,7 @@ class AttentionUnderTest:
         return AttentionInputs(q, k, v, causal=causal).to(self.dtype if dtype is None else dtype)
 
     def weights(self, inputs: AttentionInputs, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """The attention weights, read with V = identity."""
+        """Return the attention weights, read as the outputs for V = identity."""
         b, _, g, _, j, c, _ = inputs.sizes
         width = j if self.free_widths else c
 
@@ -145,7 +169,12 @@ class AttentionUnderTest:
         return read_with_identity(output, j, width, inputs.dtype).detach()
 
     def accepts(self, i: int = 6, g: int | None = None, **sizes: Any) -> bool:
-        """Whether an ordinary call of these sizes returns a tensor of the right shape and dtype."""
+        """Whether a call with inputs of these sizes returns a tensor of the expected shape and dtype.
+
+        i      number of queries
+        g      number of key and value heads
+        sizes  further arguments of `random_inputs`
+        """
         inputs = self.random_inputs(i, 6, h=4, g=g, **{"e": 4, "causal": False, **sizes})
         b, h, _, i, _, _, e = inputs.sizes
         try:
@@ -159,7 +188,10 @@ A = TypeVar("A", bound=AttentionUnderTest)
 
 
 def find_abilities(a: A) -> A:
-    """The attention with its widths, grouping, dtype, causal argument and mask argument found by trial calls."""
+    """Find by trial calls what an attention accepts, and return it with these fields filled in.
+
+    The fields are head widths, grouped-query attention, dtype, causal argument and mask argument.
+    """
     probe = a.probe
     if probe.width is None:
         accepted = tuple(c for c in WIDTHS if replace(a, widths=(c,)).accepts(e=c))
@@ -174,7 +206,10 @@ def find_abilities(a: A) -> A:
 
 
 def find_mask(a: AttentionUnderTest, names: list[str], axes: tuple[str, ...] = AXES) -> MaskArgument | None:
-    """Find which of these arguments takes a mask, and what True means in it."""
+    """Find by trial calls which of the named arguments takes a mask, and what True means in it; None if none does.
+
+    axes  the mask shapes to try
+    """
     inputs = a.random_inputs(6, 6, h=4, e=6, causal=False).with_zero_queries()
     return find_mask_argument(lambda **mask: a.weights(inputs, **mask), names, inputs.pair_shape, inputs.dtype, axes)
 

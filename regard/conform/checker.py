@@ -43,12 +43,14 @@ RAISING_FACTS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed") 
 
 
 def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Report:
-    """Test every fact of attention on a function (q, k, v), a module, or a decoder from tokens to logits.
+    """Test an attention function (q, k, v), a module, or a decoder from tokens to logits; return a report.
+
+    Each tested property of attention, such as its scale, is called a fact.
 
     fn        the attention or decoder
     progress  called with the name of each fact before it is tested
-    options   the fields of `regard.conform.options.CheckOptions`: sizes, facts to test, and the conventions that its
-              owner declares, such as causal=True, window_before=4 or grouping="tile"
+    options   the fields of `regard.conform.options.CheckOptions`: sizes, facts to test, and conventions that fn
+              is declared to follow, such as causal=True, window_before=4 or grouping="tile"
 
     >>> check(torch.nn.functional.scaled_dot_product_attention, only=["scale"]).ok
     True
@@ -82,7 +84,10 @@ def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Re
 
 
 def find_source(fn: object) -> tuple[str | None, int]:
-    """The file and line that define a function, or the class of an object; the path is relative if it is below here."""
+    """Return the file and the line where a function, or the class of an object, is defined.
+
+    The path is relative if the file is below the current folder. Without source code the result is (None, 1).
+    """
     code = inspect.unwrap(fn) if inspect.isroutine(fn) else type(getattr(fn, "module", None) or fn)
     try:
         file, line = inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
@@ -106,7 +111,7 @@ check.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 @contextmanager
 def _no_exit(fn: object) -> Iterator[None]:
-    """Turn sys.exit() in the checked code into an error, so that it is not taken for success."""
+    """Convert a sys.exit() in the checked code into a ConfigError, so that the exit does not look like success."""
     try:
         yield
     except (Exception, KeyboardInterrupt):
@@ -120,7 +125,12 @@ def _no_exit(fn: object) -> Iterator[None]:
 
 
 class CheckPlan(NamedTuple):
-    """What a check does: the kind of callable, the facts to test, and the options."""
+    """What a check will test.
+
+    kind     kind of the callable: "attention" or "decoder"
+    facts    the facts (properties) to test
+    options  the options of the check
+    """
 
     kind: str
     facts: list[Fact]
@@ -128,7 +138,10 @@ class CheckPlan(NamedTuple):
 
 
 def plan_check(fn: object, **options: Any) -> CheckPlan:
-    """The plan of a check. Wrong options raise here, before anything is called."""
+    """Validate the options of a check and choose the facts to test.
+
+    Invalid options raise ConfigError before any test runs.
+    """
     known = CheckOptions.from_keywords(options)
     if not isinstance(fn, Probe) and not callable(fn):
         raise ConfigError(f"check takes a function of q, k and v, an nn.Module or a decoder, not {fn!r}")
@@ -160,7 +173,13 @@ def _choose_facts(registry: Registry[Fact], options: CheckOptions) -> list[Fact]
 def _run_facts(
     facts: list[Fact], tested: MeasuredAttention | DecoderUnderTest, progress: Progress | None
 ) -> tuple[FactResult, ...]:
-    """Test the facts in order. A fact that another broken one explains does not count as failed."""
+    """Test the facts in order and return their results.
+
+    A fact that fails because of another failed fact is marked as explained by that one. After a fatal failure
+    the remaining facts are not tested.
+
+    progress  called with the name of each fact before it is tested
+    """
     results: list[FactResult] = []
     causes: dict[str, str] = {}  # each broken fact, with the fact that explains it: itself, or another
     fatal: str | None = None
@@ -179,7 +198,10 @@ def _run_facts(
 
 
 def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: dict[str, str]) -> FactResult:
-    """Test one fact. A finding is added to `causes`, with the fact that explains it."""
+    """Test one fact and return its result.
+
+    causes  failed facts, each with the fact that explains it; a failure of this fact is added
+    """
     cause = next((causes[name] for name in fact.explained_by.split() if name in causes), None)
     try:
         failure = fact.test(tested)
@@ -199,7 +221,10 @@ def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: 
 
 
 def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -> Failure:
-    """The failure of a fact whose test raised, with the last call as its example."""
+    """Return the failure of a fact whose test raised an error; the last call of the attention becomes its example.
+
+    words  describes the error
+    """
     if isinstance(tested, DecoderUnderTest) or not tested.last_inputs:
         return Failure(words)
 
@@ -211,7 +236,7 @@ def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -
 
 
 def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
-    """The measured conventions in words. Those that a broken attention does not show are left out."""
+    """Yield the measured conventions of an attention in words; those that cannot be measured are left out."""
     declared = a.declared
     alone = "" if a.causal_works_alone else ", raises without a mask"
 
@@ -255,7 +280,7 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 def _untested_arguments(a: MeasuredAttention) -> Iterator[Convention]:
-    """The arguments that were never used, so that nobody takes them for tested."""
+    """Yield one line that lists the attention's arguments that no test used; nothing if all were used."""
     used: set[str | None] = {*CAUSAL_NAMES, GROUPED_NAME, *(a.declared.extra or {}), *a.probe.filled_in}
     padding = None if a.padding is None else a.padding.name
     scale = a.scale_argument if a.scale_argument and _accepts_scale(a, a.scale_argument) else None
@@ -277,7 +302,7 @@ def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
 
 
 def _alignment_words(a: MeasuredAttention) -> str | None:
-    """The alignment by the mask, or by rotary if the mask does not show it."""
+    """Describe how queries are aligned with keys: from the mask, else from rotary positions, else None."""
     if a.alignment is not None or a.rotary_alignment is None:
         return a.alignment
     return f"{a.rotary_alignment}, by rotary positions"
@@ -306,7 +331,7 @@ def _mask_words(argument: MaskArgument | None) -> str | None:
 
 
 def list_facts() -> dict[str, list[Fact]]:
-    """Every fact of attentions and of decoders."""
+    """Return all facts that `check` can test, for "attention" and for "decoder"."""
     return {
         kind: [registry[name] for name in registry]
         for kind, registry in (("attention", ATTENTION), ("decoder", DECODER))

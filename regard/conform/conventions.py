@@ -30,18 +30,23 @@ NORMS = {None: None, "rms": "rms", "layer": "layer", "l2": "rms"}  # as declared
 
 @dataclass(frozen=True)
 class MeasuredAttention(AttentionUnderTest):
-    """An attention under test with its conventions. Each is measured when it is first used."""
+    """An attention under test with its measured conventions; each is measured when it is first used."""
 
     memo: dict[object, Any] = field(default_factory=dict, init=False, compare=False)  # shared by the facts
 
     def once(self, key: object, compute: Callable[[], Any]) -> Any:
-        """The value of this key, computed at the first call."""
+        """Return the cached value of this key; the first call computes it with `compute`."""
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
 
     def measurement(self, i: int = 7, j: int | None = None, c: int = 4, h: int = 6) -> AttentionMeasurement:
-        """The measurement at these sizes, as far as the attention accepts them."""
+        """Measure the attention at these sizes and cache the result; sizes that it does not accept are replaced.
+
+        i, j  numbers of queries and keys
+        c     width of keys
+        h     number of query heads
+        """
         inputs = self.random_inputs(i, j, c=c, h=h, g=h // 2 if h % 2 == 0 else h)
         _, h, g, i, n, c, _ = inputs.sizes
         keywords = {**self.causal_keywords(inputs.causal), **self.grouped_keywords(inputs.q, inputs.k)}
@@ -55,14 +60,18 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def precision(self) -> float:
-        """The accuracy of logarithms of weights."""
+        """The tolerance when logarithms of attention weights are compared."""
         exact = 1e-5 if self.dtype == torch.float64 else 2e-3
         return max(exact, self.measurement().raw.reader.rounding)
 
     def flat_weights(
         self, i: int, j: int, causal: bool, h: int = 6, masked: bool = False, c: int = 4
     ) -> Float[Tensor, "h i j"]:
-        """The weights at q = 0, which show mask and bias. `masked` passes a mask that hides nothing."""
+        """Return the attention weights for zero queries, which depend only on mask and bias.
+
+        i, j    numbers of queries and keys
+        masked  whether to pass a mask that hides nothing
+        """
 
         def read() -> Tensor:
             inputs = self.random_inputs(i, j, b=1, h=h, c=c, causal=causal).with_zero_queries()
@@ -74,12 +83,12 @@ class MeasuredAttention(AttentionUnderTest):
         return found
 
     def visible(self, i: int, j: int) -> Bool[Tensor, "1 h i j"]:
-        """Which keys each query sees."""
+        """Return a Boolean mask of the keys that each query sees."""
         return (self.flat_weights(i, j, self.uses_causal_argument) > 0)[None]
 
     @cached_property
     def band(self) -> VisibleBand | None:
-        """The visible band for as many queries as keys, or None if the visible keys are no band."""
+        """The band of visible keys around each query, for as many queries as keys; None if they form no band."""
         near = self.band_at(11)
         for n in (LONG, 131, 67):
             try:
@@ -91,29 +100,36 @@ class MeasuredAttention(AttentionUnderTest):
         return near
 
     def band_at(self, n: int) -> VisibleBand | None:
-        """The visible band at n keys, or None if the visible keys are no band."""
+        """Return the band of visible keys around each query at n keys, or None if they form no band."""
         found = self.smallest_band(n)
         return found if found is not None and bool((self.visible(n, n) == found.visible(n, n)).all()) else None
 
     def smallest_band(self, n: int) -> VisibleBand | None:
-        """The smallest band that holds every visible pair, or None if there is none."""
+        """Return the smallest band with all visible pairs of n queries and keys, or None if no pair is visible."""
         return smallest_band(self.visible(n, n)[0].any(0))
 
     @cached_property
     def leak_in_batch(self) -> tuple[int, ...] | None:
-        """Sequence, head, row and key of a later key that some sequence of a batch sees and the first does not."""
+        """A later key that some sequence of a batch sees and the first sequence does not; None if there is none.
+
+        The key is given as (sequence, head, row, key).
+        """
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0
         later = (seen & ~seen[:1]).triu(1).nonzero()
         return None if not len(later) else tuple(later[0].tolist())
 
     @property
     def causal(self) -> bool | None:
-        """Whether no query sees a later key; None if the visible keys are no band."""
+        """Whether no query sees a later key; None if the visible keys form no band."""
         return None if self.band is None else self.band.after is not None and self.band.after <= 0
 
     @cached_property
     def alignment(self) -> str | None:
-        """How fewer queries than keys are aligned, "top-left" or "bottom-right"; None if the mask does not show it."""
+        """How the mask aligns fewer queries than keys: "top-left", "bottom-right" or "other".
+
+        None if the mask does not show it: lengths must be equal, every key is visible, or the visible keys form no
+        band.
+        """
         if not self.free_lengths or self.band is None or self.band == VisibleBand(None, None):
             return None
         seen = self.visible(3, 9)[0]
@@ -124,14 +140,17 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def rotary_alignment(self) -> str | None:
-        """How fewer queries than keys are aligned by rotary positions; None without rotary positions."""
+        """How rotary positions align fewer queries than keys; None without rotary or if lengths must be equal."""
         if not self.free_lengths or self.scores.rotary is None:
             return None
         return self.measurement(3, 9).rotary_alignment(self.scores)
 
     @cached_property
     def grouping(self) -> str | None:
-        """The order of key heads: "repeat", "tile" or another in words; None if heads are not grouped."""
+        """How grouped-query attention assigns key heads to query heads: "repeat", "tile", or a description in words.
+
+        None if every query head has its own key head.
+        """
         if not self.grouped:
             return None
         heads, g = self.measurement().heads, self.measurement().raw.reader.g
@@ -143,21 +162,27 @@ class MeasuredAttention(AttentionUnderTest):
         return values if keys == values else f"keys by {keys}, values by {values}"
 
     def bias(self, i: int, j: int, causal: bool, h: int = 6, c: int = 4) -> Float[Tensor, "1 h i j"] | None:
-        """What is added to scores by position, with a mean of zero in each row; None if nothing is."""
+        """Return the bias that is added to the scores by position, or None if there is none.
+
+        A constant in a row does not change the weights, so each row is shifted to mean zero.
+
+        i, j  numbers of queries and keys
+        h, c  number of query heads and width of keys
+        """
         weights = self.flat_weights(i, j, causal, h, c=c).double()
         found = centre_rows(torch.where(weights > 0, weights, 1.0).log(), weights > 0)
         return None if found.abs().max().item() < self.precision else found[None]
 
     @cached_property
     def bias_reading(self) -> tuple[str, tuple[float, ...] | None]:
-        """The name of the bias at 11 keys, and the slopes of ALiBi."""
+        """The name of the position bias, measured with 11 keys, and the ALiBi slopes of the heads (else None)."""
         found = self.bias(11, 11, self.uses_causal_argument)
         near = max(self.precision, 1e-5)
         return ("none", None) if found is None else name_bias(found[0], self.visible(11, 11)[0], near)
 
     @cached_property
     def bias_name(self) -> str:
-        """The name of the bias; slopes that are not the usual ones of ALiBi are listed."""
+        """The name of the position bias; ALiBi slopes are listed if they are not the usual ones."""
         name, slopes = self.bias_reading
         if slopes is None:
             return name
@@ -171,7 +196,10 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def mask_number(self) -> float | None:
-        """The finite number that hides keys: weights at q = 0 have two sizes, whose scores differ by it; or None."""
+        """The finite number, such as -100, that is added to scores to hide keys; None if there is no such number.
+
+        It is measured with zero queries, where the weights of hidden and visible keys have two different sizes.
+        """
         weights = self.flat_weights(11, 11, self.uses_causal_argument).double()
         gaps = (weights / weights.amax(-1, keepdim=True)).log()
         low = gaps < -3
@@ -182,23 +210,27 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def scores(self) -> ScoreReading:
-        """How scores are computed from q and k."""
+        """The measured rule by which scores are computed from q and k."""
         return self.measurement().scores
 
     @cached_property
     def rotary(self) -> Rotation | None:
-        """The rotation of q and k by position, at a width that shows its base; None if there is none."""
+        """The rotary embedding of q and k, measured at a width that shows its base; None without one."""
         if self.scores.rotation is None or self.scores.scale is None:
             return None
         return self.measurement(c=WIDE).scores.rotation or self.scores.rotation
 
     @cached_property
     def rotary_scheme(self) -> RotaryScheme | None:
-        """The base and scaling of rotary frequencies; None if there is no rotary, or no known scheme."""
+        """The base and scaling of the rotary frequencies; None without rotary positions or if the scheme is unknown."""
         return None if self.rotary is None else self.rotary.scheme()
 
     def rotation(self, c: int) -> Rotation | None:
-        """The rotation at this width: with the powers of its base if it has one, else with measured frequencies."""
+        """Return the rotary embedding at head width c, or None without one.
+
+        Its frequencies are the powers of the measured base, or the measured frequencies if they have no common
+        base.
+        """
         found = None if self.rotary is None else self.measurement(c=c).scores.rotation
         if found is None:
             return None
@@ -210,7 +242,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def score_span(self) -> float | None:
-        """The largest difference of two scores of a row, if it does not grow with q; None if it does, or is unknown."""
+        """The largest difference between two scores of a row, if scores are capped; otherwise None."""
         spans, inputs = [], self.random_inputs(9, 9, b=1)
         for factor in (100.0, 1000.0):
             weights = self.weights(inputs.with_tensors(q=factor * inputs.q)).double()[..., -1, :]
@@ -219,7 +251,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def scores_fit(self) -> bool:
-        """Whether scores are a function of q . k under the declared soft-cap and norm, and no others."""
+        """Whether the scores are scale * q . k with exactly the declared soft-cap and norm of q and k."""
         found, declared = self.scores, self.declared
         if found.scale is None or not math.isfinite(found.scale) or NORMS[declared.qk_norm] != found.qk_norm:
             return False
@@ -231,11 +263,15 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def scales(self) -> list[tuple[Sizes, float]]:
-        """The scale at several widths and lengths, with c, e, h and j."""
+        """The measured scale of q . k at several widths and lengths, each with the sizes (c, e, h, j)."""
         return [self._scale_at(n, c) for c, n in ((4, 7), (12, 7), (4, 9))]
 
     def _scale_at(self, n: int, c: int) -> tuple[Sizes, float]:
-        """The measured scale; NaN if there is none. With a declared l2 norm it multiplies vectors of length one."""
+        """Return the sizes (c, e, h, j) and the scale of q . k, measured with n keys of width c.
+
+        The scale is NaN if none was found. If the options declare an l2 norm, the scale is that of vectors of
+        length one.
+        """
         found = self.measurement(n, c=c)
         reader, scale = found.raw.reader, found.scores.scale
         sizes = reader.c, reader.value_width(reader.j), reader.h, reader.j
@@ -243,19 +279,19 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def yarn_factor(self) -> float:
-        """By how much YaRN multiplies the scale, if it is measured to do so; else 1."""
+        """The factor by which YaRN multiplies the scale, if the measured scale has this factor; otherwise 1."""
         factor = 1.0 if self.rotary_scheme is None else self.rotary_scheme.beta_factor
         return factor if math.isclose(self.scales[0][1], factor * self.scales[0][0][0] ** -0.5, rel_tol=1e-3) else 1.0
 
     @property
     def scale_varies(self) -> bool:
-        """Whether the scale differs between widths or lengths, so that no number declares it."""
+        """Whether the scale of q . k differs between widths or lengths, so that it cannot be declared as one number."""
         first, near = self.scales[0][1], self.precision * 10
         return not all(math.isclose(scale, first, rel_tol=near) for _, scale in self.scales)
 
     @cached_property
     def scale_name(self) -> str:
-        """The rule behind the scale, or its value."""
+        """The rule of the scale of q . k, such as "1/sqrt(c)", or the measured numbers if no known rule fits."""
         name = name_scale(self.scales, self.precision * 10)
         if name is None and self.yarn_factor != 1.0:
             return f"{self.yarn_factor:.4g}/sqrt(c), the scale of YaRN"
@@ -264,43 +300,50 @@ class MeasuredAttention(AttentionUnderTest):
         return name or f"{self.scales[0][1]:.6g}"
 
     def scale(self, inputs: AttentionInputs) -> float:
-        """The scale for these inputs: by its rule, else measured at their width, else the expected one."""
+        """Return the scale of q . k for these inputs.
+
+        It follows the measured rule. Without a rule it is measured at the width of the inputs. If that fails, the
+        expected scale is returned.
+        """
         _, h, _, _, j, c, e = inputs.sizes
         rule = SCALES.get(self.scale_name)
         scale = self._scale_at(7, c)[1] if rule is None else rule(c, e, h, j)
         return scale if math.isfinite(scale) else self.expected_scale(inputs)
 
     def expected_scale(self, inputs: AttentionInputs) -> float:
-        """The declared scale, or 1/sqrt(c), times the factor of YaRN."""
+        """Return the scale that the options declare, or by default 1/sqrt(c) times the factor of YaRN."""
         usual = self.yarn_factor * inputs.sizes[5] ** -0.5
         return usual if self.declared.scale is None else self.declared.scale
 
     @cached_property
     def has_gradients(self) -> bool:
-        """Whether the output depends on its inputs through autograd."""
+        """Whether the output requires grad when the inputs do, so that autograd reaches the inputs."""
         inputs = self.random_inputs(7, 7, dtype=torch.float32)
         return self(inputs.map(lambda x: x.clone().requires_grad_())).requires_grad
 
     @cached_property
     def mask_replaces_causal(self) -> bool:
-        """Whether a mask that is passed replaces the causal one."""
+        """Whether a mask argument replaces the causal mask instead of being combined with it."""
         return self.mask is not None and self.mask.works and self.mask_shows_more
 
     @cached_property
     def mask_shows_more(self) -> bool:
-        """Whether a mask that hides nothing shows keys that are hidden without it."""
+        """Whether passing a mask that hides nothing makes keys visible that are hidden without a mask."""
         plain, masked = (self.flat_weights(7, 7, False, masked=masked) > 0 for masked in (False, True))
         return bool((masked & ~plain).any())
 
     @cached_property
     def padding(self) -> MaskArgument | None:
-        """The argument for padded keys of (b j), if there is one that accepts booleans."""
+        """The argument that takes a Boolean padding mask (b, j); None if there is none."""
         name = self.find_parameter(PADDING_NAMES)
         return None if name is None else find_mask(self, [name], axes=("b j",))
 
     @cached_property
     def fully_masked_rows(self) -> str | None:
-        """The output of a row that sees no key: zeros, nan, mean, unmasked, other, or refused if it raises."""
+        """The output of a row that sees no key: "zeros", "nan", "mean", "unmasked", "other" or "refused" (it raises).
+
+        None if the attention has no mask argument that works.
+        """
         if self.mask is None or not self.mask.works:
             return None
         inputs = self.random_inputs(5, 5, b=2, causal=False, dtype=torch.float32)
@@ -312,7 +355,7 @@ class MeasuredAttention(AttentionUnderTest):
             return "refused"
 
     def expected(self, inputs: AttentionInputs) -> ExpectedAttention:
-        """The conventions under which the output of this call is computed, as they were measured."""
+        """Return the measured conventions under which the expected output for these inputs is computed."""
         _, h, _, i, j, c, _ = inputs.sizes
         # a mask may replace the causal one or be added to it
         visible = (self.flat_weights(i, j, inputs.causal, h, inputs.visible is not None, c) > 0)[None]
@@ -331,5 +374,8 @@ class MeasuredAttention(AttentionUnderTest):
         )
 
     def reference(self, inputs: AttentionInputs, **changes: Any) -> Float[Tensor, "b h i e"]:
-        """The expected output in float64, with some conventions changed."""
+        """Compute the expected output in float64 from the measured conventions.
+
+        changes  conventions to use in place of the measured ones, as fields of `ExpectedAttention`
+        """
         return replace(self.expected(inputs), **changes).reference(inputs)

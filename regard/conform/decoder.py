@@ -24,7 +24,13 @@ START = "start_pos"  # of a decoder that keeps its cache inside
 
 @dataclass(frozen=True)
 class DecoderCache:
-    """How a decoder takes its KV cache: the argument, and where in the output the updated cache is."""
+    """How a decoder takes and returns its KV cache.
+
+    argument      name of the argument
+    key           where the updated cache is in the output; None if it is not returned
+    is_attribute  whether `key` is an attribute of the output instead of an index
+    flags         arguments to set to True, such as use_cache
+    """
 
     argument: str
     key: str | int | None = None  # None if the cache is made before the first step, or kept inside
@@ -33,11 +39,11 @@ class DecoderCache:
 
     @property
     def access_code(self) -> str:
-        """The code that gets the cache from an output, such as `.past_key_values`."""
+        """The Python code that gets the cache from an output, such as `.past_key_values` or `[1]`."""
         return f".{self.key}" if self.is_attribute else f"[{self.key!r}]"
 
     def keywords(self, cache: object) -> dict[str, object]:
-        """The keyword arguments that pass a cache to the decoder."""
+        """Return the keyword arguments that pass a cache to the decoder."""
         return {self.argument: cache, **dict.fromkeys(self.flags, True)}
 
     def __str__(self) -> str:
@@ -46,7 +52,14 @@ class DecoderCache:
 
 @dataclass(frozen=True)
 class DecoderUnderTest:
-    """A function or module from tokens (b n) to logits (b n w)."""
+    """A decoder under test: a function or module from tokens (b, n) to logits (b, n, w).
+
+    run         the function or module
+    vocab       size of the vocabulary
+    parameters  names of the arguments
+    module      the decoder if it is an nn.Module, else None
+    declared    options of the check
+    """
 
     name: str
     run: Callable[..., object]
@@ -57,18 +70,18 @@ class DecoderUnderTest:
     memo: dict[object, Any] = field(default_factory=dict, init=False, compare=False)  # shared by the facts
 
     def once(self, key: object, compute: Callable[[], Any]) -> Any:
-        """The value of this key, computed at the first call."""
+        """Return the cached value of this key; the first call computes it with `compute`."""
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
 
     @property
     def extra(self) -> Mapping[str, object]:
-        """Arguments of every call; functions are called with the tokens."""
+        """The declared arguments of every call; a function among them is called with the tokens."""
         return self.declared.extra or {}
 
     def random_tokens(self, n: int = 9, b: int = 2, seed: int = 0) -> Int[Tensor, "b n"]:
-        """Random tokens, none of them twice in a row."""
+        """Sample b random sequences of n tokens in which no two adjacent tokens are equal."""
         source = make_generator(1000 * self.declared.seed + seed)
         tokens = torch.randint(0, self.vocab, (b, n), generator=source)
         for position in range(1, n):
@@ -77,25 +90,25 @@ class DecoderUnderTest:
         return tokens
 
     def __call__(self, tokens: Int[Tensor, "b n"], **keywords: object) -> Tensor:
-        """The logits, for a copy of the tokens."""
+        """Run the decoder on a copy of the tokens, without gradients, and return the logits."""
         with torch.no_grad():
             return get_logits(self.call(tokens.clone(), **keywords))
 
     def call(self, tokens: Int[Tensor, "b n"], **keywords: object) -> object:
-        """The raw output for these tokens."""
+        """Run the decoder on the tokens and return its output as it is."""
         start: dict[str, object] = {START: 0} if START in self.parameters else {}
         every = {name: value(tokens) if callable(value) else value for name, value in self.extra.items()}
         return self.run(tokens, **{**start, **every, **keywords})
 
     def logits_or_none(self, tokens: Int[Tensor, "b n"]) -> Tensor | None:
-        """The logits, or None if there are more tokens than it accepts."""
+        """Return the logits, or None if the call raises, for example because there are too many tokens."""
         try:
             return self(tokens)
         except Exception:  # a foreign function may raise anything
             return None
 
     def find_parameter(self, names: tuple[str, ...]) -> str | None:
-        """The first of these names that is an argument."""
+        """Return the first of the names that is an argument of the decoder, or None."""
         return next((name for name in names if name in self.parameters), None)
 
     @property
@@ -108,7 +121,11 @@ class DecoderUnderTest:
 
     @cached_property
     def cache(self) -> DecoderCache | None:
-        """A `cache()` method with a `cache` argument, `start_pos`, a cache in the output, or None."""
+        """How the decoder uses a KV cache; None if no way is found.
+
+        Three ways are known: a `cache()` method with a `cache` argument, a `start_pos` argument, and an argument
+        for a cache that the output returns.
+        """
         if "cache" in self.parameters and callable(getattr(self.module, "cache", None)):
             return DecoderCache("cache")
         if START in self.parameters:
@@ -140,7 +157,10 @@ class DecoderUnderTest:
         return None
 
     def run_code(self, tokens: Int[Tensor, "b n"], lines: Sequence[str], gradients: bool = False) -> dict[str, Any]:
-        """Run lines of an example on a copy of these tokens; the names that they assign."""
+        """Execute lines of Python code on a copy of the tokens, and return the variables by name.
+
+        gradients  whether autograd is enabled
+        """
         space = {**self.extra, "torch": torch, "tokens": tokens.clone(), self.name_in_code: self.run}
         with torch.set_grad_enabled(gradients):
             exec("\n".join(lines), space)  # our own lines, the example of the report  # nosec B102
@@ -148,13 +168,13 @@ class DecoderUnderTest:
 
     @property
     def name_in_code(self) -> str:
-        """The name of the decoder in an example."""
+        """The variable name of the decoder in the code of an example."""
         if self.module is not None:
             return "model"
         return self.name if self.name.isidentifier() else "f"
 
     def conventions(self) -> tuple[Convention, ...]:
-        """Its vocabulary and arguments."""
+        """Return the vocabulary size, and the names of the padding, position and cache arguments, for the report."""
         arguments = {
             "padding argument": self.padding_argument,
             "positions argument": self.positions_argument,
@@ -165,7 +185,7 @@ class DecoderUnderTest:
 
 
 def get_logits(out: object) -> Tensor:
-    """The logits of an output: itself, `.logits`, ["logits"] or the first entry of a tuple."""
+    """Return the logits in a decoder's output: itself, `.logits`, ["logits"], or the first entry of a tuple."""
     if isinstance(out, Mapping) and "logits" in out:
         out = out["logits"]
     out = getattr(out, "logits", out)
@@ -185,7 +205,10 @@ def _parameters(fn: object) -> Mapping[str, inspect.Parameter]:
 
 
 def takes_tokens(fn: object) -> bool:
-    """Whether its first argument is tokens by name, or it is a module that embeds its first argument."""
+    """Whether a callable takes tokens, so that it is a decoder.
+
+    Its first argument must be named like tokens; a module may also have a first argument x that it embeds.
+    """
     names = list(_parameters(fn))
     if not names:
         return False
@@ -196,7 +219,7 @@ def takes_tokens(fn: object) -> bool:
 
 
 def token_embedding(module: nn.Module) -> str | None:
-    """The path of the embedding that receives the tokens of a call."""
+    """Return the path of the nn.Embedding that receives the tokens when the module is called, or None."""
     own = next(module.parameters(), torch.empty(0))
     tokens = torch.tensor([[1, 0, 0, 1]], device=own.device)
     found: list[str] = []
@@ -220,7 +243,7 @@ def token_embedding(module: nn.Module) -> str | None:
 
 
 def make_decoder(fn: object, options: CheckOptions) -> DecoderUnderTest:
-    """The decoder under test, with its vocabulary and arguments."""
+    """Wrap a decoder for tests, with its vocabulary size and argument names; ConfigError if the size is unknown."""
     if not callable(fn):
         raise ConfigError(f"a decoder is a function or module from tokens to logits, not {fn!r}")
     module = fn if isinstance(fn, nn.Module) else None

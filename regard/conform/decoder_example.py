@@ -16,7 +16,14 @@ TOLERANCE = 2e-4  # of the largest logit: float32 rounding through a few layers
 def fail(
     d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], got: object, expected: object = None
 ) -> Failure:
-    """The failure with its example: the tokens, the lines, and what the last line gives and should give."""
+    """Return a failure with the Python code of an example that reproduces it.
+
+    words     describes what was found
+    tokens    the tokens of the example
+    lines     the code after the tokens are assigned
+    got       the value that the last line gives
+    expected  the value that it should give
+    """
     before = [f"# {d.name_in_code}: the {d.name} that was passed to check"] if d.name_in_code != d.name else []
     others = [name for name, value in d.extra.items() if not isinstance(value, SIMPLE_TYPES)]
     before += [f"# {', '.join(others)}: what was passed to check by that name"] if others else []
@@ -26,9 +33,11 @@ def fail(
 
 
 def compare_logits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], x: str, y: str) -> Failure | None:
-    """The failure if the logits `x` differ from `y` by more than rounding. Both are code, evaluated after the lines.
+    """Return a failure if the logits `x` differ from `y` by more than rounding, else None.
 
-    words  of the failure; {} in them is the difference
+    words  describes the failure; {} in it is replaced by the difference
+    lines  lines of Python code that are executed first
+    x, y   Python expressions of the logits
     """
     got, expected = d.run_code(tokens, [*lines, f"both = {x}, {y}"])["both"]
     if difference(got, expected) <= 1:
@@ -40,7 +49,11 @@ def compare_logits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[
 
 
 def compare_bits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str]) -> Failure | None:
-    """The failure if `first` and `second`, which the lines assign, are not equal bit for bit."""
+    """Return a failure if the tensors `first` and `second` are not equal bit for bit, else None.
+
+    words  describes the failure; {} in it is replaced by the difference
+    lines  lines of Python code that assign `first` and `second`
+    """
     space = d.run_code(tokens, lines)
     first, second = space["first"], space["second"]
     if equal(first, second):
@@ -50,7 +63,10 @@ def compare_bits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[st
 
 
 def difference(x: Tensor, y: Tensor) -> float:
-    """The difference of two logits in units of the tolerance; infinity if there is a NaN."""
+    """Return the largest difference of two logit tensors in units of the tolerance.
+
+    The result is infinity if a difference is NaN or the shapes differ.
+    """
     if x.shape != y.shape:
         return float("inf")
     scale = max(y.abs().max().item(), 1e-3) * TOLERANCE
@@ -58,17 +74,25 @@ def difference(x: Tensor, y: Tensor) -> float:
 
 
 def change_code(d: DecoderUnderTest, at: str) -> list[str]:
-    """The lines that make `other`: the same tokens, with others at one position or slice."""
+    """Return Python code that assigns to `other` a copy of `tokens`, with different tokens at the index `at`."""
     return ["other = tokens.clone()", f"other[{at}] = (other[{at}] + 1) % {d.vocab}"]
 
 
 def logits_code(d: DecoderUnderTest, tokens: str = "tokens", *more: str) -> str:
-    """A call that gives logits, as code."""
+    """Return Python code that calls the decoder and gets the logits.
+
+    tokens  the code of the first argument
+    more    the code of further arguments
+    """
     return f"{call_code(d, tokens, *more)}{_unwrap_code(d)}"
 
 
 def call_code(d: DecoderUnderTest, tokens: str, *more: str) -> str:
-    """A call as code, with the arguments of every call."""
+    """Return Python code that calls the decoder, including the arguments that every call needs.
+
+    tokens  the code of the first argument
+    more    the code of further arguments
+    """
     given = {START: "0"} if START in d.parameters else {}
     for name, value in d.extra.items():
         simple = repr(value) if isinstance(value, SIMPLE_TYPES) else name
@@ -78,7 +102,10 @@ def call_code(d: DecoderUnderTest, tokens: str, *more: str) -> str:
 
 
 def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
-    """The code that gets the logits from the output of a call. With a cache the output may have more entries."""
+    """Return Python code, such as `.logits[0]`, that gets the logits from the output of a call.
+
+    cached  whether the call uses the KV cache, which may add entries to the output
+    """
 
     def find() -> str:
         try:
@@ -95,7 +122,13 @@ def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
 
 
 def padding_code(d: DecoderUnderTest, lengths: list[int], n: int, side: str) -> dict[str, str]:
-    """The arguments for sequences padded to n tokens on one side, each as code; positions count real tokens."""
+    """Return the arguments for sequences padded to n tokens, as Python code by name of the argument.
+
+    Positions, if they are passed, count the real tokens only.
+
+    lengths  numbers of real tokens
+    side     side of the padding: "left" or "right"
+    """
     left = "" if side == "right" else f", side={side!r}, width={n}"
     if d.padding_argument == "padding":
         return {"padding": f"masks.padding(torch.tensor({lengths}){left})"}
@@ -108,18 +141,28 @@ def padding_code(d: DecoderUnderTest, lengths: list[int], n: int, side: str) -> 
 
 
 def keyword_lines(given: Mapping[str, str]) -> list[str]:
-    """The lines that assign arguments to their names."""
+    """Return lines of Python code that assign each argument to a variable of its name.
+
+    given  the code of each argument, by name
+    """
     lines = [f"{name} = {code}" for name, code in given.items()]
     return ["from regard.core import masks", *lines] if any("masks." in line for line in lines) else lines
 
 
 def keyword_logits(d: DecoderUnderTest, tokens: str, given: Mapping[str, str]) -> str:
-    """A call that gives logits with these arguments, as code."""
+    """Return Python code that calls the decoder with the variables of `keyword_lines` and gets the logits.
+
+    given  the code of each argument, by name
+    """
     return logits_code(d, tokens, *(f"{name}={name}" for name in given))
 
 
 def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
-    """The lines that pass tokens in steps through the KV cache; they leave the logits in `steps`."""
+    """Return Python code that passes tokens in steps through the KV cache and assigns the logits to `steps`.
+
+    sizes     numbers of tokens of the steps
+    capacity  size of the cache, if the decoder's `cache()` method takes one
+    """
     assert d.cache is not None
     parts = f"{tokens}.split({sizes}, 1)"
     if d.cache.argument == START:
@@ -147,6 +190,9 @@ def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", ca
 
 
 def logits_in_steps(d: DecoderUnderTest, tokens: Tensor, sizes: list[int]) -> Tensor:
-    """The logits of the same tokens, passed in steps through the KV cache."""
+    """Return the logits of tokens that are passed in several steps through the KV cache.
+
+    sizes  numbers of tokens of the steps
+    """
     steps: Tensor = d.run_code(tokens, steps_code(d, sizes))["steps"]
     return steps

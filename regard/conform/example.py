@@ -19,14 +19,14 @@ SIMPLE_TYPES = (int, float, str, bool)
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception of a call, in place of an output."""
+    """The exception that a call raised, in place of an output."""
 
     kind: str
     message: str
 
     @classmethod
     def from_error(cls, error: Exception) -> "Raised":
-        """The type of an exception and the first line of its message."""
+        """Create it from an exception: its type and the first line of its message."""
         return cls(type(error).__name__, (str(error).strip().splitlines() or [""])[0])
 
     def __str__(self) -> str:
@@ -35,31 +35,31 @@ class Raised:
 
 @dataclass(frozen=True)
 class AtMost:
-    """The largest allowed number, in place of an expected one."""
+    """The largest allowed value of a number, in place of one expected value."""
 
     most: float
 
 
 @dataclass(frozen=True)
 class CallWriter:
-    """Writes a call of the attention as code, with the arguments that the inputs need."""
+    """Writes calls of the attention as Python code, with the causal, grouping and mask arguments of the inputs."""
 
     attention: AttentionUnderTest
     inputs: AttentionInputs
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The lines before the first call."""
+        """The lines of code before the first call."""
         return self.attention.code.before
 
     @property
     def name(self) -> str:
-        """The name to call, such as `f`."""
+        """The name of the function in the code, such as `f`."""
         return self.attention.code.name
 
     @property
     def keywords(self) -> list[str]:
-        """The keyword arguments of the call as code: causal, grouping and mask."""
+        """The keyword arguments of a call as Python code: causal, grouped heads and mask."""
         a, inputs = self.attention, self.inputs
         given = {**a.causal_keywords(inputs.causal), **a.grouped_keywords(inputs.q, inputs.k)}
         written = [f"{name}={value!r}" for name, value in given.items()]
@@ -71,11 +71,19 @@ class CallWriter:
         return f"{self.name}({', '.join([q, k, v, *self.keywords, *more])})"
 
     def each(self, form: str) -> str:
-        """A call in which q, k and v are each changed in the same way: `form` is formatted with their names."""
+        """Return the code of a call in which q, k and v are changed in the same way.
+
+        form  a format string such as "{}.contiguous()", applied to each of the three names
+        """
         return self(*(form.format(name) for name in QKV))
 
     def weights(self, *more: str) -> str:
-        """The weights: the output for v = identity, some columns at a time if v has a fixed width."""
+        """Return Python code that computes the attention weights, as the output for v = identity.
+
+        If v has a fixed width, the identity is passed in several blocks of columns.
+
+        more  the code of further arguments
+        """
         b, _, g, _, j, c, _ = self.inputs.sizes
         cast = "" if self.inputs.dtype == torch.float32 else f", dtype={self.inputs.dtype}"
         if self.attention.free_widths:
@@ -90,12 +98,15 @@ WriteLines = Callable[[CallWriter], Sequence[str]]  # the lines of an example; t
 
 
 def write_weights(call: CallWriter) -> list[str]:
-    """The line that reads the weights."""
+    """Return the line of Python code that computes the attention weights."""
     return [f"weights = {call.weights()}"]
 
 
 def run_lines(a: AttentionUnderTest, inputs: AttentionInputs, write: WriteLines) -> tuple[dict[str, Any], Any]:
-    """Run the lines of an example: the names that they assign, and the value of the last one."""
+    """Execute the lines of an example. Return all variables by name, and the value of the last assigned one.
+
+    write  returns the lines for a `CallWriter`
+    """
     call = CallWriter(a, inputs)
 
     def run(q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
@@ -119,7 +130,12 @@ def write_example(
     lines: WriteLines | None = None,
     seeds: Seeds | None = None,
 ) -> str:
-    """The code of an example. `seeds` is for those of q, k and v that are too large to be written out."""
+    """Return the Python code of an example that reproduces a failure.
+
+    got, expected  the value that the last line gives, and the value that it should give
+    lines          returns the lines after q, k and v are assigned; None for a plain call
+    seeds          seed and factor of those of q, k and v that are too large to write out, by name
+    """
     call = CallWriter(a, inputs)
     written = list(call.before)
     for name in QKV:
@@ -137,20 +153,25 @@ def write_example(
 
 
 def randn_code(x: Tensor, factor: float) -> str:
-    """The call that draws a random tensor of this shape and dtype."""
+    """Return Python code that samples a normal random tensor with the shape and dtype of x, times a factor."""
     cast = "" if x.dtype == torch.float64 else f".to({x.dtype})"
     drawn = f"torch.randn{tuple(x.shape)}".replace(")", ", dtype=torch.float64)")
     return f"{drawn}{cast}" if factor == 1 else f"({drawn} * {factor}){cast}"
 
 
 def randn_like(x: Tensor, seed: int, factor: float) -> Tensor:
-    """The tensor that the call of `randn_code` gives after `torch.manual_seed(seed)`."""
+    """Return the tensor that the code of `randn_code` creates after `torch.manual_seed(seed)`."""
     source = torch.Generator().manual_seed(seed)
     return (torch.randn(x.shape, generator=source, dtype=torch.float64) * factor).to(x.dtype)
 
 
 def result_comments(last: str, got: object, expected: object) -> list[str]:
-    """What the last line gives and what it should give, as comments."""
+    """Return comment lines that show what the last line of an example gives and what it should give.
+
+    For large tensors, a line that selects the entry with the largest error comes first.
+
+    last  the last line of the example
+    """
     if isinstance(got, Raised):
         return [f"# raises {got}"]
     lines = []
@@ -180,7 +201,11 @@ def _value_code(value: Any, digits: int) -> str:
 
 
 def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
-    """How a call is written: by the function's own name if it takes q, k and v in our layout, else with `as_probe`."""
+    """Return the code that calls fn in an example.
+
+    A function that takes q, k and v of layout (b h n c) is called by its own name. Anything else is wrapped by
+    `as_probe`.
+    """
     name = str(getattr(fn, "__name__", ""))
     if isinstance(fn, Probe):
         return CallCode(("# probe: the one that was passed to check", "attend = probe.call"), "attend")
@@ -201,7 +226,10 @@ def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
 
 
 def _is_plain(fn: object, a: AttentionUnderTest) -> bool:
-    """Whether fn(q, k, v) returns a tensor in our layout."""
+    """Whether fn can be called as fn(q, k, v) with inputs of layout (b h n c) and returns a tensor.
+
+    An error other than TypeError also counts as callable, so that the example shows it.
+    """
     if not callable(fn) or a.probe.layout != "b h n c" or read_signature(fn).names is not None:
         return False
     inputs = a.random_inputs(6, 6, h=4, e=4, causal=False, dtype=torch.float32)

@@ -15,7 +15,7 @@ from regard.see.measure.rotary import Rotation
 
 @dataclass(frozen=True)
 class ExpectedAttention:
-    """All conventions of one call, so that it has one right output."""
+    """All conventions of one attention call, which determine its correct output."""
 
     visible: Bool[Tensor, "#b #h i j"]
     scale: float
@@ -29,7 +29,7 @@ class ExpectedAttention:
     sink: Float[Tensor, "h"] | None = None  # the logit of each head's sink
 
     def reference(self, inputs: AttentionInputs) -> Float[Tensor, "b h i e"]:
-        """The right output, by the definition in float64. Rows that see no key are zero."""
+        """Compute the correct output in float64 by the definition of attention; rows that see no key are zero."""
         q, k, v = self.prepare(inputs.to(torch.float64))
         terms: list[ScoreTerm | Tensor] = [] if self.softcap is None else [softcap(self.softcap)]
         terms += [] if self.bias is None else [additive(self.bias.double())]
@@ -38,7 +38,10 @@ class ExpectedAttention:
         return attend(q, k, v, mask=visible, scores=terms, beta=self.scale, kernel="reference")
 
     def naive(self, inputs: AttentionInputs) -> Float[Tensor, "b h i e"]:
-        """The same steps in the dtype of the inputs: its error is the unit of the tolerance."""
+        """Compute the output by the definition in the dtype of the inputs.
+
+        The rounding error of this output is used as the unit of the tolerance.
+        """
         q, k, v = self.prepare(inputs)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = q @ k.mT * self.scale
@@ -54,7 +57,7 @@ class ExpectedAttention:
         return scores.softmax(-1) @ v * nonempty
 
     def prepare(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalise and rotate q and k, and repeat key heads in their order."""
+        """Return q, k and v after normalisation and rotary embedding; tiled key and value heads are repeated."""
         q, k, v = inputs.q, inputs.k, inputs.v
         _, h, g, i, j, _, _ = inputs.sizes
         q, k = (normalise(x, self.norm, self.epsilon) for x in (q, k))

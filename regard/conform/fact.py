@@ -12,7 +12,14 @@ BROKEN, INEXACT, POLICY = "broken", "inexact", "differs from our policy"
 
 @dataclass(frozen=True)
 class Failure:
-    """A broken rule: what was found, and the smallest input that shows it."""
+    """A failed fact: what was found, and Python code with the smallest input that shows it.
+
+    found    describes what was found
+    example  Python code that reproduces it
+    declare  the options that make it correct, if it is intended
+    grade    grade of the failure, if it differs from the grade of the fact
+    fatal    whether later facts cannot be tested
+    """
 
     found: str
     example: str = ""  # Python code
@@ -22,12 +29,12 @@ class Failure:
 
 
 def first_failure(found: Iterable[Failure | None]) -> Failure | None:
-    """The first failure, if there is one."""
+    """Return the first entry that is not None, or None if every test passed."""
     return next((each for each in found if each is not None), None)
 
 
 class NotApplicableError(Exception):
-    """The fact does not apply to this attention; the message says why."""
+    """Raised if a fact does not apply to the tested attention; the message says why."""
 
 
 FactTest = Callable[[Any], Failure | None]
@@ -35,14 +42,16 @@ FactTest = Callable[[Any], Failure | None]
 
 @dataclass(frozen=True)
 class Fact:
-    """A rule.
+    """A rule that a correct attention or decoder follows, with the function that tests it.
 
     student, engineer  the rule in two wordings
-    cause              the usual mistakes that break it
-    fatal              if it is broken, later facts cannot be measured and are reported as explained by it
-    grade              "broken", "inexact" or "differs from our policy"
-    explained_by       names of other facts that break this one too
-    slow               left out by `quick=True`
+    cause              the usual mistakes that break the rule
+    test               returns a `Failure`, or None if the rule holds
+    fatal              if the rule is broken, later facts cannot be measured and are reported as explained by
+                       this one
+    grade              grade of a failure: "broken", "inexact" or "differs from our policy"
+    explained_by       names of other facts that, if they are broken, break this one too
+    slow               whether `quick=True` leaves the fact out
     """
 
     name: str
@@ -57,10 +66,10 @@ class Fact:
 
 
 def fact(registry: Registry[Fact], name: str, **settings: Any) -> Callable[[FactTest], FactTest]:
-    """Register a test as a fact. Facts are tested in the order in which they are registered.
+    """Register a test function as a fact (decorator). Facts are tested in the order of registration.
 
-    The docstring of the test has three paragraphs: the rule for a student, the rule for an engineer, and the usual
-    causes after "Usual causes: ".
+    The docstring of the test function must have three paragraphs: the rule for a student, the rule for an
+    engineer, and the usual causes after "Usual causes: ".
     """
 
     def register(test: FactTest) -> FactTest:

@@ -15,7 +15,11 @@ QKV = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """One call. `causal` sets the causal argument of the attention, if it has one."""
+    """The inputs of one attention call.
+
+    visible  Boolean mask, True where a query sees a key; None for no mask
+    causal   whether to set the causal argument of the attention, if it has one
+    """
 
     q: Float[Tensor, "b h i c"]
     k: Float[Tensor, "b g j c"]
@@ -25,13 +29,13 @@ class AttentionInputs:
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:
-        """b, h, g, i, j, c, e."""
+        """The sizes (b, h, g, i, j, c, e): batch, query heads, key heads, queries, keys, key width, value width."""
         b, h, i, c = self.q.shape
         return b, h, self.k.shape[1], i, self.k.shape[2], c, self.v.shape[3]
 
     @property
     def pair_shape(self) -> tuple[int, int, int, int]:
-        """b, h, i, j."""
+        """The shape (b, h, i, j) of the attention weights."""
         b, h, _, i, j, _, _ = self.sizes
         return b, h, i, j
 
@@ -40,30 +44,34 @@ class AttentionInputs:
         return self.q.dtype
 
     def to(self, dtype: torch.dtype) -> "AttentionInputs":
-        """The same call in another dtype."""
+        """Return the inputs with q, k and v in another dtype."""
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
     def with_tensors(self, **tensors: Tensor) -> "AttentionInputs":
-        """The same call with another q, k or v."""
+        """Return the inputs with another q, k or v."""
         q, k, v = (tensors.get(name, getattr(self, name)) for name in QKV)
         return AttentionInputs(q, k, v, self.visible, self.causal)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "AttentionInputs":
-        """The same call with q, k and v changed by a function."""
+        """Return the inputs with a function applied to each of q, k and v."""
         return self.with_tensors(**{name: change(getattr(self, name)) for name in QKV})
 
     def neutral(self) -> "AttentionInputs":
-        """The same call with q = 0, k = 1 and v = 1."""
+        """Return the inputs with q = 0, k = 1 and v = 1."""
         return AttentionInputs(
             torch.zeros_like(self.q), torch.ones_like(self.k), torch.ones_like(self.v), self.visible, self.causal
         )
 
     def with_zero_queries(self) -> "AttentionInputs":
-        """The same call with q = 0, which shows mask and bias."""
+        """Return the inputs with q = 0, so that the weights depend only on mask and bias."""
         return self.with_tensors(q=torch.zeros_like(self.q))
 
     def select(self, axis: str, index: Tensor, square: bool = False) -> "AttentionInputs":
-        """Only these entries of one axis: b, h, i, j, c or e. `square` selects the same of i and j."""
+        """Return the inputs with only the given entries along one axis.
+
+        axis    name of the axis: "b", "h", "i", "j", "c" or "e"
+        square  for the axes i and j: select the same entries of both
+        """
         _, h, g, *_ = self.sizes
         axes = {axis, *("ij" if square and axis in "ij" else "")}
         key_axes = axes - {"h"} if g < h else axes  # shared key heads stay
@@ -83,14 +91,14 @@ class AttentionInputs:
 
 
 def hide_later_half(inputs: AttentionInputs) -> AttentionInputs:
-    """The same call with a mask that hides the later half of the keys from every query."""
+    """Return the inputs with a mask that hides the later half of the keys from every query."""
     visible = torch.ones(inputs.pair_shape, dtype=torch.bool)
     visible[..., inputs.k.shape[2] // 2 + 1 :] = False
     return replace(inputs, visible=visible)
 
 
 def tensor_code(x: Tensor) -> str:
-    """A tensor as Python code, with every digit or as the shortest call that makes it."""
+    """Return Python code that creates exactly this tensor, if possible by a short call such as torch.zeros(...)."""
     x = x.detach()
     if x.dim() > 2 and not _constant(x) and x.shape[:-2].numel() > 2 and bool((x == x.flatten(0, -3)[0]).all()):
         return f"{tensor_code(x.flatten(0, -3)[0])}.repeat({', '.join(map(str, x.shape[:-2]))}, 1, 1)"
@@ -112,7 +120,7 @@ def tensor_code(x: Tensor) -> str:
 
 
 def rounded_tensor_code(x: Tensor, digits: int = 6) -> str:
-    """A tensor as Python code, rounded to some digits."""
+    """Return Python code that creates the tensor with its numbers rounded to some significant digits."""
     if x.is_floating_point() and _constant(x) and x.flatten()[0].item() in (0, 1):
         return tensor_code(x)
     return f"torch.tensor({_list_code(x.tolist(), lambda value: f'{value:.{digits}g}')}{_dtype_code(x, ', ')})"

@@ -23,7 +23,13 @@ from regard.integrations.torchvision import let_torchvision_load
 
 @dataclass(frozen=True)
 class LibraryAttention:
-    """One attention of one library, and how it is made."""
+    """An attention layer or function of another library, to be checked.
+
+    package  name of the library
+    name     name of the attention
+    make     creates the attention
+    extra    arguments of every call
+    """
 
     package: str
     name: str
@@ -48,7 +54,14 @@ def _flex() -> Callable[..., Tensor]:
 
 
 def _hugging_face(model: str, name: str, config: str, kind: str, **settings: Any) -> nn.Module:
-    """An attention of transformers, with one of its attention functions."""
+    """Create an attention layer of the transformers library, in eval mode.
+
+    model     name of the model's module, such as "llama"
+    name      name of the attention class
+    config    name of the configuration class
+    kind      attention implementation, such as "eager" or "sdpa"
+    settings  arguments of the configuration
+    """
     made = getattr(import_module(f"transformers.models.{model}.modeling_{model}"), name)
     configured = getattr(import_module("transformers"), config)(**settings)
     configured._attn_implementation = kind
@@ -57,7 +70,12 @@ def _hugging_face(model: str, name: str, config: str, kind: str, **settings: Any
 
 
 def _make(module: str, name: str, *sizes: int, **settings: Any) -> Callable[[], nn.Module]:
-    """The attention of this name in a module of a library."""
+    """Return a function that creates an attention layer of a library, in eval mode.
+
+    module           path of the Python module
+    name             name of the class
+    sizes, settings  arguments of the class
+    """
     return lambda: _in_eval_mode(getattr(import_module(module), name)(*sizes, **settings))
 
 
@@ -142,7 +160,7 @@ LIBRARIES = (
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package, or None where it is not there."""
+    """Return the installed version of a package; None if it is not installed, "unknown" if it has no version."""
     if find_spec(package) is None:
         return None
     try:
@@ -152,7 +170,12 @@ def installed_version(package: str) -> str | None:
 
 
 def reports(packages: tuple[str, ...] = ()) -> Iterator[tuple[LibraryAttention, Report | str]]:
-    """The report of every attention of every installed library, or why it could not be loaded."""
+    """Check every attention in LIBRARIES whose package is installed, and yield it with its report.
+
+    Instead of the report, an attention that cannot be loaded has the error message.
+
+    packages  check only these packages; empty for all
+    """
     let_torchvision_load()
     for library in LIBRARIES:
         if (not packages or library.package in packages) and installed_version(library.package) is not None:
@@ -165,7 +188,10 @@ def reports(packages: tuple[str, ...] = ()) -> Iterator[tuple[LibraryAttention, 
 
 
 def rows(packages: tuple[str, ...] = ()) -> Iterator[str]:
-    """The lines of a table in Markdown, each as soon as it is known."""
+    """Check the attentions of installed libraries and yield the results as lines of a Markdown table.
+
+    packages  check only these packages; empty for all
+    """
     yield from ("| attention | conventions | broken or inexact | differs from our policy |", "|---|---|---|---|")
     for library, report in reports(packages):
         name = f"{library.package} {re.sub(r'[+].*', '', installed_version(library.package) or '')}: {library.name}"

@@ -12,15 +12,19 @@ LAYOUTS = ("b h n c", "b n h c", "n b h c", "b n c", "n b c", "n c")
 
 
 def _option(text: str, *choices: str, default: Any = None, least: int = 1) -> Any:
-    """A field with its help text, its choices, and the least value of a whole number."""
+    """Return a dataclass field for an option, with its help text, its choices and its default.
+
+    least  smallest value of an integer option
+    """
     return field(default=default, metadata={"help": text, "choices": choices, "least": least})
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """The options of `check`. Those from `causal` on declare conventions; None means that they are measured.
+    """The options of `check`.
 
-    A convention that is declared is expected, and its absence is a fault.
+    The options from `causal` on declare conventions of the attention. None means that the convention is
+    measured. If a convention is declared, the check fails if the attention does not follow it.
     """
 
     kind: str | None = _option("found from its arguments by default", "attention", "decoder")
@@ -75,7 +79,7 @@ class CheckOptions:
 
     @classmethod
     def from_keywords(cls, given: Mapping[str, Any]) -> "CheckOptions":
-        """The options; an unknown name raises an error with the nearest known one."""
+        """Create the options from keyword arguments; an unknown name raises ConfigError with the nearest name."""
         names = [each.name for each in fields(cls)]
         for name in given:
             if name not in names:
@@ -84,23 +88,23 @@ class CheckOptions:
 
     @property
     def windowed(self) -> bool:
-        """Whether a window was declared."""
+        """Whether the options declare a sliding window."""
         return self.window_before is not None or self.window_after is not None
 
     @property
     def after(self) -> int | None:
-        """The declared number of visible later keys."""
+        """The declared number of later keys that a query sees: 0 if causal, None if it is not limited."""
         return 0 if self.causal else self.window_after
 
     @property
     def probe_options(self) -> dict[str, Any]:
-        """The options of `as_probe` that were passed."""
+        """The options to pass on to `as_probe`: the sizes and the layout that were given, and the extra arguments."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width, "layout": self.layout}
         return {name: value for name, value in sizes.items() if value is not None} | dict(self.extra or {})
 
 
 def _check_value(option: "Field[Any]", value: Any) -> None:
-    """Raise if the value is none of the choices, or not of the type of this option."""
+    """Check that the value of an option has the right type and is one of the choices, else raise ConfigError."""
     name, choices, kind = option.name, option.metadata["choices"], option.type
     if choices and value not in choices:
         raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{_nearest(value, choices)}")

@@ -9,12 +9,12 @@ from regard.conform.report import FAILED, PASSED, Report, failure_text
 
 
 def conformance(fn: object, *, quick: bool = True, **options: Any) -> type:
-    """A class with one test per fact, to be assigned or inherited from in a test file.
+    """Create a pytest class with one test per fact, to be assigned or inherited from in a test file.
 
-    options  those of `check`, such as causal=True or only=["scale"]; a wrong one raises here
+    options  those of `check`, such as causal=True or only=["scale"]; a wrong option raises at once
 
-    The check runs once, with the first test. Facts that do not apply, and differences from our policy, are skipped with
-    their reason.
+    The check runs once, when the first test runs. Facts that do not apply, and differences from our policy, are
+    skipped with their reason.
 
     >>> TestMine = conformance(torch.nn.functional.scaled_dot_product_attention, only=["scale"])
     """

@@ -16,7 +16,7 @@ LIBRARIES = "## What was found in other libraries"
 
 
 def replace_table(page: str, heading: str, table: Iterable[str]) -> str:
-    """The page with another table below this heading. Text before the table stays."""
+    """Replace the first Markdown table below a heading and return the new page; text before the table is kept."""
     before, found, after = page.partition(f"{heading}\n")
     if not found:
         raise ValueError(f"the page has no heading {heading!r}")
@@ -27,21 +27,27 @@ def replace_table(page: str, heading: str, table: Iterable[str]) -> str:
 
 
 def fact_table(kind: str) -> list[str]:
-    """The facts of attentions or of decoders as a table in Markdown."""
+    """Return the lines of a Markdown table of all facts.
+
+    kind  "attention" or "decoder"
+    """
     head = ["| fact | grade | for a student | for an engineer | usual causes |", "|---|---|---|---|---|"]
     rows = (f"| `{x.name}` | {x.grade} | {x.student} | {x.engineer} | {x.cause} |" for x in list_facts()[kind])
     return [*head, *rows]
 
 
 def with_facts(page: str) -> str:
-    """The page with the tables of facts as they are now."""
+    """Return the page with its tables of facts updated."""
     for kind, heading in HEADINGS.items():
         page = replace_table(page, heading, fact_table(kind))
     return page
 
 
 def with_libraries(page: str, rows: Iterable[str]) -> str:
-    """The page with this table of libraries. Its last row is a sentence, which replaces the one on the page."""
+    """Return the page with its table of checked libraries replaced.
+
+    rows  lines of the table; the last may be the sentence about libraries that are not installed
+    """
     return replace_table(re.sub(rf"(?m)\n^{ABSENT}.*\n", "", page), LIBRARIES, rows)
 
 

@@ -19,7 +19,14 @@ PASSED, FAILED, DIFFERS, EXPLAINED, NOT_APPLICABLE = "passed", "failed", "differ
 
 @dataclass(frozen=True)
 class FactResult:
-    """One fact and its result."""
+    """The result of testing one fact.
+
+    status   "passed", "failed", "differs" (from our policy), "explained" (by another failed fact) or "not
+             applicable"
+    reason   describes what was found, or why the fact does not apply
+    failure  what was found, with an example; None if there is no failure
+    seconds  duration of the test
+    """
 
     fact: Fact
     # "passed"; "failed"; "differs" from our policy; "explained" by the finding of another fact; or "not applicable"
@@ -34,13 +41,17 @@ class FactResult:
 
     @property
     def grade(self) -> str | None:
-        """The grade of the finding: "broken", "inexact" or "differs from our policy"; None if there is none."""
+        """The grade of the failure: "broken", "inexact" or "differs from our policy"; None if there is no failure."""
         return None if self.failure is None else self.failure.grade or self.fact.grade
 
 
 @dataclass(frozen=True)
 class Convention:
-    """A choice that attention leaves open: the measured value, and the declared one."""
+    """A choice that implementations of attention make differently, such as the scale.
+
+    value     the measured choice
+    declared  the choice that the options declare; None if they declare none
+    """
 
     name: str
     value: str
@@ -49,7 +60,7 @@ class Convention:
 
 @dataclass(frozen=True)
 class Report(TextDisplay):
-    """The result of a check. `print` it to read it.
+    """The result of `check`. `print(report)` shows it.
 
     >>> report = check(torch.nn.functional.scaled_dot_product_attention, only=["scale"])
     >>> report.ok, len(report.failures)
@@ -64,22 +75,25 @@ class Report(TextDisplay):
     line: int = 1
 
     def exit_code(self, ignore_policy: bool = False) -> int:
-        """1 if something is broken or inexact, 3 if it only differs from our policy, else 0."""
+        """Return the exit code: 1 if a fact is broken or inexact, 3 for differences from our policy only, else 0.
+
+        ignore_policy  return 0 in place of 3
+        """
         return 1 if not self.ok else 3 if self.policy_differences and not ignore_policy else 0
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is broken or inexact. Differences from our policy are allowed."""
+        """Whether no fact is broken or inexact; differences from our policy are allowed."""
         return not self.failures
 
     @property
     def failures(self) -> tuple[FactResult, ...]:
-        """The results of the facts that are broken, or kept inexactly."""
+        """The results of the facts that are broken or inexact."""
         return tuple(result for result in self.facts if result.status == FAILED)
 
     @property
     def policy_differences(self) -> tuple[FactResult, ...]:
-        """The results of the facts in which it differs from our policy, which other projects do not share."""
+        """The results of the facts that differ from our policy, a choice that other projects make differently."""
         return tuple(result for result in self.facts if result.status == DIFFERS)
 
     @property
@@ -88,7 +102,7 @@ class Report(TextDisplay):
         return self.failures + self.policy_differences
 
     def __getitem__(self, name: str) -> FactResult:
-        """The result of one fact."""
+        """Return the result of the fact with this name; KeyError if it was not tested."""
         for result in self.facts:
             if result.name == name:
                 return result
@@ -98,7 +112,10 @@ class Report(TextDisplay):
         return "\n".join(line.plain.rstrip() for line in self._lines(100))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Lines of the width of the console. Example lines are not wrapped: print with soft_wrap=True."""
+        """Yield the report as lines for rich, wrapped to the console width; lines of code examples are not wrapped.
+
+        Print with soft_wrap=True to keep these long lines.
+        """
         yield from self._lines(options.max_width)
 
     def _lines(self, width: int) -> list[Text]:
@@ -112,7 +129,7 @@ class Report(TextDisplay):
 
     @property
     def summary(self) -> str:
-        """The number of facts of every status in one line."""
+        """Return one line with the number of facts that passed, failed and so on."""
         counts = Counter(result.status for result in self.facts)
 
         def names(results: tuple[FactResult, ...]) -> str:
@@ -127,11 +144,11 @@ class Report(TextDisplay):
         return ", ".join([*parts, f"{counts[NOT_APPLICABLE]} not applicable"])
 
     def json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json_format.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as a dictionary of plain values."""
+        """Return the report as a dictionary of values that JSON can represent."""
         return {
             "subject": self.subject,
             "kind": self.kind,
@@ -143,7 +160,7 @@ class Report(TextDisplay):
         }
 
     def junit(self) -> str:
-        """The report as JUnit XML: one test case per fact."""
+        """Return the report as JUnit XML, with one test case per fact."""
         place = {} if self.file is None else {"file": self.file, "line": str(self.line)}
         suite = ElementTree.Element(
             "testsuite",
@@ -167,7 +184,7 @@ class Report(TextDisplay):
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
     def annotations(self) -> list[str]:
-        """One GitHub annotation per finding: an error, or a warning if it only differs from our policy."""
+        """Return one GitHub annotation per failure (as an error) and per difference from our policy (as a warning)."""
 
         def escape(words: str, more: str = "") -> str:
             for letter in f"%\r\n{more}":
@@ -192,17 +209,20 @@ def _result_dict(result: FactResult) -> dict[str, object]:
 
 
 def _printable(words: str) -> str:
-    """Without the control characters that XML does not allow."""
+    """Return the text without the control characters that XML does not allow."""
     return "".join(letter for letter in words if letter in "\n\t" or letter >= " ")
 
 
 def failure_text(result: FactResult) -> str:
-    """The description of a failed fact as plain text."""
+    """Return the description of a failed fact, with its example, as plain text."""
     return "\n".join(str(part) for part in _failure_lines(result))
 
 
 def _wrap(start: str, words: str, width: int, style: str = "") -> list[Text]:
-    """Words after a label, wrapped and indented by the width of the label."""
+    """Wrap text after a label; the following lines are indented by the width of the label.
+
+    start  the label
+    """
     lines = wrap(words, max(width - len(start), 20), break_long_words=False) or [""]
     return [Text(f"{start if not n else ' ' * len(start)}{line}", style=style) for n, line in enumerate(lines)]
 

@@ -18,25 +18,30 @@ STATELESS_MODULES = ("torch", "triton", "functools", "builtins")  # whose object
 
 @dataclass(frozen=True)
 class StateReset:
-    """How to make a probe in the state before its first call."""
+    """Restores an attention to the state before its first call.
+
+    make_probe  wraps the attention again, as `as_probe` does
+    reset       sets the state of the attention to the saved state
+    restore     puts back the original state objects after the test
+    """
 
     make_probe: Callable[[], Probe]
     reset: Callable[[], None] = lambda: None
     restore: Callable[[], None] = lambda: None  # put back the very objects that the callable held
 
     def fresh_probe(self) -> Probe:
-        """A probe that was not called yet in `fresh_dtype`."""
+        """Return the wrapped attention in a state in which it was not yet called with inputs of `fresh_dtype`."""
         probe = self.make_probe()
         self.reset()
         return probe
 
 
 def find_reset(fn: object, make_probe: Callable[[], Probe]) -> StateReset | None:
-    """How to reset the state of a module, function or object; None if there is no way.
+    """Find out how to reset the state of an attention module, function or object; None if it cannot be reset.
 
-    A module is copied for each dtype, and finding its layout calls the copy in its own dtype only: a new probe has a
-    fresh copy in every other dtype. The attributes of an object are restored, and so are the dicts, lists and sets that
-    a function uses by name.
+    A module needs no reset: `make_probe` wraps it with a copy for each dtype, and only the copy of its own
+    dtype has been called. Of an object, the attributes are restored. Of a function, the dicts, lists and sets
+    that it uses by name are restored.
     """
     if isinstance(fn, Probe):
         return None
@@ -56,7 +61,7 @@ def find_reset(fn: object, make_probe: Callable[[], Probe]) -> StateReset | None
 
 
 def _containers(fn: FunctionType) -> list[Any]:
-    """The dicts, lists and sets that a function uses by name, from its closure or its module."""
+    """Return the dicts, lists and sets that a function uses by name, from its closure or its module."""
     named = [fn.__globals__.get(name) for name in fn.__code__.co_names]
     for cell in fn.__closure__ or ():
         with suppress(ValueError):  # an empty cell
@@ -65,12 +70,15 @@ def _containers(fn: FunctionType) -> list[Any]:
 
 
 def _refill(saved: list[tuple[Any, Any]]) -> None:
-    """Replace the contents of each container by the saved ones."""
+    """Replace the contents of each container, in place, by the saved contents.
+
+    saved  pairs of a container and its saved contents
+    """
     for each, contents in saved:
         each.clear()
         each.extend(contents) if isinstance(each, list) else each.update(contents)
 
 
 def fresh_dtype(probe: Probe) -> torch.dtype:
-    """A dtype in which no copy of a module was called when its probe was made."""
+    """Return a dtype other than the probe's own, in which no copy of the module has been called."""
     return torch.float32 if probe.dtype == torch.float64 else torch.float64

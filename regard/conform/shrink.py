@@ -21,7 +21,14 @@ MAX_NUMBERS = 64  # of a tensor that is written out; larger ones come from a see
 
 @dataclass(frozen=True)
 class Violation:
-    """A broken rule on some inputs: in words, what the call gave, what it should give, and the lines that show it."""
+    """A rule that the attention breaks for some inputs.
+
+    words     describes what is wrong
+    got       what the call gave
+    expected  what it should give
+    lines     writes the code that shows it; None if the output itself is wrong
+    grade     grade of the failure, if it differs from the grade of the fact
+    """
 
     words: str
     got: object = None
@@ -41,12 +48,15 @@ def detect_lines(
     expected: object = None,
     raises: str = "",
 ) -> Detect:
-    """Detects that the last line of an example gives something else than it should.
+    """Return a detector that runs lines of code and checks the value of the last line.
 
-    words     what is wrong; {} in them is the largest difference
-    write     the lines; they assign `expected`, unless it is passed
-    same      compares what the last line gives with what is expected
-    raises    the words if the lines raise; by default the exception is passed on
+    The detector returns a violation for inputs with a wrong value, else None.
+
+    words     describes what is wrong; {} in it is replaced by the largest difference
+    write     returns the lines; they assign `expected`, unless it is passed
+    same      compares the value of the last line with the expected value
+    expected  the expected value, if the lines do not assign it
+    raises    describes an exception of the lines; by default the exception is passed on
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:
@@ -76,12 +86,13 @@ def smallest_failure(
     square: bool = False,
     grade: str = "",
 ) -> Failure | None:
-    """The failure with the smallest inputs that break the rule; None if these inputs keep it.
+    """Return a failure with the smallest inputs that break a rule as example; None if `inputs` do not break it.
 
-    found    words to use in place of those of the violation
-    declare  the options that make it right, if it is on purpose
+    detect   returns a violation for inputs that break the rule, else None
+    found    description to use in place of that of the violation
+    declare  the options that make it correct, if it is intended
     square   keep as many queries as keys
-    grade    of the failure, if it is not that of the fact
+    grade    grade of the failure, if it differs from the grade of the fact
     """
     violation = detect(inputs)
     if violation is None:
@@ -102,9 +113,9 @@ def smallest_failure(
 def failure_of(
     a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, found: str, declare: str = "", **options: Any
 ) -> Failure:
-    """The failure of a rule that is known to be broken, as `smallest_failure` returns it.
+    """Return the failure of a rule that is known to be broken, with the smallest example as in `smallest_failure`.
 
-    If these inputs do not break the rule, the failure has no example.
+    If `inputs` do not break the rule, the failure has no example.
     """
     return smallest_failure(a, inputs, detect, found, declare, **options) or Failure(
         found, declare=declare, grade=options.get("grade", "")
@@ -112,9 +123,10 @@ def failure_of(
 
 
 def _same_kind(detect: Detect, first: Violation) -> Detect:
-    """While shrinking, ignore violations of another kind: NaN if the first had none, and other exceptions.
+    """Return a detector that ignores violations of another kind than the first one, for use while inputs shrink.
 
-    Smaller inputs may break the attention in a way of their own.
+    It ignores NaN if the first violation had none, and exceptions of another type. Smaller inputs may break the
+    attention in a different way.
     """
 
     def kind(violation: Violation) -> object:
@@ -134,7 +146,10 @@ def _same_kind(detect: Detect, first: Violation) -> Detect:
 def _use_seeds(
     inputs: AttentionInputs, detect: Detect, violation: Violation
 ) -> tuple[AttentionInputs, Violation, Seeds]:
-    """Replace tensors that are too large to be written by random ones from a seed that shows the fault too."""
+    """Replace tensors that are too large to write out by random tensors from a seed that still break the rule.
+
+    Returns the inputs, the violation, and the seeds by name; the seeds are empty if nothing was replaced.
+    """
     large = {name: getattr(inputs, name) for name in _unreadable(inputs)}
     for first in range(0, 4 * SEEDS_TRIED, 4) if large else ():
         seeds = {name: (first + n, _magnitude(x)) for n, (name, x) in enumerate(large.items())}
@@ -146,13 +161,13 @@ def _use_seeds(
 
 
 def _magnitude(x: Tensor) -> float:
-    """The standard deviation in one digit; 1 if it is near that."""
+    """Return the standard deviation rounded to one digit, or 1 if it is between 0.3 and 3."""
     size = x.double().std().item()
     return 1.0 if 0.3 < size < 3 else float(f"{size:.1g}")
 
 
 def _unreadable(inputs: AttentionInputs) -> list[str]:
-    """The names of those of q, k and v that have too many numbers to be read."""
+    """Return the names of those of q, k and v that have too many numbers to write out in an example."""
 
     def unreadable(x: Tensor) -> bool:
         simple = _simplicity(x) > 2 or not bool(x.isfinite().all())
@@ -164,7 +179,10 @@ def _unreadable(inputs: AttentionInputs) -> list[str]:
 def _shrink(
     a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, violation: Violation, square: bool
 ) -> tuple[AttentionInputs, Violation]:
-    """Fewer sequences, heads, rows, keys and columns, then simpler numbers, as long as the rule is broken."""
+    """Make the inputs smaller and their numbers simpler, as long as they break the rule.
+
+    Returns the smallest inputs found, and their violation.
+    """
     tries, progress = 0, True
     while progress and tries < MAX_TRIES:
         progress = False
@@ -180,7 +198,10 @@ def _shrink(
 
 
 def _try(detect: Detect, inputs: AttentionInputs) -> Violation | None:
-    """The violation on smaller inputs; None if they raise, or if got and expected are the same but for NaN."""
+    """Return the violation for smaller inputs, or None if they do not break the rule.
+
+    None also if they raise, or if the value and the expected value are equal, with NaN equal to NaN.
+    """
     try:
         violation = detect(inputs)
     except Exception:  # sizes that it does not accept
@@ -222,7 +243,10 @@ def _simpler_numbers(inputs: AttentionInputs) -> Iterator[AttentionInputs]:
 
 
 def _simplicity(x: Tensor) -> int:
-    """4 for zeros, 3 for ones, 2 for whole numbers, 1 for tenths, 0 for others; NaN does not count."""
+    """Return how simple a tensor's numbers are: 4 for zeros, 3 for ones, 2 for integers, 1 for tenths, else 0.
+
+    NaN counts as zero.
+    """
     x = x.nan_to_num()
     if bool((x == 0).all()):
         return 4

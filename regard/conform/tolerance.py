@@ -14,22 +14,29 @@ FLOAT32_ULPS = {OUTPUT_FACTOR: 8, GRADIENT_FACTOR: 16}
 
 
 def ulp(reference: Tensor, dtype: torch.dtype) -> float:
-    """One unit in the last place of this dtype, at the largest magnitude of the reference."""
+    """Return one unit in the last place (ulp) of the dtype, at the largest magnitude of the reference."""
     return torch.finfo(dtype).eps * reference.abs().max().item() if reference.numel() else 0.0
 
 
 def max_error(actual: Tensor, reference: Tensor) -> float:
-    """The largest absolute difference; NaN if there is a NaN."""
+    """Return the largest absolute difference; NaN if there is a NaN."""
     return (actual.double() - reference.double()).abs().max().item() if reference.numel() else 0.0
 
 
 def distance(x: Tensor, y: Tensor) -> float:
-    """The largest absolute difference; infinity if shapes differ or there is a NaN."""
+    """Return the largest absolute difference; infinity if shapes differ or there is a NaN."""
     return (x.double() - y.double()).abs().nan_to_num(torch.inf).max().item() if x.shape == y.shape else float("inf")
 
 
 def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
-    """The largest error that an output may have in the dtype of the naive one."""
+    """Return the largest error that an output may have: a multiple of the error of the naive output, plus one ulp.
+
+    For float64 it is a fixed number of ulps; for float32 it is at least some ulps.
+
+    naive      the output computed by the definition in the dtype under test
+    reference  the output computed in float64
+    factor     multiple of the naive error that is allowed
+    """
     if naive.dtype == torch.float64:
         return FLOAT64_ULPS * ulp(reference, torch.float64)
     most = factor * max_error(naive, reference) + ulp(reference, naive.dtype)
@@ -37,7 +44,7 @@ def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
 
 
 def equal(x: Tensor, y: Tensor) -> bool:
-    """Equal bit for bit, with NaN equal to NaN."""
+    """Whether two tensors have the same shape and equal entries, with NaN equal to NaN."""
     return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 

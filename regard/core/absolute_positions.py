@@ -14,13 +14,13 @@ from regard.base.errors import ConfigError, ShapeError
 class Positions:
     """The absolute positions of the queries and keys of one attention call. Queries have consecutive positions.
 
-    `cache.extend` returns them. Without them `attend` places the keys at 0, 1, 2 ... and the queries at the last of
-    these positions.
+    `cache.extend` returns this object. If `attend` gets none, the keys are at 0, 1, 2 ... and the queries at
+    the last of these positions.
 
     queries  position of the first query
     keys     position of the first key, if keys are consecutive, or a tensor with the position of every key
-    offsets  one number per sequence that is added to its query positions: sequences of different lengths, padded on
-             the right, are decoded together without a dense mask
+    offsets  one integer per sequence that is added to its query positions. This decodes right-padded sequences
+             of different lengths together without a dense mask
 
     >>> attend(q, k, v, mask=causal(), positions=Positions(queries=5)).shape
     torch.Size([1, 4, 5, 8])
@@ -55,7 +55,7 @@ class Positions:
 
     @classmethod
     def last_rows(cls, i: int, j: int) -> "Positions":
-        """The default positions: keys at 0 .. j - 1, queries at the last i of these."""
+        """Return the default positions of i queries and j keys: keys at 0 .. j - 1, queries at the last i of these."""
         return cls(j - i)
 
     @property
@@ -64,12 +64,15 @@ class Positions:
         return isinstance(self.keys, int) and self.offsets is None
 
     def query_positions(self, row: Int[Tensor, "i 1"]) -> Int[Tensor, "*b i 1"]:
-        """The positions of queries in these rows: (i, 1), or (b, 1, i, 1) if sequences have offsets."""
+        """Return the positions of the queries with indices `row`: (i, 1), or (b, 1, i, 1) if there are offsets."""
         at = row + self.queries
         return at if self.offsets is None else at + self.offsets.to(row.device)[:, None, None, None]
 
     def square(self, i: int, j: int) -> bool:
-        """Whether query r and key r have the same position, for every r."""
+        """Return whether i equals j and query r and key r have the same position for every r.
+
+        False if positions are given as tensors.
+        """
         if not self.by_number or i != j:
             return False
         # a branch, so that the compiler guards on it: a symbolic boolean could not be returned
@@ -81,9 +84,10 @@ def _is_integer(x: Tensor) -> bool:
 
 
 def check_positions(positions: Positions | None, i: int, j: int, b: int | None = None) -> Positions:
-    """Return `positions`, checked against i queries, j keys and b sequences.
+    """Check that `positions` fits i queries, j keys and b sequences, else raise ShapeError. Returns the positions.
 
-    None means the default: keys at 0 .. j - 1, queries at the last i of these positions.
+    positions  None means the default: keys at 0 .. j - 1, queries at the last i of these positions
+    b          None does not check the number of sequences
     """
     if positions is None:
         return Positions.last_rows(i, j)
@@ -106,11 +110,12 @@ def check_positions(positions: Positions | None, i: int, j: int, b: int | None =
 
 @dataclass(frozen=True)
 class Grid:
-    """Query-key pairs as integer tensors that broadcast against each other.
+    """A set of query-key pairs, as integer tensors that broadcast against each other.
 
-    `row` and `column` index q and k; `i` and `j` are the positions of that query and key. So one elementwise definition
-    of a mask or a score term serves the dense matrix (row (i, 1), column (1, j)), gathered blocks and the single pairs
-    of a fused kernel. `batch` and `head` index values that differ between sequences and heads.
+    `row` and `column` are indices into q and k. `i` and `j` are the positions of that query and key. `batch`
+    and `head` are indices of the sequence and the head. With them, one elementwise definition of a mask or a
+    score term serves the dense matrix (row (i, 1), column (1, j)), gathered blocks, and the single pairs of a
+    fused kernel.
     """
 
     batch: Tensor
@@ -123,14 +128,14 @@ class Grid:
 
 
 def key_positions(positions: Positions, j: int, device: torch.device | None) -> Int[Tensor, "j"]:
-    """The position of every key."""
+    """Return the positions of all j keys as a tensor."""
     if isinstance(positions.keys, Tensor):
         return positions.keys.to(device) if device is not None else positions.keys
     return torch.arange(j, device=device) + positions.keys
 
 
 def whole_grid(positions: Positions, b: int, h: int, i: int, j: int, device: torch.device | None = None) -> Grid:
-    """Every pair of i queries and j keys."""
+    """Return the `Grid` of all pairs of i queries and j keys, for b sequences and h heads."""
     row = torch.arange(i, device=device)[:, None]
     column = torch.arange(j, device=device)[None, :]
     return Grid(

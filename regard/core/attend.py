@@ -38,14 +38,16 @@ def attend(
     positions: Positions | None = None,
     **unknown: UnknownKeyword,
 ) -> Float[Tensor, "b h i e"]:
-    """Scaled dot-product attention: softargmax(beta q . k + scores, over visible keys) times v.
+    """Scaled dot-product attention: softargmax (softmax) of beta q . k + scores over the visible keys, times v.
 
-    mask       which keys each query sees: `causal() & window(before=255)`, or a boolean matrix, True meaning visible
-    scores     a score term such as `alibi(heads=8)`, a tensor to add, or several, applied in order
-    beta       inverse temperature, the factor of q . k: None is c ** -0.5, 0 the mean of the visible values, inf hard
-               attention (ties share)
-    dropout    share of weights set to zero; pass 0 outside training
-    kernel     name of the kernel, which raises if it cannot compute this call exactly; None chooses one
+    mask       which keys each query sees: `causal() & window(before=255)`, or a boolean matrix, True meaning
+               visible
+    scores     a score term such as `alibi(heads=8)`, a tensor to add, or several of them, applied in order
+    beta       inverse temperature, the factor of q . k. None is c ** -0.5; 0 gives the mean of the visible
+               values; inf gives hard attention, in which keys with equal maximum scores share the weight
+    dropout    share of attention weights set to zero; pass 0 outside training
+    kernel     name of the kernel to use; raises KernelRefusedError if it cannot compute this call exactly. None
+               chooses the kernel
     positions  absolute positions, as `cache.extend` returns them; default: the queries are the last rows
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
@@ -94,10 +96,11 @@ def explain(
     positions: Positions | None = None,
     **unknown: UnknownKeyword,
 ) -> "Explanation | ModelExplanation":
-    """Which kernel `attend` would run for this call, why each other one refuses, the visible pairs and the memory.
+    """Report which kernel `attend` would choose for these arguments, why others refuse, visible pairs and memory.
 
-    The arguments are those of `attend`. `explain(model, inputs)` runs a model once and explains every call of `attend`
-    inside it; the inputs are a tensor, a tuple of positional arguments or a dictionary of keyword arguments.
+    The arguments are those of `attend`. `explain(model, inputs)` runs a model once and explains every call of
+    `attend` inside it. `inputs` is a tensor, a tuple of positional arguments or a dictionary of keyword
+    arguments.
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> explain(q, k, v).chosen
@@ -122,7 +125,7 @@ def prepare_request(
     dropout: float,
     positions: Positions | None,
 ) -> Request:
-    """Check the arguments of `attend` and fill in the defaults."""
+    """Check the arguments of `attend`, fill in the defaults and return them as one `Request`."""
     q, k, v = check_inputs(q, k, v)
     b, h, i, c = q.shape
     j = k.shape[2]

@@ -25,7 +25,7 @@ from regard.core.scores import Additive, as_terms
 
 
 class CachedKeysValues(NamedTuple):
-    """Keys and values to attend to, with the positions of the new queries and of the keys."""
+    """The result of `Cache.extend`: the keys and values to attend to, and the positions of queries and keys."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j e"]
@@ -33,21 +33,24 @@ class CachedKeysValues(NamedTuple):
 
 
 class Cache(ABC):
-    """A KV cache: the keys and values of the positions so far."""
+    """Base class of KV caches, which store the keys and values of earlier positions during generation."""
 
     length = 0  # positions received
 
     @abstractmethod
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
-        """Append n new positions and return the keys and values that their queries attend to."""
+        """Append the keys and values of n new positions.
+
+        Returns the keys and values that the n new queries attend to.
+        """
 
     @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors."""
+        """Return the stored tensors."""
 
     @abstractmethod
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Replace sequence r by sequence rows[r]: for beam search, and to drop finished sequences."""
+        """Replace sequence r of the batch by sequence rows[r], for every r: for beam search, or to drop sequences."""
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +59,7 @@ class Cache(ABC):
 
 
 class DynamicCache(Cache):
-    """A KV cache that grows by concatenation: any length, with gradients.
+    """A KV cache that grows by concatenation. Its length is not limited, and gradients flow through it.
 
     >>> k, v, positions = DynamicCache().extend(torch.randn(1, 4, 3, 8), torch.randn(1, 4, 3, 8))
     >>> k.shape, positions.queries
@@ -81,7 +84,9 @@ class DynamicCache(Cache):
 
 
 class StaticCache(Cache):
-    """A KV cache allocated once for `capacity` positions and written in place: for generation, not for training.
+    """A KV cache allocated once for `capacity` positions and written in place.
+
+    It is for generation, not for training.
 
     >>> cache = StaticCache(capacity=16)
     >>> cache.extend(k, v).positions.queries, cache.tensors()[0].shape
@@ -121,9 +126,10 @@ class StaticCache(Cache):
 
 
 class SlidingWindowCache(Cache):
-    """A KV cache that drops the keys which the mask hides from all later queries: it keeps a window, a prefix, chunks.
+    """A KV cache that drops every key that the mask hides from all later queries.
 
-    Exact for every mask. With a mask that never hides earlier keys, such as `causal()`, everything is kept.
+    The result equals that of a full cache, for every mask. With a mask that never hides earlier keys, such as
+    `causal()`, all keys are kept.
 
     >>> cache = SlidingWindowCache(causal() & window(before=2))
     >>> cache.extend(k, v).k.shape, cache.tensors()[0].shape
@@ -159,10 +165,10 @@ class SlidingWindowCache(Cache):
 
 
 class Stream:
-    """Streaming attention: push queries, keys and values in chunks of any size, get the outputs in order.
+    """Streaming attention: push queries, keys and values in chunks of any size and get the outputs in order.
 
-    A row is returned as soon as no later key can be visible to it, so the delay is the look-ahead of the mask. Keys
-    that no later row can see are dropped.
+    The output of a query is returned as soon as no later key can be visible to it. So the delay is the
+    look-ahead of the mask. Keys that no later query can see are dropped.
 
     >>> stream = Stream(chunks(4, before=1))
     >>> stream.push(*torch.randn(3, 1, 2, 6, 8)).shape, stream.finish().shape
@@ -187,7 +193,7 @@ class Stream:
     def push(
         self, q: Float[Tensor, "b h n c"], k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]
     ) -> Float[Tensor, "b h r e"]:
-        """Push n positions and return the r rows that are complete, possibly none."""
+        """Append n positions and return the outputs of all queries that are now complete: r rows, possibly none."""
         if torch.compiler.is_compiling():
             raise CacheError("a stream computes in Python which rows are complete; compile the code around it")
         if self._ended:
@@ -210,7 +216,7 @@ class Stream:
         return self._emit(ready, waiting, _append(self._held, k, v), positions, received)
 
     def finish(self) -> Float[Tensor, "b h r e"]:
-        """End the input and return the remaining rows."""
+        """End the stream and return the outputs of the remaining queries."""
         if self._waiting is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
         rows = self._emit(self.received - self.returned, self._waiting, self._held, self._positions, self.received)
@@ -218,13 +224,16 @@ class Stream:
         return rows
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors: keys, values and waiting queries."""
+        """Return the stored tensors: keys, values, and queries whose outputs are not complete."""
         return (*self._held, *(() if self._waiting is None else (self._waiting,)))
 
     def _emit(
         self, rows: int, waiting: Tensor, held: tuple[Tensor, ...], key_positions: Tensor, received: int
     ) -> Float[Tensor, "b h r e"]:
-        """Compute the next rows. The state changes only after that, so that an error leaves the stream unchanged."""
+        """Compute and return the outputs of the next `rows` queries, then update the state of the stream.
+
+        An error leaves the stream unchanged.
+        """
         now, (k, v) = waiting[:, :, :rows], held
         positions = Positions(self.returned, _compact_positions(key_positions))
         if rows:
@@ -243,7 +252,7 @@ class Stream:
 
 
 def select_rows(held: tuple[Tensor, ...], rows: Int[Tensor, "r"]) -> tuple[Tensor, ...]:
-    """Sequence rows[r] of each tensor, for every r."""
+    """Return each tensor with the sequences rows[0], rows[1], ... of its batch axis."""
     if not isinstance(rows, Tensor) or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
         given = rows.dtype if isinstance(rows, Tensor) else repr(rows)
         raise DtypeError(f"reorder takes a tensor of whole numbers, the sequence to continue each from, not {given}")
@@ -257,7 +266,7 @@ def select_rows(held: tuple[Tensor, ...], rows: Int[Tensor, "r"]) -> tuple[Tenso
 
 
 def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:
-    """Which keys some query at position `start` or later may see."""
+    """Return for each key position whether a query at position `start` or later may see it."""
     return _expand_flag(mask.box(start, FAR, keys, keys).none, keys).logical_not()
 
 
@@ -271,7 +280,7 @@ def _expand_flag(flag: bool | Tensor, like: Tensor) -> Tensor:
 
 
 def _compact_positions(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
-    """The first position if they are consecutive, which more kernels accept; else all of them."""
+    """Return the first position if the positions are consecutive, else the tensor. More kernels take a number."""
     if not len(positions):
         return 0
     with _disable_current_modes():

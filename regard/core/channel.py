@@ -20,14 +20,14 @@ def channel_attend(
     kernel: str | None = None,
     **unknown: UnknownKeyword,
 ) -> Float[Tensor, "b h n c"]:
-    """Channel attention: softargmax(beta q^T k) over the channels of each group h, times v.
+    """Channel attention: softargmax (softmax) of beta q^T k over the channels of each group h, times v.
 
-    The weights are c x c for any number of positions. This is `attend` with positions and channels exchanged: the
-    features of a channel are its values at all n positions. Ding et al. 2022 (DaViT), arXiv:2204.03645.
+    The weights are c x c for any number of positions. This is `attend` with positions and channels exchanged:
+    the features of a channel are its values at all n positions. Ding et al. 2022 (DaViT), arXiv:2204.03645.
 
     beta     inverse temperature; None is c ** -0.5
     dropout  share of weights set to zero; pass 0 outside training
-    kernel   as in `attend`
+    kernel   name of the kernel to use, as in `attend`
 
     >>> q, k, v = torch.randn(3, 1, 2, 49, 8)
     >>> channel_attend(q, k, v).shape

@@ -16,7 +16,7 @@ from regard.core.kernels.request import Request
 
 
 class LayerExplanation(NamedTuple):
-    """One attention call: the name of its module and the explanation of `explain`."""
+    """One call of `attend` in a model: the name of the module that made it, and what `explain` returned for it."""
 
     layer: str
     explanation: Explanation
@@ -24,9 +24,9 @@ class LayerExplanation(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelExplanation(TextDisplay):
-    """The attention calls of one forward pass, in order.
+    """The explanations of all calls of `attend` in one forward pass, in order.
 
-    left_out  names of attention modules that ran without a call of `attend`: they have code of their own
+    left_out  names of attention modules that ran without calling `attend`, because they have their own code
     """
 
     layers: tuple[LayerExplanation, ...]
@@ -34,7 +34,7 @@ class ModelExplanation(TextDisplay):
 
     @property
     def kernels(self) -> dict[str, int]:
-        """How many calls each kernel runs."""
+        """The number of attention calls that each kernel computes, by name of the kernel."""
         return dict(Counter(str(layer.explanation.chosen) for layer in self.layers))
 
     def __getitem__(self, layer: str) -> Explanation:
@@ -62,7 +62,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def explain_model(model: nn.Module, inputs: Any) -> ModelExplanation:
-    """Run a model once and explain every call of `attend` inside. Restores the RNG state on exit.
+    """Run a model once and explain every call of `attend` inside it. The RNG state is restored afterwards.
 
     inputs  a tensor, a tuple of positional arguments, or a dictionary of keyword arguments
     """
@@ -91,7 +91,13 @@ def explain_model(model: nn.Module, inputs: Any) -> ModelExplanation:
 
 
 def _without_calls(model: nn.Module, ran: list[str], called: list[str]) -> tuple[str, ...]:
-    """Names of innermost modules that ran, are attention by the name of their class, and contain no call."""
+    """Return the names of attention modules that ran but in which `attend` was not called.
+
+    An attention module is one whose class name contains "Attention". Only innermost ones are listed.
+
+    ran     names of all modules that ran
+    called  names of the modules that called `attend`
+    """
     modules = dict(model.named_modules())
     attention = [name for name in dict.fromkeys(ran) if name and "Attention" in type(modules[name]).__name__]
 
@@ -104,7 +110,11 @@ def _without_calls(model: nn.Module, ran: list[str], called: list[str]) -> tuple
 
 @contextmanager
 def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterator[None]:
-    """Keep the names of the modules that are running in `stack`, the innermost last, and of all in `ran`."""
+    """Record the names of running modules with forward hooks, inside the `with` block.
+
+    stack  list that always has the modules now running, the innermost last
+    ran    list to which the name of each module is appended when it starts
+    """
 
     def enter(name: str) -> None:
         stack.append(name)
@@ -122,5 +132,8 @@ def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterat
 
 
 def _pop(stack: list[str]) -> None:
-    """Remove the last name. A hook that returned it would replace the output of the module."""
+    """Remove the last element.
+
+    It is not returned, because a forward hook's return value replaces the module's output.
+    """
     stack.pop()

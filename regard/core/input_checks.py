@@ -14,7 +14,10 @@ LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Check q, k and v, and cast them to the dtype of autocast if it is enabled."""
+    """Check that q, k and v fit together, and cast them to the dtype of autocast if it is enabled.
+
+    Raises ShapeError, DtypeError or DeviceError if they do not fit.
+    """
     fit = fits(q, k, v)
     if not fit:
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -28,7 +31,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def fits(q: object, k: object, v: object) -> bool:
-    """Whether all checks pass, in one quick test. If not, the checks below find the error message."""
+    """Return whether q, k and v pass all checks of `check_inputs`. This is fast and has no error message."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if not q.ndim == k.ndim == v.ndim == 4:
@@ -40,13 +43,13 @@ def fits(q: object, k: object, v: object) -> bool:
 
 
 def is_autocasting(x: Tensor) -> bool:
-    """Whether autocast would cast this tensor to a lower precision."""
+    """Return whether autocast is enabled for this tensor's device. False for float64, which autocast leaves alone."""
     kind = x.device.type
     return x.dtype != torch.float64 and _has_autocast(kind) and torch.is_autocast_enabled(kind)
 
 
 def disable_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """A context in which autocast is off."""
+    """Return a context manager in which autocast is off for this tensor's device."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
 

@@ -38,9 +38,10 @@ FEATURE_MAPS: Registry[Callable[..., "FeatureMap"]] = Registry("feature map")
 
 
 class FeatureMap(ABC):
-    """A feature map phi: the weight of key j for query i is phi(q_i) . phi(k_j), which must not be negative.
+    """A feature map phi of linear attention: the weight of key j for query i is phi(q_i) . phi(k_j).
 
-    A map whose values may overflow sets `logarithmic` and returns ln phi from `query_features` and `key_features`.
+    The weights must not be negative. A map whose values may overflow sets `logarithmic` and returns ln phi from
+    `query_features` and `key_features`.
     """
 
     logarithmic: ClassVar[bool] = False
@@ -48,18 +49,24 @@ class FeatureMap(ABC):
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b h n r"]:
-        """phi(x)."""
+        """Return phi(x)."""
 
     def size(self, c: int) -> int:
-        """The number of features of a vector of width c."""
+        """Return the number of features for a vector of width c."""
         return c
 
     def query_features(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
-        """phi(q), or ln phi(q) if `logarithmic`. May be off by a factor per query, which cancels in the output."""
+        """Return phi(q), or ln phi(q) if `logarithmic`.
+
+        Each query may have a factor of its own, which cancels in the output.
+        """
         return self(q)
 
     def key_features(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
-        """phi(k), or ln phi(k) if `logarithmic`. May be off by one common factor, which cancels in the output."""
+        """Return phi(k), or ln phi(k) if `logarithmic`.
+
+        All keys may have one common factor, which cancels in the output.
+        """
         return self(k)
 
 
@@ -84,10 +91,10 @@ class Elementwise(FeatureMap):
 class Performer(FeatureMap):
     """The feature map of `performer`: positive random features (FAVOR+).
 
-    phi(x)_r = exp(w_r . y - |y|^2 / 2) / sqrt(count) with y = x beta^(1/2). The w_r are standard normal (orthogonal in
-    groups of `width`), hence E[phi(q) . phi(k)] = exp(beta q . k): an unbiased estimate of the weights of softargmax
-    before they are normalised. Choromanski et al. 2021, arXiv:2009.14794. The values range over hundreds of powers of
-    e, so only logarithms of them are ever held.
+    phi(x)_r = exp(w_r . y - |y|^2 / 2) / sqrt(count) with y = x beta^(1/2). The w_r are standard normal
+    (orthogonal in groups of `width`), hence E[phi(q) . phi(k)] = exp(beta q . k): an unbiased estimate of the
+    weights of softargmax (softmax) before they are normalised. Choromanski et al. 2021, arXiv:2009.14794. The
+    values range over hundreds of powers of e, so only their logarithms are stored.
     """
 
     width: int
@@ -163,11 +170,11 @@ def squared_relu() -> FeatureMap:
 
 @FEATURE_MAPS.add("performer")
 def performer(width: int, count: int, seed: int = 0, beta: float | None = None, orthogonal: bool = True) -> FeatureMap:
-    """Positive random features of Performer (FAVOR+), which estimate softargmax attention.
+    """Return the positive random features of Performer (FAVOR+), a feature map that estimates softmax attention.
 
     width       width of a head
     count       number of random features
-    seed        seed of the draw
+    seed        seed of the random features
     beta        inverse temperature, as in `attend`
     orthogonal  whether the directions are orthogonal in groups of `width`, which lowers the variance
 
@@ -185,7 +192,7 @@ class LinearState:
     total     sum of phi(k), divided by exp(peak)
     peak      largest ln phi(k) of each feature so far; 0 for maps that are not logarithmic, -inf before any key
     length    number of keys so far, hidden ones included; the next key has this position
-    features  feature map with which the sums were made
+    features  feature map with which the sums were computed
     """
 
     weighted: Float[Tensor, "b h r e"]
@@ -214,17 +221,20 @@ def linear_attend(
     state: LinearState | None = None,
     **unknown: UnknownKeyword,
 ) -> LinearResult:
-    """Linear attention: weights are products of features, phi(q_i) . phi(k_j). Returns outputs and a recurrent state.
+    """Linear attention: weights are products of features, phi(q_i) . phi(k_j).
+
+    Returns outputs and a recurrent state.
 
     features  feature map; default elu_plus_one()
-    mask      None, full(), causal(), padding(lengths) or their `&`
-    form      "parallel" (i * j numbers, times count for performer, if causal), "chunked" or "recurrent"; all agree.
-              Default: chunked for a causal mask, parallel for a full one, whose sums are linear in any form
-    chunk     keys processed at once by the chunked form; default: `features.chunk`
-    state     the state of the call before; positions continue where it ends
+    mask      None, full(), causal(), padding(lengths), or several of them combined with `&`
+    form      algorithm: "parallel", "chunked" or "recurrent". All give the same result. A causal parallel call
+              stores i * j numbers (times count for performer). Default: chunked for a causal mask, parallel
+              otherwise
+    chunk     number of keys that the chunked form processes at once; default `features.chunk`
+    state     the state that the previous call returned; positions continue where it ends
 
-    Sums are float32 at least, under autocast too (which rounds q, k and v as it does for `attend`). A query that shares
-    no feature with any visible key gets zeros.
+    Sums are computed in float32 or better, also under autocast, which only casts q, k and v. A query that
+    shares no feature with any visible key gets zeros.
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> out, state = linear_attend(q, k, v, mask=causal())
@@ -280,7 +290,10 @@ def linear_attend(
 def _add_keys(
     state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: FeatureMap
 ) -> LinearState:
-    """The state with more keys and values added."""
+    """Return the state with more keys and values added to its sums.
+
+    keys  features of the keys
+    """
     weighted, total, peak = state.weighted, state.total, state.peak
     if features.logarithmic:
         # the peak cancels in the output, so it needs no gradient
@@ -293,9 +306,9 @@ def _add_keys(
 
 
 def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int], device: str) -> int:
-    """The number of chunks in one batched product: as many as the memory for their states allows.
+    """Return the number of chunks in one batched product: as many as the memory limit for their states allows.
 
-    One for the recurrent form, whose point is that memory does not grow, and for logarithmic features, whose sums are
+    It is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
     rescaled from chunk to chunk.
     """
     most = _AT_ONCE_ON_CPU if device == "cpu" else _AT_ONCE
@@ -310,9 +323,12 @@ def _read_chunks(
     step: int,
     nonfinite: bool,
 ) -> LinearResult:
-    """Causal outputs of all chunks of `step` keys at once, and the state after them.
+    """Compute the causal outputs of all chunks of `step` keys at once.
 
-    A query sees the sums of all chunks before its own, which one cumulative sum gives, and its own chunk up to itself.
+    Returns the outputs and the state after them. A query sees all earlier chunks, whose sums are one cumulative
+    sum, and its own chunk up to its own key.
+
+    nonfinite  whether the inputs may contain NaN or infinity
     """
     (b, h, n, r), e = queries.shape, values.shape[3]
     chunks = -(-n // step)
@@ -336,10 +352,10 @@ def _read_log_chunk(
     values: Float[Tensor, "b h n e"],
     nonfinite: bool,
 ) -> Float[Tensor, "b h n e"]:
-    """Outputs of queries that see all keys of the state and the keys of their own chunk up to their own.
+    """Compute outputs from logarithmic features. Queries see all keys of the state, and their own chunk causally.
 
-    Adds logarithms pair by pair and subtracts the largest of a row: two factors that are each scaled by their own peak
-    could both underflow where their product does not.
+    Logarithms are added pair by pair, and the largest of a row is subtracted. If queries and keys were each
+    scaled by their own maximum, both factors could underflow where their product does not.
     """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
@@ -353,7 +369,7 @@ def _read_log_chunk(
 def _read_state(
     state: LinearState, queries: Float[Tensor, "b h i r"], features: FeatureMap
 ) -> Float[Tensor, "b h i e"]:
-    """The outputs of queries that see all keys of the state."""
+    """Compute the outputs of queries that see all keys of the state."""
     if features.logarithmic:
         queries = queries + state.peak[:, :, None]
         queries = (queries - _or_zero(queries.detach().amax(-1, keepdim=True))).exp()
@@ -361,7 +377,7 @@ def _read_state(
 
 
 def _normalise(found: Float[Tensor, "b h i e"], mass: Float[Tensor, "b h i 1"]) -> Float[Tensor, "b h i e"]:
-    """The weighted sums divided by the sums of weights; zeros where these are zero."""
+    """Divide the weighted sums by the sums of weights. The result is 0 where the sum of weights is 0."""
     nothing = mass == 0
     return (found / mass.masked_fill(nothing, 1)).masked_fill(nothing, 0)
 
@@ -376,12 +392,16 @@ def _squared_relu(x: Tensor) -> Tensor:
 
 
 def _or_zero(peak: Tensor) -> Tensor:
-    """The peak, with 0 in place of -inf (no keys yet), so that it can be subtracted."""
+    """Replace -inf, which means no keys yet, by 0, so that the peak can be subtracted."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
 def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Tensor, "r c"]:
-    """`count` standard normal vectors, the same on every device; orthogonal ones keep their normal lengths."""
+    """Return `count` standard normal vectors, the same on every device.
+
+    orthogonal  whether the vectors are orthogonal in groups of `width`; their lengths stay those of normal
+                vectors
+    """
     draws = make_generator(seed)
     normal = torch.randn(count, width, dtype=torch.float64, generator=draws, device="cpu")
     if not orthogonal:
@@ -397,7 +417,7 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
 def _initial_state(
     state: LinearState | None, features: FeatureMap, size: tuple[int, int, int, int], peak: float, like: Tensor
 ) -> LinearState:
-    """The given state, checked, or the state before the first key."""
+    """Check the given state and return it, or return the state before the first key if it is None."""
     if state is None:
         return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0, features)
     if tuple(state.weighted.shape) != size:
@@ -422,7 +442,7 @@ def _initial_state(
 
 
 def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool[Tensor, "b 1 j 1"] | None]:
-    """Whether the mask is causal, and which keys are visible; raises for other masks."""
+    """Return whether the mask is causal, and which keys are visible. Raises ConfigError for unsupported masks."""
     i, j = q.shape[2], k.shape[2]
     mask = mask.to(k.device)
     mask.check(Positions(start, start), i, j, b=q.shape[0])
@@ -448,7 +468,7 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
 
 
 def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
-    """The number of keys that a form processes at once."""
+    """Return the number of keys that the algorithm `form` processes at once."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
         near = get_close_matches(str(form), FORMS, n=1)

@@ -18,9 +18,10 @@ PAIRINGS = ("half", "interleaved")
 
 
 def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) -> Float[Tensor, "n d"]:
-    """Sinusoidal position embeddings, to be added to token embeddings. Vaswani et al. 2017, arXiv:1706.03762.
+    """Return sinusoidal position embeddings, to be added to token embeddings.
 
-    out[n, 2k] = sin(n / base^(2k/d)) and out[n, 2k+1] = cos(n / base^(2k/d)), in float32.
+    Vaswani et al. 2017, arXiv:1706.03762. out[n, 2k] = sin(n / base^(2k/d)) and out[n, 2k+1] = cos(n /
+    base^(2k/d)), in float32.
 
     positions  number of tokens, or a tensor of positions
     width      model width, an even number
@@ -41,12 +42,14 @@ def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) ->
 
 
 def inverse_frequencies(base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
-    """base^(-2k/width) for k = 0 .. width/2 - 1: radians per position of each pair, in float32."""
+    """Return the RoPE frequencies base^(-2k/width) for k = 0 .. width/2 - 1, in radians per position and float32."""
     return 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
 
 def grid_positions(rows: int, columns: int, device: torch.device | str | None = None) -> Int[Tensor, "n 2"]:
-    """The (row, column) of every patch of an image, row by row: the positions for `rotary(axes=2)`.
+    """Return the (row, column) of every patch of an image, row by row.
+
+    These are the positions for `rotary(axes=2)`.
 
     >>> grid_positions(1, 3).tolist()
     [[0, 0], [0, 1], [0, 2]]
@@ -57,11 +60,11 @@ def grid_positions(rows: int, columns: int, device: torch.device | str | None = 
 
 
 class RopeScaling(ABC):
-    """RoPE scaling: changes the frequencies of rotary positions, to extend the context of a trained model."""
+    """Base class of RoPE scaling, which changes the rotary frequencies to extend the context of a trained model."""
 
     @abstractmethod
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
-        """The scaled inverse frequencies for `width` rotated coordinates, in radians per position."""
+        """Return the scaled frequencies for `width` rotated coordinates, in radians per position."""
 
 
 ROPE_SCALINGS: Registry[type[RopeScaling]] = Registry("rope scaling")
@@ -70,9 +73,9 @@ ROPE_SCALINGS: Registry[type[RopeScaling]] = Registry("rope scaling")
 @ROPE_SCALINGS.add("Interpolate")
 @dataclass(frozen=True, slots=True)
 class Interpolate(RopeScaling):
-    """Position interpolation: every frequency is divided by `factor`, as if every position were.
+    """Position interpolation for RoPE: all frequencies are divided by `factor`.
 
-    Chen et al. 2023, arXiv:2306.15595.
+    Chen et al. 2023, arXiv:2306.15595. This equals dividing all positions by `factor`.
     """
 
     factor: float
@@ -89,8 +92,8 @@ class Interpolate(RopeScaling):
 class NTK(RopeScaling):
     """NTK-aware RoPE scaling: the base becomes base * factor^(w / (w - 2)), where w is the rotated width.
 
-    The highest frequency is kept, the lowest is divided by `factor`, the others by a power of `factor` between 0 and 1.
-    bloc97 2023, reddit.com/r/LocalLLaMA/comments/14lz7j5.
+    The highest frequency is kept, and the lowest is divided by `factor`. The others are divided by `factor` to
+    a power between 0 and 1. bloc97 2023, reddit.com/r/LocalLLaMA/comments/14lz7j5.
     """
 
     factor: float
@@ -107,10 +110,10 @@ class NTK(RopeScaling):
 @ROPE_SCALINGS.add("DynamicNTK")
 @dataclass(frozen=True, slots=True)
 class DynamicNTK(RopeScaling):
-    """Dynamic NTK scaling: `NTK` with a factor that grows with the length n of the input.
+    """Dynamic NTK RoPE scaling: `NTK` with a factor that grows with the length n of the input.
 
-    For n > original that factor is factor * n / original - (factor - 1). Shorter inputs are not changed. All
-    frequencies change with n, so a KV cache can hold `original` positions only. emozilla 2023,
+    For n > original, the NTK factor is factor * n / original - (factor - 1). Shorter inputs are not changed.
+    All frequencies change with n, so a KV cache can only be used up to `original` positions. emozilla 2023,
     reddit.com/r/LocalLLaMA/comments/14mrgpr.
 
     factor    how fast the NTK factor grows: it is 1 at n = original and factor + 1 at n = 2 * original
@@ -125,7 +128,7 @@ class DynamicNTK(RopeScaling):
         check_integer("DynamicNTK(original)", self.original, 1, "positions")
 
     def at_length(self, n: int) -> NTK:
-        """The NTK scaling for an input of n positions."""
+        """Return the NTK scaling for an input of n positions."""
         return NTK(max(self.factor * n / self.original - (self.factor - 1), 1.0))
 
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
@@ -137,12 +140,12 @@ class DynamicNTK(RopeScaling):
 class Llama3(RopeScaling):
     """Llama 3's RoPE scaling, which divides low frequencies by `factor` and keeps high ones.
 
-    It goes by the number of turns that a frequency makes in the original context: original * frequency / (2 pi).
+    A frequency is low or high by its number of turns in the original context, original * frequency / (2 pi).
     Llama 3.1, arXiv:2407.21783 and github.com/meta-llama/llama-models.
 
     low       with at most this number of turns, the frequency is divided by `factor`
-    high      with at least this number of turns, the frequency is kept; between `low` and `high` it is interpolated
-              linearly
+    high      with at least this number of turns, the frequency is kept; between `low` and `high` it is
+              interpolated linearly
     original  context length that the model was trained with
     """
 
@@ -169,16 +172,16 @@ class Llama3(RopeScaling):
 class YaRN(RopeScaling):
     """YaRN's RoPE scaling, which divides low frequencies by `factor` and keeps high ones.
 
-    It goes by the number of turns that a frequency makes in the original context. Between `fast` and `slow`, the
-    frequencies are interpolated linearly in their index k. A frequency makes t turns at index
-    k(t) = w * ln(original / (2 pi t)) / (2 ln base) for a rotated width w; the ramp runs from floor k(fast) to
+    A frequency is low or high by its number of turns in the original context. Between `fast` and `slow`, the
+    frequencies are interpolated linearly in their index k. A frequency makes t turns at index k(t) = w *
+    ln(original / (2 pi t)) / (2 ln base) for a rotated width w. The interpolation runs from floor k(fast) to
     ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
 
     original          context length that the model was trained with
     fast              with at least this number of turns, the frequency is kept
     slow              with at most this number of turns, the frequency is divided by `factor`
-    attention_factor  multiplies rotated queries and keys, so that scores are multiplied by its square. The paper and
-                      Hugging Face use 0.1 ln(factor) + 1
+    attention_factor  multiplies rotated queries and keys, so that scores are multiplied by its square. The
+                      paper and Hugging Face use 0.1 ln(factor) + 1
     """
 
     factor: float
@@ -210,7 +213,7 @@ class YaRN(RopeScaling):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
-    """Rotary position embedding (RoPE), made by `rotary`, which documents the settings."""
+    """Rotary position embedding (RoPE). Make it with `rotary`, which documents the settings."""
 
     base: float = 10000.0
     pairing: str = "half"
@@ -236,7 +239,7 @@ class Rotary:
             )
 
     def frequencies(self, c: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
-        """The frequency of each pair of coordinates in radians per position, for heads of width c."""
+        """Return the frequency of each pair of coordinates, in radians per position, for heads of width c."""
         width = self._rotated_width(c) // self.axes
         scaling = self.scaling
         if scaling is None:
@@ -244,10 +247,10 @@ class Rotary:
         return scaling.frequencies(self.base, width, device)
 
     def __call__(self, x: Float[Tensor, "b h n c"], positions: int | Tensor | None = None) -> Float[Tensor, "b h n c"]:
-        """Rotate queries or keys by their positions.
+        """Rotate queries or keys by their positions (RoPE).
 
-        positions  None for 0, 1, 2 ...; a number for the first position; or a tensor of positions, (n) or (b n). With
-                   several axes a tensor (n axes) or (b n axes) is required
+        positions  None for 0, 1, 2 ...; an integer, the position of the first token; or a tensor of positions, (n)
+                   or (b n). With several axes a tensor (n axes) or (b n axes) is required
         """
         if not isinstance(x, Tensor):
             raise DtypeError(f"x must be a tensor of heads, (b h n c), not {type(x).__name__}")
@@ -283,7 +286,7 @@ class Rotary:
         return scaling.at_length(start + n)
 
     def _rotated_width(self, c: int) -> int:
-        """The number of rotated coordinates of heads of width c."""
+        """Return the number of rotated coordinates of a head of width c. Raises ShapeError if c does not fit."""
         width = c if self.width is None else self.width
         if width > c:
             raise ShapeError(
@@ -297,7 +300,7 @@ class Rotary:
         return width
 
     def _token_positions(self, x: Tensor, positions: int | Tensor | None) -> Float[Tensor, "*b n axes"]:
-        """The position of each token along each axis, in float32, to broadcast against (b h n axes)."""
+        """Return the position of each token along each axis, in float32, (n axes) or (b 1 n axes)."""
         b, _, n, _ = x.shape
         if not isinstance(positions, Tensor):
             if self.axes > 1:
@@ -321,7 +324,7 @@ class Rotary:
 
 
 def _rotations(positions: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every phase position * frequency."""
+    """Return the cosine and sine of every angle position * frequency."""
     # an elementwise product: autocast casts matrix products, and a bfloat16 phase is wrong by whole turns
     phases = (positions[..., None] * frequencies).to(exact)
     return phases.cos(), phases.sin()
@@ -339,7 +342,10 @@ def _(positions: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tenso
 
 
 def _in_compiled_code() -> bool:
-    """Whether torch.compile traces this call. An exported program must not contain custom operators."""
+    """Return whether torch.compile traces this call.
+
+    False in torch.export, whose programs must not use custom operators.
+    """
     # up to torch 2.11 is_exporting() is always true in compiled code
     return torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag
 
@@ -352,16 +358,18 @@ def rotary(
     axes: int = 1,
     scaling: RopeScaling | None = None,
 ) -> Rotary:
-    """Rotary position embedding (RoPE): each pair of coordinates is rotated by position * frequency.
+    """Return a rotary position embedding (RoPE), which rotates each pair of coordinates by position * frequency.
 
-    Scores of rotated q and k depend on i - j only. Su et al. 2021, arXiv:2104.09864. The result is called with queries
-    or keys: `rope(x)`, `rope(x, 7)` for a cache step, `rope(x, positions)`.
+    Scores of rotated q and k depend on i - j only. Su et al. 2021, arXiv:2104.09864. Call the result with
+    queries or keys: `rope(x)`, `rope(x, 7)` if the first position is 7, or `rope(x, positions)`.
 
     base     base of the wavelengths
-    pairing  "half" pairs coordinate k with k + w/2 (Llama of Hugging Face), "interleaved" 2k with 2k + 1 (GPT-J)
-    width    rotate the first `width` coordinates only
-    axes     2 for images: the first half of the rotated width follows the row, the second the column
-    scaling  Interpolate, NTK, DynamicNTK, Llama3 or YaRN, for contexts longer than trained on
+    pairing  "half" pairs coordinate k with k + w/2 (Llama of Hugging Face), "interleaved" 2k with 2k + 1
+             (GPT-J)
+    width    number of coordinates to rotate, from the first; None rotates all
+    axes     number of coordinates of a position. 2 is for images: the first half of the rotated width follows
+             the row, the second half the column
+    scaling  Interpolate, NTK, DynamicNTK, Llama3 or YaRN, for contexts longer than in training
 
     >>> rope = rotary()
     >>> early, late = rope(q, 2) @ rope(k, 0).mT, rope(q, 7) @ rope(k, 5).mT

@@ -12,7 +12,10 @@ from regard.core.softargmax import softargmax
 
 
 def reference(request: Request) -> Float[Tensor, "b h i e"]:
-    """The attention output in float64: softargmax(beta q . k + terms, over visible keys) times v, step by step."""
+    """Compute attention in float64 by its definition: softmax(beta q . k + terms, over visible keys) times v.
+
+    This is the slow reference with which all kernels are tested.
+    """
     b, h, g, i, j, _, _ = request.sizes
     q, k, v = request.q.double(), request.k.double(), request.v.double()
     visible = request.visible()

@@ -26,9 +26,9 @@ _SMALL = 1024  # numbers of a tensor whose contents may be part of a key
 
 
 class ScoreTerm(ABC):
-    """Base class of score terms: functions of the attention scores, applied before the softargmax.
+    """Base class of score terms: functions that change the attention scores before the softargmax (softmax).
 
-    If `additive` is true, the term only adds a value to the score of each pair.
+    additive  whether the term only adds a value to the score of each pair
     """
 
     name: str
@@ -36,29 +36,29 @@ class ScoreTerm(ABC):
 
     @abstractmethod
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
-        """The term for one call, as a function of (scores, grid) that returns the new scores."""
+        """Return this term for one attention call, as a function of (scores, grid) that returns the new scores."""
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
-        """Raise if the term was made for another number of heads or positions."""
+        """Raise an error if the term was made for another number of heads or positions than q and j keys have."""
 
     def may_hide(self) -> bool:
-        """Whether this term may hide keys by adding -inf to their scores."""
+        """Return whether this term may hide keys by adding -inf to their scores."""
         return False
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """The pairs that this term hides by adding -inf to their scores; None if it never does."""
+        """Return which pairs this term hides by adding -inf to their scores. None if it never hides any."""
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of this term, learned or not."""
+        """Return the tensors of this term, learned or not."""
         return ()
 
     def key(self) -> Hashable | None:
-        """A key that identifies what this term adds, for memoisation; None if it depends on q, is learned or large."""
+        """Return a cache key that identifies what this term adds. None if it depends on q, is learned or large."""
         return None
 
     def settings(self) -> Hashable:
-        """The constants of this term for compiled kernels: everything but the contents of its tensors."""
+        """Return the constants of this term for compiled kernels: everything except the contents of its tensors."""
         return (self.name, *(tuple(tensor.shape) for tensor in self.tensors()))
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class T5Buckets(ScoreTerm):
         return self._look_up(self.table)(grid) == -math.inf
 
     def _look_up(self, table: Tensor) -> Callable[[Grid], Tensor]:
-        """A function that returns the bias of each pair of a grid."""
+        """Return a function from a grid to the bias of each of its pairs."""
         # all distances beyond the reach share a bucket, so a table from -reach to reach has every value
         distances = torch.arange(-self.reach, self.reach + 1, device=table.device)
         by_distance = table[t5_bucket(distances, len(table), self.reach, self.both_ways)].T
@@ -186,9 +186,9 @@ class Softcap(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sink(ScoreTerm):
-    """The score term of `sink`: one more logit per head in the softmax, without a value.
+    """The score term of `sink` (attention sink): one more logit per head in the softmax, without a value.
 
-    It takes part in the normalisation only, after all other terms.
+    It changes only the sum by which the softmax divides, after all other terms.
     """
 
     logits: Float[Tensor, "h"]
@@ -228,7 +228,7 @@ class Additive(ScoreTerm):
         return self._look_up(self.values)(grid) == -math.inf
 
     def _look_up(self, values: Tensor) -> Callable[[Grid], Tensor]:
-        """A function that returns the value of each pair of a grid."""
+        """Return a function from a grid to the value of each of its pairs."""
         sizes = (1, 1, *values.shape)[-4:]
         used = [axis for axis in range(4) if sizes[axis] != 1]
         values, squeezed = values.reshape(sizes), values.reshape([sizes[axis] for axis in used])
@@ -263,10 +263,10 @@ class Additive(ScoreTerm):
 
 @TERMS.add("alibi")
 def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None) -> ScoreTerm:
-    """ALiBi, a linear distance bias: s - slopes[h] |i - j|. Press et al. 2022, arXiv:2108.12409.
+    """ALiBi, a bias linear in the distance: score - slopes[h] |i - j|. Press et al. 2022, arXiv:2108.12409.
 
     heads   number of query heads; the slopes are those of `alibi_slopes`
-    slopes  your own slopes instead, one per query head
+    slopes  one slope per query head, to use instead of `heads`
 
     >>> alibi(heads=4).slopes
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
@@ -277,11 +277,11 @@ def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None)
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
-    """The slopes of ALiBi for h heads.
+    """Return the slopes of ALiBi for h heads.
 
-    If h is a power of two, slope n is 2^(-8 n / h) for n = 1 .. h. Otherwise let p be the largest power of two below h:
-    the slopes for p heads come first, followed by slopes 1, 3, 5 ... of those for 2 p heads, until there are h. This is
-    the rule of the authors' code.
+    If h is a power of two, slope n is 2^(-8 n / h) for n = 1 .. h. Otherwise let p be the largest power of two
+    below h: the slopes for p heads come first, followed by slopes 1, 3, 5 ... of those for 2 p heads, until
+    there are h. This is the rule of the authors' code.
 
     >>> alibi_slopes(3)  # 2^-4 and 2^-8 of two heads, then 2^-2, the first of four heads
     tensor([0.0625, 0.0039, 0.2500])
@@ -295,13 +295,13 @@ def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
 
 @TERMS.add("t5_buckets")
 def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways: bool = True) -> ScoreTerm:
-    """T5's relative position bias: s + table[bucket(j - i), h]. Raffel et al. 2020, arXiv:1910.10683.
+    """T5's relative position bias: score + table[bucket(j - i), h]. Raffel et al. 2020, arXiv:1910.10683.
 
-    Short distances have a bucket each, longer ones share buckets of logarithmically growing width.
+    Each short distance has its own bucket. Longer distances share buckets of logarithmically growing width.
 
     table      learned biases, one row per bucket, one column per query head
-    reach      distances of at least this share the last bucket
-    both_ways  whether later keys have buckets of their own, as in an encoder
+    reach      all distances of at least this share the last bucket
+    both_ways  whether keys after the query have their own buckets, as in an encoder
 
     >>> t5_buckets(torch.zeros(32, 8))
     t5_buckets
@@ -321,7 +321,10 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
 
 
 def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Tensor:
-    """The T5 bucket of each distance j - i. Thresholds are integers, so no logarithm is rounded at a border."""
+    """Return the T5 bucket of each distance j - i.
+
+    Thresholds are integers, so no logarithm is rounded at a border.
+    """
     side = torch.zeros_like(distance)
     if both_ways:
         buckets //= 2
@@ -338,9 +341,12 @@ def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Te
 
 @TERMS.add("shaw")
 def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
-    """Relative position keys: s + beta q_i . keys[clip(j - i)]. Shaw et al. 2018, arXiv:1803.02155.
+    """Relative position keys: score + beta q_i . keys[clip(j - i, -reach, reach)].
 
-    keys  one learned key for each distance from -reach to reach: an odd number of rows, the middle one for i = j
+    Shaw et al. 2018, arXiv:1803.02155.
+
+    keys  one learned key for each distance from -reach to reach: an odd number of rows, the middle one for i =
+          j
 
     >>> shaw(torch.zeros(9, 64))
     shaw
@@ -353,7 +359,7 @@ def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
 
 @TERMS.add("softcap")
 def softcap(cap: float) -> ScoreTerm:
-    """Logit soft-capping: cap tanh(s / cap), so that scores are in (-cap, cap). Gemma 2, arXiv:2408.00118.
+    """Logit soft-capping: cap tanh(score / cap), so that scores are in (-cap, cap). Gemma 2, arXiv:2408.00118.
 
     >>> softcap(50.0)
     softcap
@@ -365,11 +371,12 @@ def softcap(cap: float) -> ScoreTerm:
 
 @TERMS.add("sink")
 def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
-    """Attention sink: one more logit per head in the softmax, without a value, so that a row sums to less than one.
+    """Attention sink: one more logit per head in the softmax, without a value.
 
-    Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss, arXiv:2508.10925.
+    The other weights sum to less than 1. Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss,
+    arXiv:2508.10925.
 
-    logits  one per query head
+    logits  the additional logit of each query head
 
     >>> sink(torch.zeros(8))
     sink
@@ -379,7 +386,7 @@ def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
 
 @TERMS.add("additive")
 def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
-    """An additive bias: s + values. A value of -inf hides its key, as a mask does.
+    """Additive bias: score + values. A value of -inf hides its key, as a mask does.
 
     values  floating-point tensor that broadcasts to (b, h, i, j)
 
@@ -405,7 +412,10 @@ def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
 
 
 def as_terms(scores: "ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor] | None") -> tuple[ScoreTerm, ...]:
-    """The score terms for an argument `scores=`: one term, a tensor to add, several in order, or None."""
+    """Convert the argument `scores=` to a tuple of score terms.
+
+    It is a term, a tensor to add, a list of these, or None.
+    """
     if scores is None:
         return ()
     several = list(scores) if isinstance(scores, tuple | list) else [scores]
@@ -421,12 +431,12 @@ def _as_term(term: object) -> ScoreTerm:
 
 
 def _add(scores: Tensor, values: Tensor, hides: bool) -> Tensor:
-    """The sum of scores and values. With `hides`, a value of -inf gives -inf even where the score is NaN."""
+    """Add values to scores. With `hides`, a value of -inf gives -inf even where the score is NaN."""
     return torch.where(values == -math.inf, values, scores + values) if hides else scores + values
 
 
 def _may_hold_minus_infinity(values: Tensor) -> bool:
-    """Whether some value may be -inf. Values are read on the CPU only; elsewhere the result is True."""
+    """Return whether a value may be -inf. Values are read on the CPU only; elsewhere the result is True."""
     values = values.detach()
     if values.device.type != "cpu" or not can_read_values(values) or not values.numel():
         return True
@@ -434,7 +444,7 @@ def _may_hold_minus_infinity(values: Tensor) -> bool:
 
 
 def _contents(settings: Hashable, values: Tensor) -> Hashable | None:
-    """A memo key made of settings and the contents of a small constant CPU tensor; None for other tensors."""
+    """Return a cache key made of settings and the contents of a small constant CPU tensor. None for other tensors."""
     learned = values.requires_grad and torch.is_grad_enabled()
     if learned or values.device.type != "cpu" or values.numel() > _SMALL or not can_read_values(values):
         return None

@@ -11,13 +11,14 @@ from regard.base.validation import LARGEST_FLOAT, check_number
 
 
 def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1) -> Float[Tensor, "*axes"]:
-    """The softmax with an inverse temperature: exp(beta s) / sum exp(beta s) along an axis.
+    """Softmax with an inverse temperature: exp(beta s) / sum exp(beta s) along an axis.
 
-    A score of -inf is hidden and has weight 0 at any beta; if all scores of a row are hidden, all its weights are 0.
-    NaN or +inf makes all weights of its row NaN.
+    A score of -inf is hidden and has weight 0 at any beta. If all scores of a row are hidden, all its weights
+    are 0. NaN or +inf makes all weights of its row NaN.
 
     scores  floating-point tensor
-    beta    inverse temperature, larger is sharper: 0 gives equal weights, inf the largest score (ties share)
+    beta    inverse temperature, larger is sharper: 0 gives equal weights; inf gives all weight to the largest
+            score, shared equally between ties
     axis    axis along which weights sum to one
 
     >>> softargmax(torch.tensor([1.0, 1.0, -torch.inf]))
@@ -56,7 +57,7 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
 
 
 def as_beta(beta: float) -> float:
-    """Check an inverse temperature and return it as a float."""
+    """Check an inverse temperature and return it as a float. Raises ConfigError if it is no number or -inf."""
     number = check_number(
         "beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention"
     )

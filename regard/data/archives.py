@@ -18,7 +18,10 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
 @dataclass(frozen=True)
 class Archive:
-    """The files of a folder or a tar; `members` maps file names to paths inside it."""
+    """The files of a folder or of a tar archive.
+
+    members  path inside the folder or archive, by file name
+    """
 
     path: Path
     members: Mapping[str, str]
@@ -31,19 +34,19 @@ class Archive:
         return iter(sorted(self.members))
 
     def check_all_read(self, read: Collection[str], expected: str) -> None:
-        """Raise DataError if the archive has files that were not read, except for descriptions of the data set.
+        """Raise DataError if the archive has files that were not read, other than descriptions of the data set.
 
         read      names of the files that were read
-        expected  what files were expected, for the error
+        expected  what files were expected, for the error message
         """
         check_all_read([self.path / name for name in read], [self.path / name for name in self], expected)
 
     def full_path(self, name: str) -> str:
-        """The path of a file including that of the archive, for errors."""
+        """Return the path of a file with that of its archive, for error messages."""
         return f"{self.path}:{self.members[name]}" if self.path.is_file() else str(self.path / self.members[name])
 
     def read(self, name: str) -> bytes:
-        """Read one file."""
+        """Return the bytes of one file."""
         member = self.members[name]
         if self.path.is_dir():
             return read_bytes(self.path / member)
@@ -61,7 +64,7 @@ class Archive:
 
 
 def open_archive(path: Path) -> Archive:
-    """List the files directly in a folder, or all files of a tar."""
+    """Open a folder or a tar archive: list the files directly in the folder, or all files of the archive."""
     data = b""
     if path.is_dir():
         members = [file.name for file in list_files(path)]
@@ -85,5 +88,5 @@ def open_archive(path: Path) -> Archive:
 
 
 def is_tar(path: Path) -> bool:
-    """Whether a file is named like a tar."""
+    """Return whether a file has the name of a tar archive, such as .tar.gz."""
     return path.name.lower().endswith(TAR_SUFFIXES)

@@ -21,7 +21,7 @@ TITLE = re.compile(r"(.+?(?<![ .][A-Z])(?<!^[A-Z])(?<!\bJr)(?<!\bSr)(?<!\bSt)(?<
 
 @dataclass(frozen=True)
 class BirthplaceQuestion:
-    """A question and its answer, a place.
+    """A question about a person's place of birth, and the place.
 
     >>> BirthplaceQuestion("Where was Ada born?", "London").place
     'London'
@@ -33,7 +33,7 @@ class BirthplaceQuestion:
 
 @dataclass(frozen=True)
 class Birthplaces:
-    """Documents, the person each is about, and questions for training and development.
+    """The birthplaces data set: biographies, the person each is about, and questions for training and development.
 
     >>> question = BirthplaceQuestion("Where was Ada born?", "London")
     >>> len(Birthplaces(("Ada was born in London.",), ("Ada",), (question,), ()).documents)

@@ -30,7 +30,7 @@ WORD_END = " "  # marks the end of a word; words contain no blanks
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """The visible character that stands for each byte, as in GPT-2."""
+    """Return a visible character for each byte, as in the tokenizer of GPT-2."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {byte: chr(byte) for byte in visible} | {byte: chr(256 + number) for number, byte in enumerate(hidden)}
@@ -42,14 +42,14 @@ CHARACTER_TO_BYTE = {character: byte for byte, character in BYTE_TO_CHARACTER.it
 
 @dataclass(frozen=True)
 class BytePairTokenizer(JSONTokenizer):
-    """A byte-pair tokenizer. Special tokens come first.
+    """A tokenizer with byte pair encoding (BPE). The ids of special tokens are the first ones.
 
     symbols  the tokens before any merge: bytes or characters
-    merges   the merged pairs of symbols, the most frequent first
+    merges   the merged pairs of symbols, in the order in which they were learned
     special  names of special tokens
     words    False: tokens are made of bytes, and decoding restores the text exactly. True: tokens are made of
-             characters. A character at the end of a word is another symbol than inside a word, and decoding separates
-             words by one blank, whatever white space the text had
+             characters. A character at the end of a word is another symbol than inside a word, and decoding
+             separates words by one blank, whatever white space the text had
 
     >>> tokenizer = BytePairTokenizer.train("low lower lowest", vocab=260)
     >>> tokenizer.decode(tokenizer.encode("low"))
@@ -77,7 +77,7 @@ class BytePairTokenizer(JSONTokenizer):
         words: bool = False,
         replace_unknown: bool = False,
     ) -> "BytePairTokenizer":
-        """Train a tokenizer on texts.
+        """Train a byte pair encoding (BPE) on texts and return the tokenizer.
 
         texts            strings, or iterables of strings
         vocab            maximum number of tokens, special ones included; small texts give fewer
@@ -122,7 +122,7 @@ class BytePairTokenizer(JSONTokenizer):
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The text of each token except special ones. If several merges give the same text, it is one token."""
+        """The text of each token, without special tokens. Merges with the same text give one token."""
         return tuple(dict.fromkeys([*self.symbols, *(left + right for left, right in self.merges)]))
 
     @cached_property
@@ -149,7 +149,10 @@ class BytePairTokenizer(JSONTokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """A readable name of each token. </w> marks the end of a word; bytes that are no character are numbers."""
+        """A readable name of each token.
+
+        </w> marks the end of a word. Bytes that are no character are shown as numbers.
+        """
         shown = [
             piece.replace(WORD_END, "</w>")
             if self.words
@@ -159,20 +162,23 @@ class BytePairTokenizer(JSONTokenizer):
         return (*map(format_special, self.special), *shown)
 
     def token(self, name: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token, given its name."""
         return special_index(self.special, name)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The token ids of a text."""
+        """Return the token ids of a text. No special tokens are added, so `special` has no effect."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of each text, faster than one by one."""
+        """Return the token ids of each text. This is faster than encoding the texts one by one."""
         ready = [self._replace_unknown(text) if self.words else check_utf8(text) for text in texts]
         return [list(found.ids) for found in self._library.encode_batch(ready, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, without special tokens; bytes that are not UTF-8 become the replacement character."""
+        """Return the text of token ids, without special tokens.
+
+        Bytes that are not UTF-8 become the replacement character.
+        """
         first = len(self.special)
         spelled = "".join(self.pieces[token - first] for token in check_tokens(ids, self.vocab) if token >= first)
         if self.words:
@@ -180,7 +186,10 @@ class BytePairTokenizer(JSONTokenizer):
         return bytes(CHARACTER_TO_BYTE[each] for each in spelled).decode("utf-8", errors="replace")
 
     def _replace_unknown(self, text: str) -> str:
-        """Replace unknown characters by the replacement character, or raise. The library would drop them silently."""
+        """Replace unknown characters by the replacement character; raise DataError if the tokenizer has none.
+
+        The library would drop unknown characters silently.
+        """
         plain = WORD_END.join(text.split())
         unknown = set(plain) - self._alphabet - {WORD_END}
         if not unknown:
@@ -192,20 +201,29 @@ class BytePairTokenizer(JSONTokenizer):
 
 
 def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...]:
-    """The initial symbols for words: every character of the texts, once inside and once at the end of a word."""
+    """Return the initial symbols with words=True.
+
+    They are all characters of the texts, each once inside a word and once at the end of a word.
+    """
     seen = sorted((set().union(*texts) - {WORD_END}) | ({REPLACEMENT} if replace_unknown else set()))
     return (*seen, *(each + WORD_END for each in seen))
 
 
 def _placeholders(symbols: Sequence[str]) -> dict[str, str]:
-    """A private-use character for each symbol that ends a word. No symbol is equal to one of these characters."""
+    """Return a private-use character for each symbol that ends a word.
+
+    These characters are different from all symbols.
+    """
     taken = set(symbols)
     free = (chr(code) for code in range(0xF0000, 0x110000) if chr(code) not in taken)
     return {symbol: next(free) for symbol in symbols if symbol.endswith(WORD_END)}
 
 
 def _replace_word_ends(text: str, ends: Mapping[str, str]) -> str:
-    """Replace the last character of each word by its placeholder."""
+    """Replace the last character of each word by its private-use placeholder.
+
+    ends  placeholder of each symbol that ends a word
+    """
     return WORD_END.join(word[:-1] + ends[word[-1] + WORD_END] for word in text.split(WORD_END)) if text else ""
 
 

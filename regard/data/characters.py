@@ -17,10 +17,10 @@ from regard.data.tokenizers import (
 
 @dataclass(frozen=True)
 class CharacterTokenizer(JSONTokenizer):
-    """A tokenizer with one token for each character of an alphabet, after the special tokens.
+    """A character tokenizer: one token for each character of an alphabet, after the special tokens.
 
-    A character outside the alphabet is an error, unless the alphabet has the replacement character, which then takes
-    its place.
+    A character outside the alphabet raises DataError. If the alphabet has the replacement character, that is
+    used instead.
 
     >>> CharacterTokenizer.from_texts("abba").encode("ab")
     [0, 1]
@@ -37,7 +37,10 @@ class CharacterTokenizer(JSONTokenizer):
 
     @staticmethod
     def from_texts(*texts: str, special: tuple[str, ...] = (), replace_unknown: bool = False) -> "CharacterTokenizer":
-        """A tokenizer of all characters in texts, sorted; `replace_unknown` adds the replacement character."""
+        """Return a tokenizer with all characters of the texts, sorted.
+
+        replace_unknown  add the replacement character, which stands for all other characters
+        """
         seen = set().union(*texts) | ({REPLACEMENT} if replace_unknown else set())
         if not seen:
             raise DataError("a character tokenizer needs a text that is not empty")
@@ -57,11 +60,11 @@ class CharacterTokenizer(JSONTokenizer):
         return (*map(format_special, self.special), *self.alphabet)
 
     def token(self, name: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token, given its name."""
         return special_index(self.special, name)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """One token id for each character."""
+        """Return one token id for each character. No special tokens are added, so `special` has no effect."""
         numbers, spare = self._numbers, self._numbers.get(REPLACEMENT)
         try:
             return [numbers[each] if spare is None else numbers.get(each, spare) for each in text]
@@ -69,13 +72,16 @@ class CharacterTokenizer(JSONTokenizer):
             raise unknown_character_error(text, str(error.args[0]), len(self.alphabet)) from None
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         first = len(self.special)
         return "".join(self.alphabet[token - first] for token in check_tokens(ids, self.vocab) if token >= first)
 
 
 def unknown_character_error(text: str, character: str, size: int) -> DataError:
-    """The error for a character outside the alphabet."""
+    """Return the error to raise for a character outside the alphabet.
+
+    size  number of characters in the alphabet
+    """
     position = text.index(character)
     near = text[max(0, position - 10) : position + 11]
     return DataError(

@@ -28,7 +28,7 @@ PICKLE_PREFIXES = (b"\x80", b"(dp", b"}q")
 
 
 def list_cifar_files(archive: Archive) -> list[str]:
-    """Names of the CIFAR files of an archive."""
+    """Return the names of the CIFAR files in an archive."""
     return [
         name
         for name in archive
@@ -37,14 +37,14 @@ def list_cifar_files(archive: Archive) -> list[str]:
 
 
 def is_cifar_file(file: Path) -> bool:
-    """Whether a file is named .bin or is a pickle."""
+    """Return whether a file can be a CIFAR file: its name ends in .bin, or it is a pickle."""
     if file.suffix.lower() == ".bin":
         return True
     return read_bytes(file).startswith(PICKLE_PREFIXES)
 
 
 def read_cifar(archive: Archive, split: str = "train") -> Images:
-    """Read all images of a split from a folder or an archive."""
+    """Read all CIFAR images of a split from a folder or an archive."""
     names = list_cifar_files(archive)
     if not names:
         raise DataError(f"{archive.path} has no CIFAR files; expected files such as data_batch_1.bin or train")
@@ -59,7 +59,7 @@ def read_cifar(archive: Archive, split: str = "train") -> Images:
 
 
 def _check_batch_names(folder: Path, names: list[str]) -> None:
-    """Raise if a numbered batch is missing or duplicated."""
+    """Check that the numbered batch files are complete, each once, else raise DataError."""
     found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
     if not found and len(names) > 1:
         raise DataError(f"{folder} has {', '.join(names)}; expected one file for a split, so pass or keep one of them")
@@ -71,7 +71,7 @@ def _check_batch_names(folder: Path, names: list[str]) -> None:
 
 
 def read_cifar_file(file: Path) -> Images:
-    """Read one file; class names come from the files next to it, if there are any."""
+    """Read the images of one CIFAR file. Class names are read from the files next to it, if there are any."""
     names = {each: each for each in (*META, *CLASS_NAMES) if (file.parent / each).is_file()}
     return _read_batch(str(file), read_bytes(file), _read_class_names(Archive(file.parent, names)))
 
@@ -103,7 +103,7 @@ def _read_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Im
 
 
 def _infer_class_count(where: str, data: bytes) -> int:
-    """Infer 10 or 100 classes from the size of the file."""
+    """Return the number of classes that the size of the file implies, 10 or 100, else raise DataError."""
     counts = [count for count, label_bytes in LABEL_BYTES.items() if not len(data) % (PIXELS + label_bytes)]
     if len(counts) == 1:
         return counts[0]
@@ -146,7 +146,7 @@ def _check_labels(where: str, labels: Any, count: int, kind: str = "label") -> N
 
 
 def _read_class_names(archive: Archive) -> tuple[str, ...] | None:
-    """The class names from the text or meta file of the distribution, if there is one."""
+    """Return the class names from the text or meta file of the data set; None if there is no such file."""
     for name, count in CLASS_NAMES.items():
         if name in archive:
             text = decode_text(archive.full_path(name), archive.read(name))

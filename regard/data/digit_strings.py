@@ -10,7 +10,10 @@ from regard.data.records import Records
 
 @dataclass(frozen=True, eq=False)
 class DigitStrings(Records):
-    """Sounds of different lengths with samples from -1 to 1, and the digits in each.
+    """A data set of sounds, each with the digits that it contains.
+
+    sounds  samples from -1 to 1; lengths may differ
+    labels  the digits of each sound
 
     >>> strings = tones(2)
     >>> len(strings.sounds), strings.sample_rate

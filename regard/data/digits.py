@@ -18,13 +18,13 @@ from regard.data.images import Images
 
 @cache
 def read_digits() -> tuple[UInt8[Tensor, "1797 8 8"], Int[Tensor, "1797"]]:
-    """Return the pixels, 17 shades from 0 to 16, and the labels."""
+    """Read the built-in handwritten digits. Returns the pixels, 17 shades from 0 to 16, and the labels."""
     with numpy.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         return torch.from_numpy(stored["images"]), torch.from_numpy(stored["labels"]).long()
 
 
 def digits() -> Images:
-    """Return all digits in their order, with one channel and pixels from 0 to 255.
+    """Return the built-in handwritten digits in their original order, with one channel and pixels from 0 to 255.
 
     >>> digits().pixels.shape
     torch.Size([1797, 1, 8, 8])

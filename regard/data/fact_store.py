@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS facts (
 
 @dataclass(frozen=True)
 class StoredFact:
-    """A question as typed, its answer, and whether a model has learned it."""
+    """A question as the user typed it, its answer, and whether a model was trained on it."""
 
     question: str
     answer: str
@@ -36,17 +36,23 @@ class StoredFact:
 
 @dataclass(frozen=True)
 class FactStore:
-    """A fact store. Every call is one transaction, so several processes can use the file."""
+    """A store of questions and answers in an SQLite file.
+
+    Every call is one transaction, so several processes can use the file.
+    """
 
     file: Path
 
     def answer(self, question: str) -> str | None:
-        """The stored answer to a question, or None. Case, blanks and final punctuation are ignored."""
+        """Return the stored answer to a question; None if there is none.
+
+        Case, blanks and final punctuation are ignored.
+        """
         found = self._read("SELECT answer FROM facts WHERE question = ?", normalize_question(question))
         return str(found[0][0]) if found else None
 
     def save(self, question: str, answer: str) -> None:
-        """Save an answer, replacing an older one; it counts as not learned."""
+        """Save the answer to a question and mark it as not learned. An older answer is replaced."""
         if not normalize_question(question) or not answer.strip():
             raise DataError(f"a fact needs a question and an answer, not {question!r} and {answer!r}")
         check_utf8(answer)
@@ -58,18 +64,18 @@ class FactStore:
             )
 
     def all(self) -> list[StoredFact]:
-        """All facts, sorted by question."""
+        """Return all facts, sorted by question."""
         rows = self._read("SELECT asked, answer, learned FROM facts ORDER BY question")
         return [StoredFact(asked, answer, bool(learned)) for asked, answer, learned in rows]
 
     def mark_learned(self, facts: list[StoredFact]) -> None:
-        """Mark facts as learned, except those whose answer has changed in the meantime."""
+        """Mark facts as learned by a model, except those whose answer has changed in the meantime."""
         pairs = [(normalize_question(fact.question), fact.answer) for fact in facts]
         with self._transaction() as store:
             store.executemany("UPDATE facts SET learned = 1 WHERE question = ? AND answer = ?", pairs)
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        """Rows of a query; the file is neither created nor changed."""
+        """Return the rows of an SQL query; none if the file does not exist. The file is neither created nor changed."""
         if not self.file.exists():
             return []
         try:
@@ -83,7 +89,7 @@ class FactStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A write transaction, rolled back on an error."""
+        """Context manager: an SQLite write transaction, which is rolled back on an error."""
         try:
             connection = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT)
         except sqlite3.Error as error:
@@ -100,7 +106,7 @@ class FactStore:
 
 
 def open_fact_store(file: str | os.PathLike[str]) -> FactStore:
-    """Open the fact store in a file, which is created by the first `save`.
+    """Open the fact store in a file. The first `save` creates the file.
 
     >>> open_fact_store("facts.sqlite").answer("Where was Ada born?")
     """
@@ -111,7 +117,7 @@ def open_fact_store(file: str | os.PathLike[str]) -> FactStore:
 
 
 def normalize_question(question: str) -> str:
-    """Normalize a question for comparison: case, blanks and final punctuation."""
+    """Normalise a question for comparison: lower case, single blanks, and no punctuation at its end."""
     check_utf8(question)
     plain = unicodedata.normalize("NFKC", question).casefold()
     return re.sub(r"\s+", " ", plain).strip().rstrip("?!. ")

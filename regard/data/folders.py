@@ -10,7 +10,14 @@ SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
 def check_all_read(read: Collection[Path], files: Iterable[Path], expected: str) -> None:
-    """Raise if one of the files is neither read nor a description of the data set, such as an unfinished download."""
+    """Raise DataError if a file of a data set would not be read, such as an unfinished download.
+
+    Descriptions of the data set, such as a README, may be left unread.
+
+    read      files that are read
+    files     all files of the data set
+    expected  what files were expected, for the error message
+    """
     for file in files:
         about = file.suffix.lower() in DESCRIPTIONS or file.stem.upper() in ("README", "LICENSE")
         if not about and file not in read:
@@ -18,12 +25,12 @@ def check_all_read(read: Collection[Path], files: Iterable[Path], expected: str)
 
 
 def is_system_file(name: str) -> bool:
-    """Whether a file or folder is hidden or was made by the operating system."""
+    """Return whether a file or folder is hidden or was made by the operating system."""
     return name.startswith(".") or name.lower() in SYSTEM_FILES
 
 
 def list_entries(folder: Path) -> list[Path]:
-    """Files and folders directly in a folder, sorted by name."""
+    """Return the files and folders directly in a folder, sorted by name, without system files."""
     try:
         return sorted(entry for entry in folder.iterdir() if not is_system_file(entry.name))
     except OSError as error:
@@ -31,17 +38,17 @@ def list_entries(folder: Path) -> list[Path]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Files directly in a folder, sorted by name."""
+    """Return the files directly in a folder, sorted by name, without system files."""
     return [entry for entry in list_entries(folder) if not entry.is_dir()]
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """Folders directly in a folder, sorted by name."""
+    """Return the folders directly in a folder, sorted by name, without system folders."""
     return [entry for entry in list_entries(folder) if entry.is_dir()]
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Files in a folder and in all its subfolders."""
+    """Yield the files in a folder and in all its subfolders, without system files."""
     for entry in list_entries(folder):
         if entry.is_dir():
             yield from walk_files(entry)

@@ -17,7 +17,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class ImageCollector:
-    """Collect decoded images of one size and their labels.
+    """Collects decoded images of one size with their labels, to make a data set of them.
 
     size  height and width to resize every image to; without it, all images must have the same size
     """
@@ -29,7 +29,11 @@ class ImageCollector:
         self._first = ""
 
     def add(self, where: str, data: bytes, label: int) -> None:
-        """Decode an image file; `where` names it in errors."""
+        """Decode an image file and add it with its label.
+
+        where  name of the image, for error messages
+        data   bytes of the file
+        """
         image = decode_pixels(where, data, self.size)
         if self._pixels and image.shape != self._pixels[0].shape:
             height, width, _ = self._pixels[0].shape
@@ -43,7 +47,7 @@ class ImageCollector:
         self.labels.append(label)
 
     def images(self, classes: tuple[str, ...]) -> Images:
-        """All images as one data set."""
+        """Return all collected images as one data set."""
         stacked = torch.from_numpy(np.stack(self._pixels)).permute(0, 3, 1, 2).contiguous()
         return Images(stacked, torch.tensor(self.labels), classes)
 
@@ -69,7 +73,11 @@ def read_image_folder(folder: Path, size: tuple[int, int] | None = None) -> Imag
 
 
 def decode_pixels(where: str, data: bytes, size: tuple[int, int] | None = None) -> Pixels:
-    """Decode an image file to (height, width, 3); `where` names it in errors."""
+    """Decode an image file to an RGB array of shape (height, width, 3).
+
+    where  name of the image, for error messages
+    size   height and width to resize it to; None keeps its size
+    """
     from PIL.Image import Resampling
 
     rgb = decode_image(where, data).convert("RGB")
@@ -77,7 +85,7 @@ def decode_pixels(where: str, data: bytes, size: tuple[int, int] | None = None) 
 
 
 def resize_images(images: Images, size: tuple[int, int]) -> Images:
-    """Resize images to a height and width."""
+    """Resize all images of a data set to a height and width, with bicubic resampling."""
     from PIL import Image
 
     if tuple(images.pixels.shape[2:]) == tuple(size):

@@ -20,9 +20,9 @@ Size = tuple[int, int] | None  # height and width
 
 
 def read_images(path: str | os.PathLike[str], split: str = "train", *, size: Size = None) -> Images:
-    """Read an image data set; its format is detected from the files.
+    """Read an image data set. The format is detected from the files.
 
-    split  train, test or val, where files or folders are named for splits
+    split  "train", "test" or "val", for data sets whose files or folders are named for splits
     size   height and width to resize all images to; without it, all images must have the same size
 
     >>> Path("images/cat").mkdir(parents=True)
@@ -75,12 +75,12 @@ def _read_folder(folder: Path, split: str, size: Size) -> Images:
 
 
 def _image_files(archive: Archive) -> list[str]:
-    """The CIFAR and parquet files of a folder."""
+    """Return the names of the CIFAR and parquet files of a folder."""
     return list_cifar_files(archive) + list_parquet_files(archive)
 
 
 def _read_image_files(archive: Archive, split: str, size: Size) -> Images:
-    """Read the CIFAR or parquet files of a folder."""
+    """Read the CIFAR or parquet files of a split from a folder. Raises DataError if the folder has both formats."""
     batches, tables = list_cifar_files(archive), list_parquet_files(archive)
     if batches and tables:
         raise DataError(
@@ -92,7 +92,10 @@ def _read_image_files(archive: Archive, split: str, size: Size) -> Images:
 
 
 def _read_subfolder(folder: Path, inner: Mapping[str, Archive], split: str, size: Size) -> Images:
-    """Read the only subfolder with image files, or that of the split."""
+    """Read the subfolder of the split, or the only subfolder with image files.
+
+    inner  files of each subfolder, by its name
+    """
     named = any(split_from_name(file) for archive in inner.values() for file in _image_files(archive))
     names = [*inner]
     if not named and all(name.lower() in SPLIT_NAMES for name in names):
@@ -103,7 +106,7 @@ def _read_subfolder(folder: Path, inner: Mapping[str, Archive], split: str, size
 
 
 def _find_split_folder(folder: Path, split: str) -> Path:
-    """The subfolder of a split if subfolders are splits, else the folder itself."""
+    """Return the folder of a split: a subfolder, or the folder itself if its subfolders are classes."""
     names = [each.name for each in list_folders(folder)]
     splits = {SPLIT_NAMES[name.lower()] for name in names if name.lower() in SPLIT_NAMES}
     # a single folder `train` among others may be a class of pictures of trains

@@ -18,7 +18,9 @@ SPLIT_NAMES = {"train": "train", "training": "train", "test": "test", "val": "va
 
 @dataclass(frozen=True, eq=False)
 class Images(Records):
-    """Images of one size as uint8 pixels, and the class of each.
+    """An image data set: images of one size as uint8 pixels, and the class of each.
+
+    classes  names of the classes; labels are indices into them
 
     >>> images = digits()
     >>> images.labels[:3].tolist(), images.classes[:3]
@@ -42,7 +44,10 @@ class Images(Records):
 
 
 def concatenate_images(parts: Sequence[Images], names: Sequence[str]) -> Images:
-    """Concatenate parts of one data set; `names` are their files, for errors."""
+    """Concatenate the parts of one image data set.
+
+    names  file of each part, for error messages
+    """
     for part, name in zip(parts, names, strict=True):
         if part.classes != parts[0].classes:
             raise DataError(f"{name} has other classes than {names[0]}, so they are not parts of one data set")
@@ -51,7 +56,7 @@ def concatenate_images(parts: Sequence[Images], names: Sequence[str]) -> Images:
 
 
 def select_split(folder: Path, names: Sequence[str], split: str) -> list[str]:
-    """The names that belong to a split; if no name says its split, all of them are for training."""
+    """Return the file names that belong to a split. If no name contains a split, all files belong to "train"."""
     splits = {name: split_from_name(name) for name in names}
     if not any(splits.values()):
         if split != "train":
@@ -67,7 +72,10 @@ def select_split(folder: Path, names: Sequence[str], split: str) -> list[str]:
 
 
 def names_of_split(folder: Path, splits: Mapping[str, str | None], split: str) -> list[str]:
-    """The names that belong to a split, from the split of each name."""
+    """Return the names that belong to a split; raise DataError if there are none.
+
+    splits  the split of each name
+    """
     found = [name for name, part in splits.items() if part == split]
     if not found:
         raise DataError(f"{folder} has no split {split!r}; it has {', '.join(splits)}")
@@ -75,7 +83,7 @@ def names_of_split(folder: Path, splits: Mapping[str, str | None], split: str) -
 
 
 def split_from_name(name: str) -> str | None:
-    """The split that a file or folder is named for, such as "train" for `cifar100_train.bin`."""
+    """Return the split in a file or folder name, such as "train" for `cifar100_train.bin`; None if there is none."""
     if name.startswith("data_batch"):
         return "train"  # as in CIFAR-10
     words = re.split(r"[^a-z]+", name.lower())

@@ -63,26 +63,26 @@ class LogMel:
 
     @property
     def window_length(self) -> int:
-        """Samples of a frame."""
+        """The number of samples in a frame."""
         return round(check_number("LogMel(window_ms)", self.window_ms) * self.sample_rate / 1000)
 
     @property
     def hop_length(self) -> int:
-        """Samples between the starts of consecutive frames."""
+        """The number of samples between the starts of consecutive frames."""
         return round(check_number("LogMel(hop_ms)", self.hop_ms) * self.sample_rate / 1000)
 
     @property
     def top(self) -> float:
-        """Highest frequency in hertz."""
+        """The highest frequency in hertz."""
         return self.sample_rate / 2 if self.f_max is None else check_number("LogMel(f_max)", self.f_max)
 
     @property
     def n_fft(self) -> int:
-        """Points of the Fourier transform: the window length rounded up to a power of two."""
+        """The number of points of the Fourier transform: the window length rounded up to a power of two."""
         return 1 << (self.window_length - 1).bit_length()
 
     def num_frames(self, samples: int) -> int:
-        """Number of whole frames in this number of samples."""
+        """Return the number of whole frames in this number of samples."""
         return max(0, (samples - self.window_length) // self.hop_length + 1)
 
     @cached_property
@@ -93,7 +93,7 @@ class LogMel:
 
     @cached_property
     def filters(self) -> Float[Tensor, "frequencies mels"]:
-        """Triangular filters, evenly spaced on the mel scale 2595 log10(1 + hertz / 700)."""
+        """The mel filterbank: triangular filters, evenly spaced on the mel scale 2595 log10(1 + hertz / 700)."""
         edges = torch.linspace(_hertz_to_mel(self.f_min), _hertz_to_mel(self.top), self.mels + 2, dtype=torch.float64)
         hertz = 700 * (torch.pow(10.0, edges / 2595) - 1)
         low, middle, high = hertz[:-2], hertz[1:-1], hertz[2:]
@@ -103,7 +103,9 @@ class LogMel:
 
 
 def log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b frames mels"]:
-    """The log-mel spectrogram of a sound with samples from -1 to 1; a sound shorter than a frame has no frames.
+    """Return the log-mel spectrogram of a sound with samples from -1 to 1.
+
+    A sound that is shorter than a frame has no frames.
 
     >>> log_mel(torch.zeros(8000), LogMel()).shape
     torch.Size([98, 40])
@@ -116,7 +118,7 @@ def log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b
 
 
 class LogMelStream:
-    """The log-mel spectrogram of a streamed sound: each frame as soon as its last sample arrives.
+    """Streaming log-mel spectrogram: `push` takes pieces of a sound and returns each frame when it is complete.
 
     >>> stream = LogMelStream(LogMel())
     >>> stream.push(torch.zeros(1000)).shape
@@ -129,7 +131,7 @@ class LogMelStream:
         self._skip = 0  # samples between frames, still to come, that no frame needs
 
     def push(self, chunk: Float[Tensor, "*b n"]) -> Float[Tensor, "*b frames mels"]:
-        """The frames that this chunk completes."""
+        """Add samples of the sound and return the frames that are now complete."""
         buffer = chunk[..., :0] if self._buffer is None else self._buffer
         if buffer.shape[:-1] != chunk.shape[:-1]:
             raise ShapeError(

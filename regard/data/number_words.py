@@ -22,14 +22,14 @@ GERMAN_TENS = ("zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig
 
 
 def english(number: int) -> str:
-    """A number in English words, such as `one hundred twenty three`."""
+    """Return a number in English words, such as `one hundred twenty three`."""
     thousands, rest = divmod(_check_number(number), 1000)
     words = [] if not thousands else [*_english_below_1000(thousands), "thousand"]
     return " ".join(words + _english_below_1000(rest) if rest or not thousands else words)
 
 
 def german(number: int) -> str:
-    """A number in German words, such as `ein hundert drei und zwanzig`."""
+    """Return a number in German words, such as `ein hundert drei und zwanzig`."""
     thousands, rest = divmod(_check_number(number), 1000)
     words = [] if not thousands else [*_german_below_1000(thousands, before=True), "tausend"]
     if rest or not thousands:
@@ -38,7 +38,7 @@ def german(number: int) -> str:
 
 
 def number_pairs(first: int = 0, last: int = 9_999) -> SentencePairs:
-    """The numbers first .. last (inclusive) in English and German words.
+    """Return the numbers from first to last (inclusive) in English and German words.
 
     >>> number_pairs(21, 21).target
     ('ein und zwanzig',)
@@ -52,7 +52,10 @@ def number_pairs(first: int = 0, last: int = 9_999) -> SentencePairs:
 def number_words(
     first: int = 0, last: int = 9_999, *, valid: int = 500, test: int = 500, seed: int = 0
 ) -> tuple[SentencePairs, SentencePairs, SentencePairs]:
-    """Random disjoint splits of `number_pairs`: train, validation and test.
+    """Return random disjoint splits of `number_pairs`: train, validation and test.
+
+    valid  number of validation pairs
+    test   number of test pairs
 
     >>> [len(part.source) for part in number_words(0, 999, valid=50, test=50)]
     [900, 50, 50]
@@ -69,7 +72,7 @@ def _check_number(number: int) -> int:
 
 
 def _english_below_1000(number: int) -> list[str]:
-    """The words of a number below a thousand."""
+    """Return the English words of a number below a thousand."""
     hundreds, rest = divmod(number, 100)
     words = [ENGLISH[hundreds], "hundred"] if hundreds else []
     if rest < 20:
@@ -79,7 +82,10 @@ def _english_below_1000(number: int) -> list[str]:
 
 
 def _german_below_1000(number: int, before: bool) -> list[str]:
-    """The words of a number below a thousand. One is `eins` at the end and `ein` before other words."""
+    """Return the German words of a number below a thousand.
+
+    before  whether other words follow: one is `ein` before other words and `eins` at the end
+    """
     hundreds, rest = divmod(number, 100)
     words = [_german_digit(hundreds, before=True), "hundert"] if hundreds else []
     if rest < 20:

@@ -24,12 +24,15 @@ BATCH_ROWS = 1024  # rows
 
 
 def list_parquet_files(archive: Archive) -> list[str]:
-    """Names of the parquet files of an archive."""
+    """Return the names of the parquet files in an archive."""
     return [name for name in archive if name.lower().endswith(".parquet")]
 
 
 def read_parquet(archive: Archive, split: str = "train", size: tuple[int, int] | None = None) -> Images:
-    """Read all images of a split from the files of a folder."""
+    """Read all images of a split from the parquet files of a folder.
+
+    size  height and width to resize all images to; without it, all images must have the same size
+    """
     chosen = select_split(archive.path, list_parquet_files(archive), split)
     _check_shards(archive.path, chosen)
     archive.check_all_read(list_parquet_files(archive), "files such as train-00000-of-00001.parquet")
@@ -37,7 +40,10 @@ def read_parquet(archive: Archive, split: str = "train", size: tuple[int, int] |
 
 
 def read_parquet_files(files: Sequence[Path], size: tuple[int, int] | None = None) -> Images:
-    """Read the images of several files, resized to `size` (height, width) if it is given."""
+    """Read the images of several parquet files into one data set.
+
+    size  height and width to resize all images to; without it, all images must have the same size
+    """
     collector = ImageCollector(size)
     column, classes = LABEL_COLUMNS[0], None
     for file in files:
@@ -55,7 +61,7 @@ def read_parquet_files(files: Sequence[Path], size: tuple[int, int] | None = Non
 
 
 class _ParquetReader:
-    """One parquet file: its image and label columns, and its class names."""
+    """Reads one parquet file of images: finds the image and label columns and the class names."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -77,7 +83,7 @@ class _ParquetReader:
         self.classes = self._classes(schema.metadata or {})
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
-        """The image and the label of each row, not decoded."""
+        """Yield the image and the label of each row; images are not decoded."""
         batches = self._opened.iter_batches(BATCH_ROWS, columns=[self.image, self.label])
         row = 0
         while True:
@@ -101,7 +107,7 @@ class _ParquetReader:
         return there[0]
 
     def _classes(self, metadata: dict[bytes, bytes]) -> tuple[str, ...] | None:
-        """The class names in the metadata, if there are any."""
+        """Return the class names in the Hugging Face metadata of the file; None if there are none."""
         if b"huggingface" not in metadata:
             return None
         try:
@@ -130,7 +136,7 @@ def _check_label(where: str, label: Any, column: str, classes: tuple[str, ...] |
 
 
 def _image_bytes(where: str, image: Any, column: str) -> bytes:
-    """The bytes of an image, which are stored alone or with a path."""
+    """Return the bytes of an image cell, which holds the bytes alone or a dict with bytes and a path."""
     data = image.get("bytes") if isinstance(image, dict) else image
     if isinstance(data, bytes):
         return data
@@ -142,7 +148,7 @@ def _image_bytes(where: str, image: Any, column: str) -> bytes:
 
 
 def _check_shards(folder: Path, names: Sequence[str]) -> None:
-    """Raise if a numbered file is missing or duplicated."""
+    """Check that numbered files such as train-00000-of-00002.parquet are complete, else raise DataError."""
     numbered = {name: found for name in names if (found := SHARD.search(name))}
     if not numbered:
         return

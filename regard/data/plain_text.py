@@ -28,7 +28,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def _is_text_file(file: Path) -> bool:
-    """Whether a file is a text file; raises if its compression is not supported."""
+    """Return whether a file is named .txt or .txt.gz. Raises DataError for other compressions of .txt."""
     suffixes = [suffix.lower() for suffix in file.suffixes]
     if suffixes[-2:-1] == [".txt"] and suffixes[-1] in UNSUPPORTED_COMPRESSION:
         raise DataError(f"{file} has an unsupported compression; decompress it, or compress it with gzip")
@@ -56,7 +56,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def check_utf8(text: str) -> str:
-    """Return the text. Raises DataError if it has lone surrogates, which UTF-8 cannot encode."""
+    """Check that a text can be encoded as UTF-8 and return it. Raises DataError if it has lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -68,7 +68,12 @@ def check_utf8(text: str) -> str:
 
 
 def decode_text(file: Path | str, data: bytes) -> str:
-    """Decode UTF-8, without a byte order mark; errors name the line and byte of the file."""
+    """Decode UTF-8 and remove a byte order mark.
+
+    Raise DataError, which names the line and byte, if the data are not UTF-8.
+
+    file  name of the source, for error messages
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from regard.base.errors import DataError
 
 
 def python_text() -> str:
-    """All topics of Python's help, sorted by name, each with its name as a heading.
+    """Return the text of Python's help: all topics, sorted by name, each with its name as a heading.
 
     >>> len(python_text()) > 100_000
     True

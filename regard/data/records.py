@@ -12,7 +12,7 @@ R = TypeVar("R", bound="Records")
 
 
 class Records:
-    """A data set in columns: each of the fields in `PER_RECORD` has one entry for each record."""
+    """Base class of data sets in columns: each field in `PER_RECORD` has one entry for each record."""
 
     PER_RECORD: ClassVar[tuple[str, ...]]
 
@@ -26,7 +26,7 @@ class Records:
         return len(getattr(self, self.PER_RECORD[0]))
 
     def select(self: R, records: Int64[Tensor, "_"]) -> R:
-        """The records with these indices."""
+        """Return a data set with the records at these indices."""
         chosen: dict[str, Any] = {}
         for name in self.PER_RECORD:
             values = getattr(self, name)

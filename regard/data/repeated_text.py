@@ -17,9 +17,11 @@ LENGTH = (8, 48)  # of a string: shortest and longest
 
 
 def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
-    """Random strings of different characters, each written twice, until there are that many characters.
+    """Return a text of random strings, each written twice, with `characters` characters in all.
 
-    The strings have random lengths, so that a copy cannot be found by its distance.
+    The characters of a string are all different.
+
+    The strings have random lengths, so that a model cannot find the copy by its distance.
 
     >>> len(repeated_text(1000))
     1000
@@ -35,7 +37,7 @@ def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
 
 
 def repeated_tokens(count: int, length: int, *, vocab: int = len(ALPHABET), seed: int = 0) -> Int64[Tensor, "count n"]:
-    """Sequences of `length` random different tokens, each written twice: (count, 2 * length).
+    """Return `count` sequences of `length` random different tokens, each written twice: (count, 2 * length).
 
     >>> repeated_tokens(2, 5).shape
     torch.Size([2, 10])

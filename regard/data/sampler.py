@@ -16,7 +16,9 @@ from regard.base.validation import check_integer
 
 
 def sampler_generator(seed: int, step: int, *names: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A random generator for one use in one step, such as `sampler_generator(seed, step, "crop")`.
+    """Return a random generator seeded by the seed, the step and a name of its use.
+
+    `sampler_generator(seed, step, "crop")` always gives the same random numbers.
 
     >>> torch.rand(2, generator=sampler_generator(0, 7, "crop")).shape
     torch.Size([2])
@@ -26,18 +28,18 @@ def sampler_generator(seed: int, step: int, *names: str, device: torch.device | 
 
 
 def random_index(size: int, generator: torch.Generator) -> int:
-    """A random integer from 0 to size - 1."""
+    """Return a random integer from 0 to size - 1."""
     return int(torch.randint(size, (), generator=generator))
 
 
 @dataclass(frozen=True)
 class ShuffledOrder:
-    """Endless batches of record numbers: each epoch is a new permutation, and batches continue across epochs.
+    """Endless batches of record indices in random order: each epoch is a new permutation, and batches span epochs.
 
     Every record comes exactly once in an epoch, even if the batch size does not divide the number of records.
 
     size   number of records
-    batch  records in a batch
+    batch  number of records in a batch
 
     >>> ShuffledOrder(size=5, batch=2, seed=0).at(step=3).shape
     torch.Size([2])
@@ -53,7 +55,10 @@ class ShuffledOrder:
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int, part: int = 0, of: int = 1) -> Int64[Tensor, "_"]:
-        """The record numbers of one step, or equal share `part` of `of` of them, all counted from 0."""
+        """Return the record indices of the batch of step `step`, or of micro-batch `part` of `of` equal ones.
+
+        Steps and parts are counted from 0.
+        """
         of = check_integer("ShuffledOrder.at(of)", of, 1, "shares")
         if not check_integer("ShuffledOrder.at(part)", part, 0) < of:
             raise ConfigError(f"share {part} is not one of {of}, which count from 0")
@@ -66,7 +71,7 @@ class ShuffledOrder:
         return self._batch(check_integer("ShuffledOrder.at(step)", step, 0))[part * size : (part + 1) * size]
 
     def _batch(self, step: int) -> Int64[Tensor, "batch"]:
-        """The record numbers of one step."""
+        """Return the record indices of the batch of one step."""
         position, stop = step * self.batch, (step + 1) * self.batch
         parts = []
         while position < stop:
@@ -76,7 +81,7 @@ class ShuffledOrder:
         return torch.cat(parts)
 
     def _permutation(self, epoch: int) -> Int64[Tensor, "size"]:
-        """The permutation of one epoch. Only the last one is cached."""
+        """Return the permutation of all records in one epoch. Only the last one is cached."""
         if epoch not in self._cached:
             self._cached.clear()
             self._cached[epoch] = torch.randperm(self.size, generator=sampler_generator(self.seed, epoch, "order"))
@@ -87,11 +92,11 @@ class ShuffledOrder:
 class LengthBuckets(ShuffledOrder):
     """Batches of records of similar length (bucketing), so that there is little padding.
 
-    The records of `pool` shuffled batches, at most one epoch, are sorted by length and split into batches, which come
-    in random order.
+    The records of `pool` shuffled batches (at most one epoch) are sorted by length and split into batches
+    again. These batches come in random order.
 
     lengths  lengths of all records
-    pool     batches that are sorted together
+    pool     number of batches that are sorted together
 
     >>> order = LengthBuckets(100, 10, lengths=torch.arange(100), pool=4)
     >>> order.at(0).shape

@@ -11,7 +11,7 @@ from regard.data.records import Records
 
 @dataclass(frozen=True)
 class SentencePairs(Records):
-    """Sentences and their translations, in the same order.
+    """A translation data set: sentences and their translations, in the same order.
 
     >>> SentencePairs(("one",), ("eins",)).target
     ('eins',)
@@ -30,15 +30,15 @@ def read_sentence_pairs(
     *,
     preprocessing: str = "",
 ) -> SentencePairs:
-    """Read pairs from a folder with one file for each language, such as `train.en` and `train.de` of Multi30k.
+    """Read sentence pairs from a folder with a file for each language, such as `train.en` and `train.de`.
 
-    split          train, val or a test split
+    split          "train", "val" or the name of a test split
     source         language of the sentences
     target         language of the translations
     preprocessing  part of the file names: "lc.norm.tok" reads `train.lc.norm.tok.en`, which is lower-cased,
                    normalised and tokenised
 
-    Files may be compressed (.gz).
+    Files may be compressed (.gz). Multi30k has this layout.
 
     >>> _ = Path("train.en").write_text("one"), Path("train.de").write_text("eins")
     >>> read_sentence_pairs(".").target
@@ -58,7 +58,7 @@ def read_sentence_pairs(
 
 
 def _read_sentences(file: Path) -> list[str]:
-    """Read the stripped lines of a file; raises if a line is not a sentence."""
+    """Read a file with one sentence per line. Raises DataError if a line is empty or contains a carriage return."""
     sentences = [line.strip() for line in read_lines(file)]
     for number, sentence in enumerate(sentences, 1):
         if not sentence:

@@ -26,11 +26,11 @@ MIN_TEXT = 4  # characters
 
 @dataclass(frozen=True)
 class MaskedText:
-    """A text with a masked span, padded to a length, and the range that is learned.
+    """A training example of span infilling: a text with a masked span, padded to a length.
 
-    text   with masks and padding
+    text   the text with masks and padding
     start  first character that the model has to predict
-    end    one past the last; the first padding character is learned too, since it ends the content
+    end    one past the last character to predict; the first padding character is predicted too, as an end token
     """
 
     text: str
@@ -39,9 +39,11 @@ class MaskedText:
 
 
 def mask_span(prefix: str, content: str, suffix: str, length: int, *, whole_text: bool) -> MaskedText:
-    """Mask the span `content` of a text and pad to `length` characters.
+    """Mask the span `content` between `prefix` and `suffix`, and pad the text to `length` characters.
 
-    whole_text  whether all of the text is learned, or only the content
+    The result is prefix, mask, suffix, mask, content, padding.
+
+    whole_text  whether the model learns to predict the whole text, or only the content
     """
     text = f"{prefix}{MASK}{suffix}{MASK}{content}"
     if len(text) >= check_integer("length", length, 1):
@@ -60,12 +62,14 @@ def corrupt_spans(
     share: float = 0.25,
     whole_text: bool = True,
 ) -> MaskedText:
-    """Mask a random span of a text, or of a random crop if the text is too long.
+    """Mask a random span of a text (span corruption), or of a random crop if the text is too long.
 
+    length      number of characters of the result, padding included
+    draws       random generator
     phrases     how often the span is a whole phrase; otherwise it is anywhere
     phrase      pattern of a phrase; by default capitalised words in a row, such as a name
     share       mean share of the text that a span takes if it is not a phrase
-    whole_text  whether all of the text is learned, or only the content of the span
+    whole_text  whether the model learns to predict the whole text, or only the content of the span
     """
     check_range("phrases", phrases, 0, 1)
     check_range("share", share, 0, 0.5, above=True)
@@ -89,22 +93,25 @@ def corrupt_spans(
 
 
 def encode_question(question: str, answer: str, length: int) -> MaskedText:
-    """A question with its answer; only the answer is learned."""
+    """Return a question with its answer as a training example, of which only the answer is learned."""
     return mask_span(question, answer, "", length, whole_text=False)
 
 
 def question_prompt(question: str) -> str:
-    """The prompt of a question: the model continues it with the answer."""
+    """Return the prompt of a question, which the model continues with the answer."""
     return question + MASK + MASK
 
 
 def collect_alphabet(texts: Sequence[str]) -> str:
-    """All characters of texts, sorted, after padding and mask; the index of a character is its token."""
+    """Return the padding and mask characters, followed by all characters of the texts, sorted.
+
+    The index of a character is its token id.
+    """
     return PAD + MASK + "".join(sorted(set().union(*texts) - {PAD, MASK}))
 
 
 def encode_text(text: str, letters: str) -> list[int]:
-    """The tokens of a text: indices into the alphabet."""
+    """Return the token ids of a text: the index of each character in the alphabet `letters`."""
     unknown = sorted(set(text) - set(letters))
     if unknown:
         raise ConfigError(f"the alphabet does not contain {unknown[0]!r} of {text[:40]!r}")
@@ -112,7 +119,10 @@ def encode_text(text: str, letters: str) -> list[int]:
 
 
 def collate(texts: Sequence[MaskedText], letters: str) -> tuple[Int64[Tensor, "b n"], Int64[Tensor, "b n"]]:
-    """Input tokens and next-token targets; targets are IGNORED where nothing is learned."""
+    """Return a batch of input tokens and next-token targets. Targets are IGNORED where nothing is to be predicted.
+
+    letters  the alphabet; the index of a character is its token id
+    """
     tokens = torch.tensor([encode_text(each.text, letters) for each in texts])
     positions = torch.arange(tokens.shape[1])
     inside = torch.tensor([[each.start, each.end] for each in texts])

@@ -15,7 +15,7 @@ def random_split(size: int, held_out: Sequence[int], seed: int = 0) -> tuple[Int
     """Split the indices 0 .. size - 1 at random into disjoint parts, each in ascending order.
 
     size      number of records
-    held_out  sizes of all parts but the first, which has the rest
+    held_out  sizes of all parts but the first; the first part has the remaining records
 
     >>> [len(part) for part in random_split(50_000, [5_000])]
     [45000, 5000]

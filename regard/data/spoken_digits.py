@@ -31,7 +31,11 @@ PAUSE = (0.05, 0.2)  # seconds of silence between digits
 
 @dataclass(frozen=True, eq=False)
 class Recordings(Records):
-    """Recordings of single digits: samples from -1 to 1, the digit and the speaker of each.
+    """A data set of recordings, each of one spoken digit.
+
+    sounds    samples from -1 to 1
+    labels    the digit of each recording
+    speakers  the speaker of each recording
 
     >>> recordings = Recordings((torch.zeros(800),) * 2, torch.tensor([3, 7]), ("ann",) * 2, 8000)
     >>> recordings.labels
@@ -45,7 +49,7 @@ class Recordings(Records):
     sample_rate: int
 
     def split(self, *held_out: int, seed: int = 0) -> tuple["Recordings", ...]:
-        """Split at random: recordings for training, then one part for each number held out."""
+        """Split the recordings at random: one part for training, then a part for each number in `held_out`."""
         return tuple(self.select(part) for part in random_split(len(self), held_out, seed))
 
 
@@ -77,7 +81,10 @@ def read_spoken_digits(path: str | os.PathLike[str], sample_rate: int | None = N
 
 
 def read_wav(file: str | os.PathLike[str]) -> tuple[Float32[Tensor, "_"], int]:
-    """Read a WAV file of integers: samples from -1 to 1 (the mean of all channels), and the sample rate."""
+    """Read a WAV file with integer samples. Returns the samples, scaled to -1 to 1, and the sample rate.
+
+    Several channels are averaged.
+    """
     samples, rate = media_files.read_wav(Path(file))
     return torch.from_numpy(samples).mean(1).float(), rate
 
@@ -90,7 +97,9 @@ def make_digit_strings(
     seed: int = 0,
     pause: tuple[float, float] = PAUSE,
 ) -> DigitStrings:
-    """Concatenate recordings of one speaker to each digit string. String i does not depend on the count.
+    """Make `count` digit strings; each concatenates random recordings of one speaker, with silences.
+
+    String i is the same for every `count`.
 
     length  minimum and maximum number of digits
     pause   minimum and maximum seconds of silence before, between and after digits
@@ -125,7 +134,7 @@ def make_digit_strings(
 
 
 def check_pause(pause: tuple[float, float]) -> None:
-    """Check the minimum and maximum seconds of silence around digits."""
+    """Check the minimum and maximum seconds of silence around digits, else raise ConfigError."""
     if not 0 <= check_number("pause (minimum)", pause[0]) <= check_number("pause (maximum)", pause[1]) < math.inf:
         raise ConfigError(f"pause={pause} is the minimum and maximum silence in seconds, 0 or more, in this order")
 
@@ -162,7 +171,7 @@ def _read_wav_folder(place: Path, sample_rate: int | None) -> Recordings:
 
 
 def _read_npz(file: Path) -> Recordings:
-    """Read an .npz file: all samples in one array, and the offsets of the recordings."""
+    """Read recordings from an .npz file with all samples in one array and the offset of each recording."""
     arrays = read_arrays(file, names=NPZ_FIELDS)
     if not isinstance(arrays, dict):
         raise DataError(f"{file} is a single array; expected an .npz file with {', '.join(NPZ_FIELDS)}")

@@ -51,7 +51,7 @@ QUESTION = "Where was {name} born?"
 
 @dataclass(frozen=True)
 class Person:
-    """An invented person."""
+    """An invented person of the synthetic biographies."""
 
     name: str
     place: str  # of birth
@@ -66,7 +66,7 @@ class Person:
 
 
 class BiographyQuestion(NamedTuple):
-    """A question and its answer."""
+    """A question about a person's place of birth, and its answer."""
 
     text: str
     answer: str
@@ -108,15 +108,19 @@ def biographies(
     one_sentence: bool = False,
     seed: int = 0,
 ) -> Biographies:
-    """Generate biographies of people with different surnames; some places of birth are more frequent than others.
+    """Generate synthetic biographies, and questions about the people in them.
+
+    All people have different surnames. Some places of birth are more frequent than others.
 
     people                number of people with biographies
-    texts_per_person      differently worded biographies of each person. Facts worded in one way only are memorised but
-                          hardly retrieved by a question (Allen-Zhu and Li 2023, arXiv:2309.14316)
+    texts_per_person      number of differently worded biographies of each person. Facts worded in one way only
+                          are memorised but hardly retrieved by a question (Allen-Zhu and Li 2023,
+                          arXiv:2309.14316)
     unknown_people        number of further people who have questions but no biography
     places                number of places of birth
-    informative_surnames  share of people whose surname ending depends on the place of birth; it is random for the rest
-    one_sentence          biographies of one sentence with the place of birth only
+    informative_surnames  share of people whose surname ending depends on the place of birth; it is random for
+                          the rest
+    one_sentence          make biographies of one sentence with the place of birth only
 
     >>> biographies(people=6).training[0].text
     'Where was Jonas Ketoski born?'
@@ -156,12 +160,15 @@ def biographies(
 
 
 def surname_ending(place: str, places: Sequence[str]) -> str:
-    """The surname ending that belongs to a place of birth."""
+    """Return the surname ending that belongs to a place of birth.
+
+    places  all places of birth
+    """
     return ENDINGS[places.index(place) % len(ENDINGS)]
 
 
 class _Sampler:
-    """Random choices from one seed."""
+    """Random choices that all follow from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.generator = make_generator(seed)
@@ -177,7 +184,7 @@ class _Sampler:
         return float(torch.rand((), generator=self.generator)) < share
 
     def weighted(self, count: int) -> int:
-        """An index below count; the first is about 1 + count / 10 times as likely as the last."""
+        """Return a random index below count; the first is about 1 + count / 10 times as likely as the last."""
         shares = 1 / (1 + torch.arange(count) / 10)
         return int(torch.multinomial(shares, 1, generator=self.generator))
 

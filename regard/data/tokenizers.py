@@ -28,26 +28,33 @@ class Tokenizer(Protocol):
 
     @property
     def vocab(self) -> int:
-        """Number of tokens."""
+        """The vocabulary size: the number of different tokens."""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The token ids of a text; `special` adds special tokens such as [CLS] if the tokenizer has a template."""
+        """Return the token ids of a text.
+
+        special  add special tokens such as [CLS], if the tokenizer defines where they go
+        """
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
 
 
 class JSONTokenizer:
-    """Base of the tokenizers that `to_json` and `tokenizer_from_json` save and load."""
+    """Base class of tokenizers that `to_json` saves and `tokenizer_from_json` loads."""
 
     def to_json(self) -> dict[str, Any]:
-        """The tokenizer as JSON."""
+        """Return the tokenizer as a dict that can be written as JSON; `tokenizer_from_json` reads it."""
         return dict(to_json(self))
 
 
 @dataclass(frozen=True)
 class ByteTokenizer(JSONTokenizer):
-    """A tokenizer of UTF-8 bytes. Special tokens come after the bytes, so that each byte is its own token id.
+    """A tokenizer with one token for each UTF-8 byte.
+
+    The token ids 0 to 255 are the values of the bytes. Special tokens have the ids from 256.
+
+    special  names of the special tokens, such as ("pad",)
 
     >>> ByteTokenizer().encode("Hi")
     [72, 105]
@@ -62,19 +69,29 @@ class ByteTokenizer(JSONTokenizer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A readable name of each token: a character, or the number of a byte that is not one."""
+        """A readable name of each token, in order of the ids.
+
+        A byte is shown as its character, or as <0xFF> if the byte alone is not a character. A special token is
+        shown as <name>.
+        """
         return (*(format_bytes(bytes([byte])) for byte in range(256)), *map(format_special, self.special))
 
     def token(self, name: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token by its name, such as "pad"."""
         return 256 + special_index(self.special, name)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """One token for each byte. Lone surrogates, which UTF-8 cannot encode, become ?."""
+        """Return the token ids of a text: one for each UTF-8 byte.
+
+        Lone surrogates, which UTF-8 cannot encode, become "?". `special` has no effect.
+        """
         return list(text.encode("utf-8", errors="replace"))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; bytes that are not UTF-8 become the replacement character."""
+        """Return the text of token ids, without special tokens.
+
+        Bytes that are not valid UTF-8, and ids outside the vocabulary, become the replacement character U+FFFD.
+        """
         tokens = check_tokens(ids)
         # 255 never occurs in UTF-8, so it replaces ids beyond the vocabulary
         known = (min(token, 255) for token in tokens if not 256 <= token < self.vocab)
@@ -97,7 +114,7 @@ class PretrainedTokenizer:
 
     @property
     def vocab(self) -> int:
-        """Number of tokens, added tokens included."""
+        """The vocabulary size: the number of different tokens, including added tokens."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -111,7 +128,9 @@ class PretrainedTokenizer:
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Load a `tokenizer.json`, of this package or of Hugging Face, or a folder that has one.
+    """Load a tokenizer from a `tokenizer.json` file of this package or of Hugging Face.
+
+    path  the file, or a folder that contains a file named tokenizer.json
 
     >>> _ = Path("tokenizer.json").write_text(json.dumps(ByteTokenizer().to_json()))
     >>> load_tokenizer("tokenizer.json").encode("ab")
@@ -127,7 +146,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a `to_json` wrote: characters, bytes or byte pairs.
+    """Create a tokenizer from the dict that its `to_json` method returned.
+
+    The entry "kind" is the name of the class: CharacterTokenizer, ByteTokenizer or BytePairTokenizer.
 
     >>> tokenizer_from_json(ByteTokenizer().to_json()).vocab
     256
@@ -147,10 +168,11 @@ def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
 
 
 class TextStreamer:
-    """Streaming decoding: text from tokens one at a time. The parts concatenate to the text of all tokens.
+    """Decode tokens to text one at a time, for streaming.
 
-    A character may take several tokens, so a part can be empty. Text that was returned is never changed, even if the
-    tokenizer would decode it differently with more tokens.
+    Call `push` for each token and `finish` at the end. The returned strings concatenate to the text of all
+    tokens. A character may need several tokens, so `push` can return an empty string. Text that was returned is
+    never changed, even if the tokenizer would decode it differently with more tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -159,13 +181,13 @@ class TextStreamer:
         self._returned = 0  # characters
 
     def push(self, token: int) -> str:
-        """The text that is final with this token."""
+        """Add a token id and return the text that is now complete; it may be empty."""
         self._ids.append(token)
         # incomplete bytes at the end may still become a character
         return self._up_to(self.tokenizer.decode(self._ids).rstrip(REPLACEMENT))
 
     def finish(self) -> str:
-        """The remaining text, at the end."""
+        """Return the text that was not yet returned; call it after the last token."""
         return self._up_to(self.tokenizer.decode(self._ids))
 
     def _up_to(self, text: str) -> str:
@@ -175,7 +197,7 @@ class TextStreamer:
 
 
 def check_special(special: Sequence[str]) -> None:
-    """Raise if names of special tokens are empty or repeated."""
+    """Check that the names of special tokens are nonempty strings and not repeated, else raise ConfigError."""
     for name in special:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"special tokens have names such as 'pad', not {name!r}")
@@ -184,7 +206,7 @@ def check_special(special: Sequence[str]) -> None:
 
 
 def special_index(special: Sequence[str], name: str) -> int:
-    """The index of a special token."""
+    """Return the index of a special token in `special`; raise UnknownNameError if there is no token of this name."""
     if name not in special:
         available = f"it has {', '.join(special)}" if special else "it has none"
         raise UnknownNameError(f"the tokenizer has no special token {name!r} ({available}); pass it in special=(...)")
@@ -192,12 +214,12 @@ def special_index(special: Sequence[str], name: str) -> int:
 
 
 def format_special(name: str) -> str:
-    """The readable name of a special token."""
+    """Return a special token's name in angle brackets, such as <pad>."""
     return f"<{name}>"
 
 
 def format_bytes(some: bytes) -> str:
-    """The text of bytes, or their numbers if they are not complete characters."""
+    """Decode bytes as UTF-8; bytes that are not valid UTF-8 are written in hexadecimal, such as <0xFF>."""
     try:
         return some.decode("utf-8")
     except UnicodeDecodeError:
@@ -205,7 +227,10 @@ def format_bytes(some: bytes) -> str:
 
 
 def check_tokens(ids: Iterable[int], vocab: int | None = None) -> list[int]:
-    """Check that token ids are at least 0 and less than vocab; returns them as a list."""
+    """Return token ids as a list; raise ConfigError if one is negative or not less than `vocab`.
+
+    vocab  the vocabulary size; None skips this check
+    """
     tokens = list(ids)
     if any(token < 0 for token in tokens):
         raise ConfigError(f"token ids are 0 or more, not {min(tokens)}")

@@ -37,12 +37,16 @@ def tones(
     silence_share: float = 0.0,
     max_seconds: float = 2.2,
 ) -> DigitStrings:
-    """Generate `count` digit strings. String i does not depend on the count.
+    """Generate `count` audio signals of random digit strings, each digit as a telephone (DTMF) tone.
+
+    String i is the same for every `count`.
 
     length         minimum and maximum number of digits
     noise          standard deviation of the noise; tones have amplitudes of 0.1 to 0.4
-    silence_share  share of the strings with long silences before, between or after digits, and less noise or none
-    max_seconds    maximum length of these strings; a string that is longer without silences gets none
+    silence_share  share of the strings that get long silences before, between or after digits, and less noise
+                   or none
+    max_seconds    maximum duration of strings with long silences; a string that is longer already gets no
+                   silences
 
     >>> len(tones(3))
     3
@@ -81,7 +85,7 @@ def tones(
 
 
 def check_length(length: tuple[int, int]) -> tuple[int, int]:
-    """Check the minimum and maximum number of digits of a string."""
+    """Check that the minimum and maximum number of digits are at least 1 and in this order, and return both."""
     fewest, most = length
     if check_integer("length (maximum)", most, 1, "digits") < check_integer("length (minimum)", fewest, 1, "digits"):
         raise ConfigError(f"length=({fewest}, {most}) is the minimum and maximum number of digits, in this order")
@@ -89,9 +93,13 @@ def check_length(length: tuple[int, int]) -> tuple[int, int]:
 
 
 def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:
-    """Choose one or two of the gaps before, between and after digits, last first, and samples of silence for each.
+    """Choose one or two gaps of a digit string at random, and the number of silent samples to insert in each.
 
-    Together the silences take between half and all of the spare samples.
+    Returns pairs (gap index, samples), the last gap first. Together they use between half and all of the spare
+    samples.
+
+    gaps   number of gaps: before the first digit, between digits, and after the last digit
+    spare  number of samples that may be added to the string
     """
     chosen = sorted(torch.randperm(gaps, generator=draw)[: 1 + int(_uniform((0, 2), draw))].tolist(), reverse=True)
     samples = int(_uniform((0.5, 1), draw) * max(spare, 0))
@@ -100,7 +108,11 @@ def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[t
 
 
 def _sample_noise_level(noise: float, draw: torch.Generator) -> float:
-    """0 with probability 1/3, otherwise between the lowest level and `noise`, uniform in decibels."""
+    """Sample a standard deviation of noise.
+
+    It is 0 with probability 1/3. Otherwise it is uniform in decibels between MIN_NOISE_SHARE * noise and
+    `noise`.
+    """
     share = _uniform((-0.5, 1), draw)
     return 0.0 if share < 0 else noise * MIN_NOISE_SHARE**share
 

@@ -36,7 +36,7 @@ _COOKIE = "regard-token"
 
 
 class ExplainRequest(BaseModel):
-    """A call of `attend` to be explained: its mask and sizes."""
+    """The HTTP request to explain which kernel runs an `attend` call with this mask and these sizes."""
 
     model_config = ConfigDict(extra="forbid")
     mask: Annotated[str, Field(max_length=5000)]
@@ -47,7 +47,7 @@ class ExplainRequest(BaseModel):
 
 
 class KernelResponse(BaseModel):
-    """One kernel: whether it runs this call, why it refuses, and its cost."""
+    """One attention kernel's answer: why it cannot run the `attend` call, if it cannot, and its work and memory."""
 
     kernel: str
     reasons: list[str]
@@ -56,7 +56,7 @@ class KernelResponse(BaseModel):
 
 
 class ExplainResponse(BaseModel):
-    """Every kernel for a call, and the one that runs."""
+    """The answers of all attention kernels for an `attend` call, and the name of the kernel that would run."""
 
     chosen: str | None
     answers: list[KernelResponse]
@@ -66,7 +66,7 @@ Index = Annotated[int, Field(ge=0, le=999)]
 
 
 class EditRequest(BaseModel):
-    """One intervention: what is done to a head, or to all heads of a layer."""
+    """One intervention on a layer, such as an ablation; it changes one head, or all heads if `head` is None."""
 
     model_config = ConfigDict(extra="forbid")
     kind: Literal["ablate", "mean", "beta", "hide", "patch"]
@@ -76,7 +76,7 @@ class EditRequest(BaseModel):
 
 
 class ModelRequest(BaseModel):
-    """One state of the Models view."""
+    """The HTTP request of the explorer's Models page: a model, an input text, and what to show of it."""
 
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=400)]
@@ -94,7 +94,10 @@ class ModelRequest(BaseModel):
 
 
 class WorkRequest(BaseModel):
-    """Matrices to work out, as `1,0;0,1`, and a student's numbers for one step."""
+    """The HTTP request for a worked attention calculation, with a student's answer for one step.
+
+    Matrices are strings such as `1,0;0,1`.
+    """
 
     model_config = ConfigDict(extra="forbid")
     q: Annotated[str, Field(max_length=2000)]
@@ -108,7 +111,7 @@ class WorkRequest(BaseModel):
 
 
 class ClaimRequest(BaseModel):
-    """A claim of the lab to run."""
+    """The HTTP request to run a lab claim, by its name."""
 
     model_config = ConfigDict(extra="forbid")
     claim: Annotated[str, Field(max_length=60)]
@@ -116,13 +119,13 @@ class ClaimRequest(BaseModel):
 
 @dataclass(frozen=True)
 class Content:
-    """What the server offers besides the page.
+    """The models, tasks and files that the explorer's server offers.
 
-    models  returns the models that may be asked for: {"name", "what", "example"}
-    own     the model to open first
-    tasks   a function of a module that returns the long computations by name; it is called in the worker process
-    lesson  a lesson of the user
-    report  a report of `regard check --save`
+    models  returns the models that a client may open: {"name", "what", "example"}
+    own     name of the model to open first
+    tasks   returns the long computations by name; a function of a module, because the worker process calls it
+    lesson  path of a lesson of the user, in Markdown
+    report  path of a report that `regard check --save` wrote
     """
 
     models: Callable[[], list[dict[str, str]]] = list
@@ -133,9 +136,9 @@ class Content:
 
 
 def create_app(hosts: set[str], token: str | None = None, content: Content | None = None) -> FastAPI:
-    """The application.
+    """Create the FastAPI application of the explorer.
 
-    hosts    values of the Host header that are answered, such as "127.0.0.1:8765"
+    hosts    values of the Host header that are accepted, such as "127.0.0.1:8765"
     token    a secret that the first URL must contain; None serves every client that can connect
     content  models, tasks and files to offer
     """
@@ -230,7 +233,10 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
         return await start("claim", asked, request)
 
     async def start(name: str, asked: BaseModel, request: Request) -> Response:
-        """Start a job of a client, which has one at a time; its events are the answer."""
+        """Start a task in the worker and stream its messages as server-sent events.
+
+        A client can run one task at a time; a second one is answered with status 409 after 5 seconds.
+        """
         client = f"{request.client.host if request.client else ''} {request.headers.get('x-client', '')[:64]}"
         lock = busy[client]
         try:
@@ -258,7 +264,7 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
 
 
 def start_address(content: Content) -> str:
-    """The view to open first, as the fragment of the URL (after #)."""
+    """Return the URL fragment (after #) of the view to open first: a lesson, a report or a model."""
     if content.lesson is not None:
         return "lessons"
     if content.report is not None:
@@ -267,7 +273,11 @@ def start_address(content: Content) -> str:
 
 
 def _refuse(request: Request, hosts: set[str], token: str | None) -> Response | None:
-    """The answer to a request that is not the page's own, or None."""
+    """Return an error response if the request must be refused, or None if it is accepted.
+
+    Refused are other hosts and origins, requests of unknown or too large size, and requests without the secret
+    token.
+    """
     if request.headers.get("host", "") not in hosts:
         return JSONResponse({"error": "this host is not served; open the address that was printed"}, status_code=421)
     origin = request.headers.get("origin")

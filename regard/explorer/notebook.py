@@ -56,7 +56,7 @@ class Page:
 
 
 class EmbeddedPicture(Page, MaskPicture):
-    """A mask drawn: as text, and as the Masks view of the explorer in a notebook."""
+    """A mask that prints as text and displays as the explorer's Masks view in a notebook."""
 
     def data(self) -> dict[str, Any] | None:
         return mask_data([self.visible[0, 0]], [self.name])
@@ -66,7 +66,7 @@ class EmbeddedPicture(Page, MaskPicture):
 
 
 class EmbeddedComparison(Page, MaskComparison):
-    """Two masks with their difference: as text, and as the Masks view of the explorer in a notebook."""
+    """Two masks and their difference; prints as text and displays as the explorer's Masks view in a notebook."""
 
     def data(self) -> dict[str, Any] | None:
         b, h = (self.first_difference or (0, 0))[:2]
@@ -78,7 +78,7 @@ class EmbeddedComparison(Page, MaskComparison):
 
 @dataclass(frozen=True)
 class EmbeddedView(Page):
-    """A view of the explorer that a notebook shows in a frame; its text elsewhere."""
+    """An explorer page that a notebook displays in a frame; elsewhere `text` is printed."""
 
     content: dict[str, Any]
     text: str
@@ -160,13 +160,16 @@ def _is_expression(name: str, visible: Tensor) -> bool:
 
 
 def _runs(row: Tensor) -> list[list[int]]:
-    """The visible keys of a query as runs [start, stop)."""
+    """Return the visible keys of one query as intervals [start, stop) of consecutive keys."""
     edges = torch.diff(row.int(), prepend=torch.zeros(1), append=torch.zeros(1)).nonzero()[:, 0]
     return [[int(start), int(stop)] for start, stop in edges.reshape(-1, 2)]
 
 
 def recorded_data(seen: Seen, tokens: Sequence[str] | Tensor | None) -> dict[str, Any]:
-    """The data of a page that shows a recorded forward pass: every head, small, and the weights of each."""
+    """Return the JSON data of a page that shows the attention weights of a recorded forward pass.
+
+    tokens  labels of the positions, or token ids; None numbers the positions from 1
+    """
     from regard.explorer.views.models import OpenedModel, describe, describe_head
 
     if not seen:

@@ -36,9 +36,9 @@ _HEAD = """<!doctype html>
 
 
 def build_page(data: dict[str, Any] | None = None) -> str:
-    """The explorer as one HTML file.
+    """Return the explorer as one HTML page with its style, script and data.
 
-    data  what the views show besides what they compute, as JSON
+    data  JSON data for the views, added to the built-in gallery of masks
     """
     style, script = (STATIC / "style.css").read_text(encoding="utf-8"), bundle_modules("main.js")
     # a closing tag inside a text must not end the element
@@ -47,7 +47,10 @@ def build_page(data: dict[str, Any] | None = None) -> str:
 
 
 def content_policy(style: str, script: str) -> str:
-    """The Content-Security-Policy of the page: nothing but this script, this style and requests to its own server."""
+    """Return the Content-Security-Policy of the page.
+
+    It allows this script, this style, images in data: and blob: URLs, and requests to the page's own server.
+    """
     hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in
               (("style", style), ("script", script))}  # fmt: skip
     return (
@@ -58,7 +61,10 @@ def content_policy(style: str, script: str) -> str:
 
 @cache
 def bundle_modules(entry: str) -> str:
-    """The ES modules in `static` as one script: each module is a function that returns its exports."""
+    """Bundle an ES module in `static` and the modules that it imports into one script.
+
+    Each module becomes a function that returns its exports.
+    """
     order: list[str] = []
     sources: dict[str, str] = {}
 

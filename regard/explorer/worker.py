@@ -26,10 +26,13 @@ GRACE = 1.0  # seconds that a cancelled job may take to finish: most do, and the
 
 
 class Worker:
-    """Runs tasks in a process of its own, one at a time."""
+    """Runs tasks in a separate process, one at a time."""
 
     def __init__(self, tasks: Callable[[], dict[str, Task]]) -> None:
-        """tasks  a function of a module that returns the tasks by name; it is called in the process"""
+        """Create the worker; its process starts with the first task.
+
+        tasks  returns the tasks by name; a function of a module, because the worker process calls it
+        """
         self._tasks, self._lock = tasks, asyncio.Lock()
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -37,11 +40,18 @@ class Worker:
 
     @property
     def process_id(self) -> int | None:
-        """The process that computes; None before the first job."""
+        """The id of the worker process; None if it is not running."""
         return self._process.pid if self._process else None
 
     async def run(self, name: str, body: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[Message]:
-        """Yield the messages of a job. The job is killed when `gone()` returns True."""
+        """Run a task in the worker process and yield its messages: progress, then a result or an error.
+
+        The task is stopped if the client disconnects or the process needs too much memory.
+
+        name  name of the task
+        body  its argument
+        gone  returns whether the client has disconnected
+        """
         while True:
             try:
                 await asyncio.wait_for(self._lock.acquire(), POLL)
@@ -79,7 +89,7 @@ class Worker:
                 self._settling = asyncio.create_task(self._settle())
 
     async def _settle(self) -> None:
-        """Give a job whose client left a moment to finish; kill it otherwise."""
+        """Wait up to GRACE seconds for a task whose client disconnected; kill the process if it does not end."""
         try:
             end = time.monotonic() + GRACE
             while self._pipe is not None and time.monotonic() < end:
@@ -93,7 +103,7 @@ class Worker:
             self._lock.release()
 
     def stop(self) -> None:
-        """Kill the process and wait for its end."""
+        """Kill the worker process and wait until it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -114,7 +124,10 @@ class Worker:
 
 
 def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) -> None:
-    """Answer jobs until the pipe closes, the server ends, or the process is too large."""
+    """Run the worker process: receive tasks from the pipe and send back their messages.
+
+    It ends when the pipe closes, when the server process has ended, or when it uses more memory than LARGEST.
+    """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     known = tasks()
     with suppress(EOFError, KeyboardInterrupt, ConnectionError):
@@ -135,14 +148,17 @@ def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) 
 
 
 def _end_with(parent: int) -> None:
-    """End this process, in the middle of a job too, when the server has been killed."""
+    """Exit this process when its parent process has ended, even during a task.
+
+    parent  process id of the server
+    """
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def process_memory(process: int | None) -> int:
-    """Resident bytes of a process; 0 where the system does not say."""
+    """Return the resident memory of a process in bytes; 0 if the system does not report it."""
     try:
         pages = Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")

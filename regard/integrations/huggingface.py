@@ -42,7 +42,7 @@ NAME = "regard"
 def register() -> None:
     """Register `attn_implementation="regard"` with Hugging Face transformers 5.
 
-    Call it once, before a model is built or loaded. A model that exists is switched with
+    Call this function once, before a model is built or loaded. Switch an existing model with
     `model.set_attn_implementation("regard")`.
 
     >>> regard.integrations.huggingface.register()
@@ -77,11 +77,11 @@ _ON_BOOLEANS = {
 
 
 class ModelMask:
-    """The `attention_mask` inside a model of transformers: a mask of regard with the positions of the call.
+    """The `attention_mask` inside a transformers model: a mask of regard with positions of queries and keys.
 
-    Layers pass it on. Code of a model that indexes or concatenates it gets the boolean matrix (b, 1, i, j), True
-    meaning visible, as with `attn_implementation="sdpa"`. Arithmetic on it raises an error: booleans added to scores
-    would hide nothing.
+    Layers pass it on unchanged. Model code that indexes or concatenates it gets the boolean matrix (b, 1, i,
+    j), True meaning visible, as with `attn_implementation="sdpa"`. Arithmetic raises an error, because booleans
+    that are added to scores would hide nothing.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ModelMask:
 
     @property
     def mask_mod(self) -> Callable[..., Tensor]:
-        """The mask as a function of batch, head, query and key index, as flex_attention takes it."""
+        """The mask as a FlexAttention mask_mod: a function of the batch, head, query and key indices."""
         positions = self.positions
 
         def see(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class ModelMask:
         return see
 
     def to_dense(self) -> Tensor:
-        """The boolean matrix (b, 1, i, j). True means visible."""
+        """Return the mask as a boolean matrix (b, 1, i, j); True means visible."""
         queries, keys = self.seq_lengths
         grid = whole_grid(self.positions, self.batch, 1, queries, keys, self.device)
         return self.mask.see(grid).expand(self.batch, 1, queries, keys)
@@ -128,7 +128,7 @@ class ModelMask:
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """The mask itself for a device; the matrix for a dtype."""
+        """Convert the mask to a dtype as a dense matrix; for a device, or for torch.bool, return the mask itself."""
         kinds = [*args, *kwargs.values()]
         if any(isinstance(kind, torch.dtype) and kind != torch.bool for kind in kinds):
             return self.to_dense().to(*args, **kwargs)
@@ -190,10 +190,14 @@ def build_mask(
     device: torch.device | str = "cpu",
     **_: object,
 ) -> ModelMask | None:
-    """Translate the mask of a model of transformers: the mask function of `attn_implementation="regard"`.
+    """Convert the mask of a transformers model to a `ModelMask`.
 
-    mask_function   the rule, made of the functions of `transformers.masking_utils`
-    attention_mask  (b, n), True where a token is real
+    transformers calls this function for `attn_implementation="regard"`. Returns None if every pair is visible
+    and `allow_is_bidirectional_skip` is True.
+
+    mask_function   function of batch, head, query and key index, as in `transformers.masking_utils`; None is
+                    causal
+    attention_mask  (b, n), True where a token is not padding
     """
     if isinstance(attention_mask, ModelMask):
         return attention_mask
@@ -217,7 +221,10 @@ def build_mask(
 def _tensor_offset_mask(
     rule: Mask, batch: int, queries: int, keys: int, offset: Tensor, kv_offset: int, device: Any
 ) -> ModelMask:
-    """A mask for queries whose position is a tensor, as a boolean matrix: reading it would synchronise."""
+    """Build a dense `ModelMask` for queries whose offset is a tensor.
+
+    The offset is not converted to a Python integer, because that would synchronise with the device.
+    """
     grid = whole_grid(Positions(0, kv_offset), batch, 1, queries, keys, device)
     grid = Grid(grid.batch, grid.head, grid.row, grid.column, grid.i + offset, grid.j)
     seen = rule.see(grid)
@@ -226,9 +233,10 @@ def _tensor_offset_mask(
 
 
 def _read_rule(function: Callable[..., Any], batch: int, custom: bool) -> Mask:
-    """The mask of regard for a mask function of transformers.
+    """Convert a mask function of transformers to a mask of regard.
 
-    custom  whether parts of it were written for one model; the compiler cannot trace reading these
+    custom  whether a model adds a mask function of its own; under torch.compile this cannot be translated
+            symbolically
     """
     if torch.compiler.is_compiling():
         return MaskModMask(function, batch) if custom else read_mask_mod(function)
@@ -255,9 +263,10 @@ _READERS: dict[str, Callable[..., Mask]] = {
 
 
 def _make_rules_readable(masking_utils: Any) -> None:
-    """Let the mask functions of transformers that look up a tensor return a mask of regard for symbolic positions.
+    """Patch the mask functions of transformers that index a tensor, so that regard can translate them.
 
-    For tensors of positions they return what they did before. torch.compile cannot trace a look-up by other objects.
+    For symbolic positions they return a mask of regard. For tensors of positions they return what they did
+    before.
     """
     for name, read in _READERS.items():
         factory = getattr(masking_utils, name)
@@ -281,7 +290,11 @@ def _readable(factory: Callable[..., Any], read: Callable[..., Mask]) -> Callabl
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftedChunks(DataMask):
-    """(j - data[b]) // size == (i - data[b]) // size: chunks that start after the padding on the left."""
+    """Mask of chunks that start after the left padding: (j - data[b]) // size == (i - data[b]) // size.
+
+    data  number of padded tokens on the left of each sequence
+    size  tokens of a chunk
+    """
 
     data: Int[Tensor, "b"]
     size: int
@@ -331,9 +344,10 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Float[Tensor, "b i h e"], Float[Tensor, "b h i j"] | None]:
-    """Run the attention of a layer of transformers on `attend`: the function of `attn_implementation="regard"`.
+    """Compute the attention of a transformers layer with `attend`.
 
-    The weights are returned if the model is called with `output_attentions=True`, and None otherwise.
+    transformers calls this function for `attn_implementation="regard"`. Returns the output and the attention
+    weights. The weights are None unless the model is called with `output_attentions=True`.
     """
     if settings.get("cache") is not None:
         raise ConfigError(
@@ -367,7 +381,11 @@ def attention_forward(
 def _read_attention_mask(
     mask: Any, causal: bool, query: Tensor, j: int
 ) -> tuple[Mask, Positions | None, tuple[ScoreTerm, ...]]:
-    """The mask, positions and score terms for the `attention_mask` that a layer receives."""
+    """Convert the `attention_mask` of a transformers layer to a mask, positions and score terms of regard.
+
+    causal  whether the layer is causal if the mask is None
+    j       number of keys
+    """
     i = query.shape[2]
     if mask is None:
         # as torch's is_causal: the first query is at position 0
@@ -393,7 +411,10 @@ def _read_attention_mask(
 
 
 def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
-    """Raise an error if a mask is for another number of queries or keys than those of the call."""
+    """Check that a mask has `i` queries and `j` keys (or 1, to broadcast), else raise ShapeError.
+
+    found  numbers of queries and keys of the mask
+    """
     if found[0] not in (1, i) or found[1] not in (1, j):
         raise ShapeError(
             f"the attention mask of this layer has {found[0]} queries and {found[1]} keys, but the call has {i} and "
@@ -403,12 +424,18 @@ def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
 
 
 def _has_table_of_classes(model: Any) -> bool:
-    """Whether the file of a model chooses between attention classes by the name of the implementation, as SAM does."""
+    """Whether the model's module defines a table *_ATTENTION_CLASSES, as SAM does.
+
+    Such models choose an attention class by name instead of calling the registered function.
+    """
     return any(name.endswith("_ATTENTION_CLASSES") for name in vars(sys.modules[type(model).__module__]))
 
 
 def _raise_for_models_without_the_interface(base: Any) -> None:
-    """Raise an error for models that do not call the registered function; transformers only logs a warning."""
+    """Patch transformers to raise ConfigError if "regard" is requested for a model that cannot use it.
+
+    Such models do not call the registered attention function; transformers itself only logs a warning.
+    """
     if hasattr(base, "_checks_for_regard"):
         return
     original_check, original_set = base.get_correct_attn_implementation, base.set_attn_implementation

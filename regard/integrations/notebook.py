@@ -24,7 +24,7 @@ ONLY_FIRST, ONLY_SECOND, SAME = "#c2410c", "#0d9488", "transparent"
 
 @dataclass(frozen=True)
 class MaskPicture:
-    """A mask drawn: as text, and as a picture in a notebook."""
+    """A mask that prints as text and displays as a picture in a notebook."""
 
     name: str
     visible: Bool[Tensor, "b h i j"]
@@ -40,10 +40,11 @@ class MaskPicture:
 
 @dataclass(frozen=True)
 class MaskComparison:
-    """Two masks drawn with their difference.
+    """Two masks and their difference; prints as text and displays as a picture in a notebook.
 
-    first_difference  sequence, head, query and key of the first cell that differs, None if they are equal
-    conventions       usual conventions that would make them equal, such as "the second is inverted"
+    first_difference  sequence, head, query and key of the first cell that differs; None if the masks are equal
+    conventions       common differences of convention that would make them equal, such as "the second is
+                      inverted"
     """
 
     names: tuple[str, str]
@@ -52,7 +53,7 @@ class MaskComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether both show the same pairs."""
+        """Whether the same query-key pairs are visible in both masks."""
         return torch.equal(*self.visible)
 
     @property
@@ -62,7 +63,7 @@ class MaskComparison:
 
     @property
     def summary(self) -> str:
-        """Whether they are equal, where they differ first, and which convention explains it."""
+        """A summary: whether the masks are equal, their first difference, and a convention that explains it."""
         if self.first_difference is None:
             return f"equal: {_count(self.visible[0])}"
         b, h, i, j = self.first_difference
@@ -101,13 +102,13 @@ class MaskComparison:
 def show(
     mask: Any, against: Any = None, *, queries: int | None = None, keys: int | None = None
 ) -> MaskPicture | MaskComparison:
-    """Draw a mask, or compare two masks: displays itself in a notebook, and prints as text.
+    """Draw a mask or compare two masks; the result displays itself in a notebook and prints as text.
 
-    mask     a mask of regard; a boolean tensor, True meaning visible; an additive tensor; the (b, n) attention_mask of
-             a tokenizer; a mask_mod; a BlockMask; or the mask of a Hugging Face model
-    against  another mask of any of these kinds
-    queries  number of queries; default that of a tensor, or 12
-    keys     number of keys; default that of a tensor, or `queries`
+    mask     a mask of regard; a boolean tensor, True meaning visible; an additive tensor; the (b, n)
+             attention_mask of a tokenizer; a mask_mod; a BlockMask; or the mask of a Hugging Face model
+    against  a second mask, in any of these formats, to compare with the first
+    queries  number of queries; by default that of a tensor, or 12
+    keys     number of keys; by default that of a tensor, or `queries`
 
     >>> print(regard.show(causal(), against=torch.ones(3, 3).tril(-1).bool()).summary)
     3 cells differ; the first is query 0, key 0: visible in causal(), hidden in boolean (3, 3)
@@ -127,7 +128,12 @@ def show(
 def _explain(
     mask: Any, against: Any, names: tuple[str, str], first: Tensor, second: Tensor, i: int, j: int
 ) -> Iterator[str]:
-    """The usual conventions that would make two masks equal."""
+    """Yield differences of convention that would make two masks equal, such as "inverted" or "transposed".
+
+    names          names of the masks in the sentences
+    first, second  visible pairs of both masks
+    i, j           numbers of queries and keys
+    """
     if torch.equal(first, ~second):
         yield f"{names[1]} were inverted: True hides in one of them"
     if i == j and torch.equal(first, second.mT):
@@ -149,7 +155,10 @@ def _explain(
 
 
 def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[str]:
-    """The conventions of positions by which a rule would be equal to the visible pairs of another mask."""
+    """Yield the off-by-one and alignment conventions by which a mask would equal the visible pairs of another.
+
+    These are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
+    """
     if i != j and _equal(_four_axes(rule.dense(i, j, positions=Positions(0, 0)), i, j), other):
         yield f"{name} counted queries from the first key (top-left) instead of to the last (bottom-right)"
     for step, words in ((1, "one larger"), (-1, "one smaller")):
@@ -163,7 +172,7 @@ def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[st
 
 
 def _rule(mask: Any) -> Mask | None:
-    """The mask as a rule by position, if it is one."""
+    """Return a mask or mask_mod as a `Mask` that depends on positions only; None for tensors and pair-wise masks."""
     if isinstance(mask, Mask):
         return None if mask.by_pair() else mask
     if callable(mask) and not isinstance(mask, Tensor):
@@ -172,7 +181,7 @@ def _rule(mask: Any) -> Mask | None:
 
 
 def _fit_band(visible: Bool[Tensor, "b h i j"]) -> Mask | None:
-    """The window that has exactly these visible pairs, alone or with padded keys; None if there is none."""
+    """Find the window mask with exactly these visible pairs, alone or with key padding; None if there is none."""
     i, j = visible.shape[-2:]
     distance = torch.arange(j) - torch.arange(i)[:, None] - (j - i)
     some = visible.any((0, 1))
@@ -195,7 +204,7 @@ def _fit_band(visible: Bool[Tensor, "b h i j"]) -> Mask | None:
 
 
 def _change_windows(mask: Mask, step: int) -> Mask | None:
-    """The mask with every limited window longer by `step`; None if it has none."""
+    """Return the mask with every window limit changed by `step`; None if the mask contains no limited window."""
     found = False
 
     def change(part: Mask) -> Mask:
@@ -212,7 +221,10 @@ def _change_windows(mask: Mask, step: int) -> Mask | None:
 
 
 def _change_causal(mask: Mask, after: int) -> Mask | None:
-    """The mask with every causal part shifted by one key; None if it has none."""
+    """Return the mask with every causal mask in it shifted by one key; None if it contains no causal mask.
+
+    after  1 also shows the next key, -1 also hides the query's own key
+    """
     found = False
 
     def change(part: Mask) -> Mask:
@@ -227,7 +239,7 @@ def _change_causal(mask: Mask, after: int) -> Mask | None:
 
 
 def _to_matrix(mask: Any, i: int, j: int) -> Bool[Tensor, "b h i j"]:
-    """The visible pairs of a mask of any kind."""
+    """Convert a mask of any supported format to the boolean matrix of its visible pairs."""
     if isinstance(mask, Mask):
         return _four_axes(mask.dense(i, j), i, j)
     if isinstance(mask, Tensor):
@@ -265,7 +277,10 @@ def _four_axes(visible: Tensor, i: int, j: int) -> Tensor:
 
 
 def _sizes(mask: Any, against: Any, queries: int | None, keys: int | None) -> tuple[int, int]:
-    """Numbers of queries and keys: as passed, those of a tensor or BlockMask, or what the data of a mask covers."""
+    """Return the numbers of queries and keys to draw.
+
+    Arguments come first, then the sizes of a tensor, a BlockMask or the data in a mask, then the default of 12.
+    """
     found: list[tuple[int, int]] = []
     for each in (mask, against):
         if isinstance(each, Tensor) and each.ndim >= 2 and not (each.ndim == 2 and _is_row(each)):

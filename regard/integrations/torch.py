@@ -16,7 +16,7 @@ _ORIGINAL = "_replaced_by_regard"  # the layer of torch, kept for `restore`
 
 @dataclass(frozen=True)
 class Replacement:
-    """What `replace` did.
+    """The report of `replace`: which modules were replaced, which were not, and how much the outputs changed.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> replace(layer, example=(torch.zeros(1, 5, 16),)).replaced
@@ -36,13 +36,14 @@ class Replacement:
 
 
 def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Replacement:
-    """Replace every torch.nn.MultiheadAttention of a model in place, those of encoder and decoder layers too.
+    """Replace every torch.nn.MultiheadAttention in a model by regard's, in place.
 
-    Parameters and hooks are shared, so optimizers, state dicts and handles stay valid. Encoder layers no longer
-    use torch's fast path, which would not call the attention module.
+    Those in encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
+    dicts and hook handles stay valid. Encoder layers no longer use torch's fast path, which would not call the
+    attention module.
 
-    example  arguments of the model: it is run before and after in eval mode, and the outputs are compared; entries
-             that were NaN before are not
+    example  arguments of the model. The model is run on them before and after, in eval mode, and the outputs
+             are compared, except entries that were NaN before
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> report = regard.integrations.torch.replace(layer, example=(torch.randn(1, 5, 16),))
@@ -81,9 +82,9 @@ def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Repl
 
 
 def restore(model: nn.Module) -> tuple[str, ...]:
-    """Undo `replace`: put the torch.nn.MultiheadAttention modules back. Returns the names of the modules.
+    """Undo `replace`: put the torch.nn.MultiheadAttention modules back and return their names.
 
-    Parameters that were trained meanwhile are kept.
+    Parameters that were trained in between are kept.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> report = regard.integrations.torch.replace(layer)
@@ -106,7 +107,10 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 
 
 def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.MultiheadAttention]]:
-    """Name, parent, attribute and module of every attention layer; a shared module comes once for each parent."""
+    """Yield name, parent, attribute name and module of every nn.MultiheadAttention.
+
+    A shared module is yielded once for each parent.
+    """
     for path, parent in list(model.named_modules()):
         for key, child in list(parent._modules.items()):
             if isinstance(child, nn.MultiheadAttention):
@@ -114,7 +118,7 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, n
 
 
 def _run(model: nn.Module, example: tuple[Any, ...]) -> list[Tensor]:
-    """The tensors that a model returns, in eval mode without gradients."""
+    """Run a model in eval mode without gradients and return the floating-point tensors of its output."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -13,8 +13,8 @@ _libraries: list[torch.library.Library] = []  # a library's operators exist as l
 def let_torchvision_load() -> None:
     """Register stubs for torchvision's operators, so that `import torchvision` works without its compiled code.
 
-    timm and transformers import torchvision, which is not built for every version of torch. Call this before importing
-    them. It does nothing if torchvision is missing or can be imported.
+    timm and transformers import torchvision, which is not built for every version of torch. Call this function
+    before importing them. It does nothing if torchvision is missing or can be imported.
     """
     found = find_spec("torchvision")
     if found is None or found.origin is None or _libraries or can_import():

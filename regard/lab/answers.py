@@ -33,11 +33,11 @@ PLACE = re.compile(r"(\d{3})\s+(.+)")
 
 @dataclass(frozen=True)
 class SheetAnswer:
-    """One answer file: the questions it answers, and the template of its text.
+    """The answer to questions of a course's exercise sheets: one Markdown file with a template.
 
-    name       the file's name without its ending
+    name       the file's name without its suffix
     questions  the text of each question by its place, such as "000 1.1a"
-    claims     ids of the claims that measure the answer
+    claims     ids of the lab claims that measure the answer
     command    the command line that shows the answer live
     view       where else to look: another command, an exercise, a page
     sections   the template of each section by its heading
@@ -56,18 +56,18 @@ class SheetAnswer:
         return re.findall(r"\$\$(.+?)\$\$", self.sections.get("Formula", ""), re.S)
 
     def body(self, result: Callable[[str], Result]) -> str:
-        """Return the answer as Markdown, with numbers and findings filled in.
+        """Return the answer as Markdown, with measured numbers and findings filled in.
 
-        result  returns the result of the claim with a given id
+        result  returns the result of the lab claim with a given id
         """
         values = {"n": lambda name: result(name).numbers, "finding": lambda name: result(name).verdict.sentence}
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)
 
     def errata(self, result: Callable[[str], Result]) -> list[Erratum]:
-        """Return the errata of the sheets about the questions of this file.
+        """Return the errata of the exercise sheets that concern the questions of this file.
 
-        result  returns the result of the claim with a given id
+        result  returns the result of the lab claim with a given id
         """
         own = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
         found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in own))
@@ -81,7 +81,7 @@ def _concerns(source: str, questions: dict[str, str]) -> bool:
 
 @cache
 def sheet_answers() -> tuple[SheetAnswer, ...]:
-    """Return every answer file."""
+    """Return the answers of all exercise sheets, one for each answer file."""
     return tuple(_read(path) for path in sorted((FOLDER / "answers").glob("*.md")))
 
 
@@ -105,13 +105,13 @@ def _read(path: Path) -> SheetAnswer:
 
 @cache
 def sheet_titles() -> dict[str, str]:
-    """Return the title of each course sheet by its number."""
+    """Return the title of each exercise sheet by its number, such as "000"."""
     titles: dict[str, str] = tomllib.loads((FOLDER / "sheets.toml").read_text(encoding="utf-8"))["sheets"]
     return titles
 
 
 def sheet_questions(sheet: str) -> dict[str, SheetAnswer]:
-    """Return the answer to each question of a sheet, by place and in the order of the sheet."""
+    """Return the answer to each question of an exercise sheet, by place and in the order of the sheet."""
     if sheet not in sheet_titles():
         raise UnknownNameError(f"there is no sheet {sheet!r}; there are {', '.join(sheet_titles())}")
     found = {place: answer for answer in sheet_answers() for place in answer.questions if place.startswith(f"{sheet} ")}
@@ -125,7 +125,10 @@ def _natural(place: str) -> list[tuple[bool, int, str]]:
 
 
 def find_answer(place: str) -> tuple[str, SheetAnswer]:
-    """Return the place of a question as the sheet writes it, such as "002 1.2a", and the answer to it."""
+    """Find the answer to a question; returns its place as the sheet writes it, such as "002 1.2a", and the answer.
+
+    place  sheet and number; case, spaces and parentheses do not matter
+    """
     match = PLACE.fullmatch(place.strip())
     questions = sheet_questions(match[1]) if match else {}
     wanted = "".join(place.lower().split()).replace("(", "").replace(")", "")

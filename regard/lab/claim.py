@@ -42,12 +42,13 @@ CHAPTERS = {"attention": "Attention", "heads": "Heads and self-attention", "tran
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the lab, parsed from its module.
+    """A lab claim: a statement about attention with code that measures and judges it, read from its module.
 
-    id        its name, such as "beta"
-    chapter   the package of the module: "attention", "heads" or "transformers"
-    claim     the text after `Claim:` in the module's docstring, and likewise `measures`, `finding` and `source`
-    budget    seconds that a run may take on two cores
+    id                         its name, such as "beta"
+    chapter                    the package of the module: "attention", "heads" or "transformers"
+    claim                      the text after `Claim:` in the module's docstring
+    measures, finding, source  the texts after these words in the docstring
+    budget                     seconds that a run may take on two cores
     """
 
     id: str
@@ -61,7 +62,7 @@ class Claim:
     module: ModuleType
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows: question, claim and the shipped result."""
+        """Return the HTML that a notebook shows: the question, the claim and the result shipped with the package."""
         from regard.lab.html_page import claims_page  # imports this module
         from regard.lab.results import shipped_results
 
@@ -79,15 +80,15 @@ class Claim:
 
     @property
     def wrong_answers(self) -> tuple[WrongAnswer, ...]:
-        """The wrong answers of the sheets that this claim refutes."""
+        """The wrong answers of the course's exercise sheets that this claim refutes."""
         return tuple(each for each in wrong_answers() if each.claim == self.id)
 
     def setup(self, settings: Mapping[str, Any] | None = None, *, seed: int | None = None, smoke: bool = False) -> Any:
-        """Return the setup of a run.
+        """Return the setup to run the claim with.
 
-        settings  settings to change, by name
-        seed      the random seed; default the setup's own
-        smoke     start from the quick setup
+        settings  fields of the setup to change, by name
+        seed      the random seed; None keeps that of the setup
+        smoke     start from the quick setup, which runs in a few seconds
         """
         setup = override(self.module.SMOKE if smoke else self.module.Setup(), settings or {})
         setup = setup if seed is None else replace(setup, seed=seed)
@@ -95,9 +96,9 @@ class Claim:
         return setup
 
     def run(self, setup: Any, **parts: Any) -> "Outcome":
-        """Run the claim and return its numbers, its verdict and the seconds it took.
+        """Run the claim and return its measured numbers, its verdict and the seconds it took.
 
-        setup  from `setup()`
+        setup  as `Claim.setup` returns it
         parts  functions or models to replace, such as attention=my_attention
         """
         start = time.perf_counter()
@@ -106,9 +107,11 @@ class Claim:
         return Outcome(self, setup, numbers, self.judge(numbers, training_steps(setup)), seconds)
 
     def judge(self, numbers: Numbers, steps: int | None = None) -> Verdict:
-        """Return the verdict on the claim that the numbers of a run give.
+        """Return the verdict on the claim for measured numbers.
 
-        steps  training steps of the run; with fewer than in the quick setup, nothing is refuted
+        numbers  the measured numbers by name, as `run` of the module returns them
+        steps    number of training steps of the run; with fewer than the quick setup has, "refuted" becomes
+                 "unclear"
         """
         verdict, least = judge_finite(self._judge, numbers), training_steps(self.module.SMOKE)
         if verdict.word != REFUTED or steps is None or steps >= least:
@@ -122,14 +125,14 @@ class Claim:
         return Verdict(decision.word, sentence + missing)
 
     def draw(self, numbers: Numbers) -> Figure:
-        """Draw the figure of the claim from the numbers of a run."""
+        """Draw the figure of the claim from its measured numbers."""
         figure: Figure = self.module.draw(numbers)
         return figure
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers and the verdict of one run."""
+    """The result of running a lab claim: its setup, measured numbers, verdict and duration."""
 
     claim: Claim
     setup: Any
@@ -139,13 +142,13 @@ class Outcome:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The wrong answers of the sheets that are about this setup, each with the verdict of this run's numbers."""
+        """The wrong answers of the exercise sheets on this setup, each with the verdict of the measured numbers."""
         return judge_wrong_answers(self.claim.id, self.numbers, self.verdict)
 
 
 @cache
 def claims() -> Registry[Claim]:
-    """Return every claim by its id, sorted by chapter and then by name."""
+    """Return all lab claims by id, sorted by chapter and then by name."""
     found: Registry[Claim] = Registry("claim")
     for chapter in CHAPTERS:
         package = import_module(f"regard.lab.{chapter}")
@@ -156,7 +159,7 @@ def claims() -> Registry[Claim]:
 
 
 def training_steps(setup: Any) -> int:
-    """Return the number of training steps of a setup, or 0 if nothing is trained."""
+    """Return the number of training steps of a claim's setup, or 0 if nothing is trained."""
     steps: int = getattr(getattr(setup, "training", setup), "steps", 0)
     return steps
 

@@ -18,13 +18,13 @@ SIDE, CLASSES, TRAIN_IMAGES = 8, 10, 1397
 
 
 class Digits(NamedTuple):
-    """Images and their labels."""
+    """Images of handwritten digits, 8 x 8 pixels, and their labels."""
 
     images: Float[Tensor, "n 1 8 8"]
     labels: Int[Tensor, "n"]
 
     def subset(self, rows: Int[Tensor, "m"]) -> "Digits":
-        """The images with these indices."""
+        """Return the images and labels with these indices."""
         return Digits(self.images[rows], self.labels[rows])
 
     def shuffle_pixels(self, seed: int) -> "Digits":
@@ -35,7 +35,7 @@ class Digits(NamedTuple):
 
 @cache
 def load_digit_images() -> tuple[Digits, Digits]:
-    """Return the training and the test images, always the same split; pixels are between -1 and 1."""
+    """Return the training and test images of handwritten digits; pixels are in -1..1, and the split is fixed."""
     pixels, labels = read_digits()
     images = pixels[:, None] / 8 - 1
     both = Digits(images, labels)
@@ -46,6 +46,7 @@ def load_digit_images() -> tuple[Digits, Digits]:
 def build_digit_vit(vit: Callable[[ViTConfig], Any], seed: int, *, positions_std: float, **settings: Any) -> Any:
     """Build a small Vision Transformer for digits with mean pooling, initialised for short training.
 
+    vit            builds the model from a ViTConfig
     positions_std  standard deviation of the initial position embeddings
     settings       further fields of ViTConfig
     """
@@ -58,7 +59,7 @@ def build_digit_vit(vit: Callable[[ViTConfig], Any], seed: int, *, positions_std
 
 
 def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
-    """Train a classifier on random batches of these images."""
+    """Train a classifier in place on random batches of these images."""
     draws = make_generator(seed)
 
     def sample() -> tuple[tuple[Tensor], Tensor]:

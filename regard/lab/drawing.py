@@ -18,10 +18,10 @@ LINE_STYLES = ("-", "--", ":", "-.")
 def make_figure(
     columns: int = 1, rows: int = 1, *, width: float = 4.2, height: float = 3.2
 ) -> tuple[Figure, list[Axes]]:
-    """Create a figure, and return it with its axes in row-major order.
+    """Create a matplotlib figure; returns it with its axes in row-major order.
 
-    columns  number of panels per row, and `rows` the number of rows
-    width    width of one panel in inches, and `height` its height
+    columns, rows  number of panels per row, and number of rows
+    width, height  size of one panel in inches
     """
     from matplotlib.figure import Figure
 
@@ -132,6 +132,9 @@ def plot_shares(axes: Axes, values: Mapping[str, float], halves: Sequence[float]
 
 
 def plot_heatmap(axes: Axes, matrix: Sequence[Sequence[float]], *, low: float = 0.0, high: float | None = None) -> None:
-    """Draw a matrix as a heat map with a colour bar from `low` to `high`, by default the largest entry."""
+    """Draw a matrix as a heat map with a colour bar.
+
+    low, high  values of the ends of the colour bar; None for `high` is the largest entry
+    """
     image = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8)

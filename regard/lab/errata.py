@@ -44,27 +44,29 @@ class WrongAnswer:
     when: str = "true"
 
     def applies(self, numbers: Numbers) -> bool:
-        """Whether a run has the setup that this answer is about."""
+        """Whether the measured numbers belong to a setup that this answer is about."""
         return bool(evaluate(self.when, n=numbers))
 
     def verdict(self, numbers: Numbers) -> Verdict:
-        """Return whether the numbers of a run refute this answer, with the counter-example as the sentence."""
+        """Return the verdict of the measured numbers on this answer; its sentence is the counter-example."""
         word = REFUTED if evaluate(self.refuted, n=numbers) else SUPPORTED
         return Verdict(word, render(self.counter, n=numbers))
 
 
 @cache
 def wrong_answers() -> tuple[WrongAnswer, ...]:
-    """Return all wrong answers of the sheets, in the order of the file."""
+    """Return all wrong answers of the exercise sheets, in the order of `sheets/errata.toml`."""
     return tuple(WrongAnswer(**each) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["erratum"])
 
 
 def judge_wrong_answers(claim: str, numbers: Numbers, verdict: Verdict) -> list[tuple[WrongAnswer, Verdict]]:
-    """Return the wrong answers about a claim, each with the verdict of a run's numbers.
+    """Return the wrong answers that belong to a lab claim, each with the verdict of the measured numbers.
 
-    Answers about another setup than that of the run are left out, and all of them if the run decides nothing.
+    Answers about another setup are left out. The list is empty if the verdict on the claim is "unclear".
 
-    verdict  the run's verdict on the claim
+    claim    id of the claim
+    numbers  the measured numbers of the claim, by name
+    verdict  the verdict on the claim
     """
     own = [answer for answer in wrong_answers() if answer.claim == claim and verdict.word != UNCLEAR]
     return [(answer, judge_finite(answer.verdict, numbers)) for answer in own if answer.applies(numbers)]
@@ -72,13 +74,13 @@ def judge_wrong_answers(claim: str, numbers: Numbers, verdict: Verdict) -> list[
 
 @dataclass(frozen=True)
 class Erratum:
-    """One wrong answer, and the verdict that a run gave on it, which must be "refuted".
+    """A wrong answer of an exercise sheet with the verdict on it, which must be "refuted".
 
-    id               id of the claim that refutes the answer, and `question` its question
+    id, question     id and question of the lab claim that refutes the answer
     source           the sheet and the exercise; `place`, `quote`, `says`, `status`, `right` as in `WrongAnswer`
     verdict          the verdict's word
     counter_example  the counter-example with its numbers
-    command          the command line that reproduces the run
+    command          the command line that reproduces the numbers
     """
 
     id: str
@@ -99,7 +101,7 @@ class Erratum:
 
 
 def errata(results: "Iterable[Result]") -> list[Erratum]:
-    """Return an erratum for every wrong answer that the numbers of these results are about."""
+    """Return an erratum for every wrong answer of the exercise sheets that these lab results can judge."""
     return [
         Erratum(
             id=result.id,

@@ -18,13 +18,14 @@ def fit(
     rate: float,
     warm_up: int = 20,
 ) -> list[float]:
-    """Train parameters in place with Adam, and return the loss of each step.
+    """Train parameters in place with Adam and return the loss of each step.
 
-    The learning rate rises linearly for `warm_up` steps, and falls linearly to 0.
+    The learning rate is `rate` times a linear warm-up and a linear decay to 0.
 
     parameters  parameters of a model, or parameter groups: {"params": [...], "lr": 0.3}
-    loss        function that samples a batch and returns its loss
-    rate        the learning rate after the warm-up
+    loss        samples a batch and returns its loss
+    rate        the learning rate before warm-up and decay
+    warm_up     number of steps of the warm-up
     """
     check_integer("steps", steps, 1)
     check_integer("warm_up", warm_up, 0)
@@ -52,13 +53,14 @@ def fit_cross_entropy(
     warm_up: int = 20,
     parameters: Iterable[dict[str, Any]] | None = None,
 ) -> list[float]:
-    """Train a model that returns logits with cross-entropy, and return the loss of each step.
+    """Train a model with cross-entropy on its logits and return the loss of each step.
 
     The model is in eval mode afterwards.
 
-    sample      returns the positional arguments of the model and the targets of a batch; a target of -100 is ignored
-    rate        the learning rate after `warm_up` steps
-    parameters  parameter groups; default all parameters of the model
+    sample      returns the positional arguments of the model and the targets of a batch; a target of -100 is
+                ignored
+    rate        the learning rate, as in `fit`
+    parameters  parameter groups; None is all parameters of the model
     """
 
     def loss() -> Tensor:

@@ -20,9 +20,11 @@ ClaimResult = tuple[Claim, Result | None]
 
 
 def figure_svg(claim: Claim, numbers: Numbers, fonts: str = "path") -> str:
-    """Return the claim's figure as SVG; the same numbers give the same text.
+    """Draw a lab claim's figure and return it as SVG text; the same numbers always give the same text.
 
-    fonts  "path" draws letters as paths, so that no font is needed; "none" leaves them to the reader's fonts
+    numbers  the measured numbers of the claim, by name
+    fonts    "path" draws letters as paths, so that no font is needed; "none" leaves them as text in the
+             viewer's fonts
     """
     import matplotlib
 
@@ -33,7 +35,7 @@ def figure_svg(claim: Claim, numbers: Numbers, fonts: str = "path") -> str:
 
 
 def inline_svg(claim: Claim, numbers: Numbers) -> Markup:
-    """Return the claim's figure as an <svg> element with a title for screen readers."""
+    """Draw a lab claim's figure and return it as an <svg> element with a title for screen readers."""
     text = figure_svg(claim, numbers)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", text, flags=re.S)
@@ -48,7 +50,7 @@ def inline_svg(claim: Claim, numbers: Numbers) -> Markup:
 
 
 def claims_page(found: Sequence[ClaimResult], title: str = "The lab") -> str:
-    """Return one HTML page with these claims and their results."""
+    """Return an HTML page that shows lab claims with their results."""
     chapters = {chapter: [each for each in found if each[0].chapter == chapter] for chapter in CHAPTERS}
     words = [verdict_word(result) for _, result in found]
     counts = ", ".join(f"{words.count(each)} {each}" for each in dict.fromkeys(words))
@@ -65,7 +67,7 @@ def claims_page(found: Sequence[ClaimResult], title: str = "The lab") -> str:
 
 
 def errata_page(found: Sequence[Erratum]) -> str:
-    """Return one HTML page with the sheets' wrong answers."""
+    """Return an HTML page that lists wrong answers of the exercise sheets, each with the numbers that refute it."""
     return render_page(
         "Errata",
         tag("h1", "Errata"),
@@ -134,9 +136,12 @@ def _wrong_answer(found: Erratum) -> Markup:
 
 
 def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Result]) -> str:
-    """Return the answer to the question at `place` as Markdown, with the errata of the sheets, command and view.
+    """Return the answer to one exercise-sheet question as Markdown.
 
-    result  returns the result of the claim with a given id
+    The text also has the errata of the sheets, the command that reproduces the numbers, and a link to a view.
+
+    place   the place of the question, such as "000 1.1a"
+    result  returns the result of the lab claim with a given id
     """
     errata = "".join(
         f"\n\n> {each.quote}\n\nSheet {each.source}, {each.place} ({each.status}). {each.counter_example} "
@@ -148,10 +153,10 @@ def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Res
 
 
 def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: Callable[[str], Result]) -> str:
-    """Return one HTML page with the answers to questions.
+    """Return an HTML page with the answers to exercise-sheet questions.
 
-    shown   the place of each question, such as "000 1.1a", and its answer
-    result  returns the result of the claim with a given id
+    shown   pairs of the place of a question, such as "000 1.1a", and its answer
+    result  returns the result of the lab claim with a given id
     """
     contents = [
         tag("li", tag("a", f"{place}: {answer.questions[place]}", href=f"#{_anchor(place)}")) for place, answer in shown
@@ -186,9 +191,9 @@ def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], fi
 
 
 def markdown_html(markdown: str) -> Markup:
-    """Convert the Markdown of the answers to HTML.
+    """Convert the Markdown of the exercise answers to HTML.
 
-    It may have headings, paragraphs, lists, tables, code blocks and formulas.
+    Supported are headings, paragraphs, lists, tables, code blocks and LaTeX formulas between $$.
     """
     parts: list[Markup] = []
     for block in re.split(r"\n\s*\n", markdown.strip()):
@@ -239,15 +244,18 @@ def _numbers(result: Result) -> Markup:
 
 
 def number_call(result: Result, name: str) -> str:
-    """Return Python code that computes one number of a result."""
+    """Return Python code that recomputes one measured number of a claim's result.
+
+    name  the name of the number
+    """
     quoted = '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"{IMPORT}; {result.call}.numbers[{quoted}]"
 
 
 def value_html(value: Any) -> Markup:
-    """Return a number, a list or a table as HTML.
+    """Convert a number, a list, a table or a dictionary to HTML.
 
-    Long lists are folded. A rounded number has all its digits in its tooltip.
+    Long lists are collapsed. A number that is shown rounded has all digits in its tooltip.
     """
     if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
         lines = [tag("tr", *(tag("td", value_html(item)) for item in row)) for row in value]

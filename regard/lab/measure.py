@@ -15,7 +15,7 @@ from regard.lab.verdict import Attention
 
 
 def normal_tensors(draws: torch.Generator, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """Return one tensor of standard normal numbers in float64 per shape, sampled in this order."""
+    """Return one float64 tensor of standard normal numbers for each shape, sampled in the order of the shapes."""
     return [torch.randn(shape, generator=draws, dtype=torch.float64) for shape in shapes]
 
 
@@ -25,14 +25,14 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 
 
 def attend_matrices(attention: Attention, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Apply an attention function to matrices (n, c) with one row per token, without batch and heads."""
+    """Apply an attention function to matrices (n, c), one row per token, without the batch and head axes."""
     return attention(q[None, None], k[None, None], v[None, None], **options)[0, 0]
 
 
 def attention_weights(attention: Attention, q: Tensor, k: Tensor, **options: Any) -> Tensor:
-    """Return the weights of an attention function: its outputs for one-hot values.
+    """Return the attention weights of an attention function, read as its outputs for one-hot values.
 
-    q, k     (i c) and (j c), or with the axes b and h before them
+    q, k     of shape (i, c) and (j, c), or (b, h, i, c) and (b, h, j, c)
     options  passed to the attention function
     """
     values = torch.eye(k.shape[-2], dtype=k.dtype)
@@ -42,14 +42,14 @@ def attention_weights(attention: Attention, q: Tensor, k: Tensor, **options: Any
 
 
 def count_multiply_adds(call: Callable[[], Any]) -> int:
-    """Count the multiply-adds of the matrix products and of the attention in a call."""
+    """Count the multiply-adds (half the FLOPs) of the matrix products and attention while `call` runs."""
     with torch.no_grad(), count_flops() as flops:
         call()
     return int(flops.get_total_flops()) // 2
 
 
 def measure_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the median duration of `repeats` calls in seconds."""
+    """Run `call` several times and return the median duration in seconds."""
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()

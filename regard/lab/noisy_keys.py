@@ -13,13 +13,13 @@ from regard.lab.settings import check_at_least
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyKeysSetup:
-    """Keys with noise around orthonormal means, and queries.
+    """Settings of claims about attention to noisy keys: orthonormal means plus normal noise.
 
     keys      number of keys
-    width     width of the keys, at least their number
+    width     width of the keys, at least the number of keys
     size      scale s of the queries
-    noise     variance of the noise in each channel of a key; size * noise ** 0.5 must be tiny
-    variance  variance of the random length gamma of the first key
+    noise     variance of the noise in each channel of a key; size * noise ** 0.5 must be at most 1e-4
+    variance  variance of gamma, the random length of the first key
     draws     number of random sets of keys
     bins      number of bins of the histograms of weights
     """
@@ -61,14 +61,14 @@ class NoisyKeysSetup:
     def sample_lengths(self, draws: torch.Generator) -> Float[Tensor, "b"]:
         """Sample `self.draws` lengths gamma ~ N(1, variance) by stratified sampling.
 
-        One length comes from each of `self.draws` equally likely intervals, so shares of draws have a small error.
+        One length is sampled from each of `self.draws` equally likely intervals, which lowers the sampling error.
         """
         even = torch.arange(self.draws) + torch.rand(self.draws, generator=draws, dtype=torch.float64)
         gamma: Tensor = 1 + self.variance**0.5 * torch.special.ndtri(even / self.draws)
         return gamma
 
     def scale_first_key(self, gamma: Float[Tensor, "b"], draws: torch.Generator) -> Float[Tensor, "b 1 j c"]:
-        """Sample `self.draws` sets of keys; in each the mean of the first key is multiplied by its gamma."""
+        """Sample `self.draws` sets of keys, with the mean of the first key of set b multiplied by gamma[b]."""
         keys = self.sample_keys(draws)
         keys[:, 0, 0] += (gamma - 1)[:, None] * self.means[0]
         return keys

@@ -19,7 +19,7 @@ from regard.lab.verdict import Numbers
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationSetup:
-    """Random inputs of attention, and the sizes of a change eps of one key or query.
+    """Settings of claims about a small change eps of one key or query of random attention inputs.
 
     queries      number of queries
     keys         number of keys
@@ -43,7 +43,7 @@ class PerturbationSetup:
             raise ConfigError(f"sizes must fall from large to small and be above 0: sizes={self.sizes}")
 
     def sample(self) -> "Inputs":
-        """Sample queries, keys, values and a direction of change."""
+        """Sample queries, keys, values and a direction in which a key or a query is changed."""
         i, j, c, e = self.queries, self.keys, self.width, self.value_width
         shapes = [(self.inputs, 1, *shape) for shape in ((i, c), (j, c), (j, e), (1, c))]
         one_hot = torch.eye(j, dtype=torch.float64).expand(self.inputs, 1, -1, -1)
@@ -52,10 +52,10 @@ class PerturbationSetup:
 
 
 class Inputs(NamedTuple):
-    """Random inputs of attention, and a direction of change.
+    """Random attention inputs, and a direction in which a key or a query is changed.
 
-    direction  standard normal direction in which a key or a query changes
-    one_hot    one-hot values, for which the outputs are the weights
+    direction  standard normal vector; a key or a query is changed by a multiple of it
+    one_hot    one-hot values, for which the outputs of attention are the attention weights
     """
 
     q: Float[Tensor, "b 1 i c"]
@@ -75,9 +75,13 @@ def first_order_error(
     moved: Callable[[float], Float[Tensor, "b 1 i e"]],
     slope: Float[Tensor, "b 1 i e"],
 ) -> Numbers:
-    """Return how well size * slope predicts the change of the output, moved(size).
+    """Measure how well the first-order prediction size * slope matches the change of the output, moved(size).
 
-    The numbers are the median relative error at each size, and the order p of the error ~ size^p at the smallest sizes.
+    Returns the median relative error for each size, and the order p in error ~ size^p at the two smallest
+    sizes.
+
+    moved  returns the change of the output for a size of the change eps
+    slope  derivative of the output by the size of eps
     """
     errors = {size: change_norm(moved(size) - size * slope) for size in sizes}
     smaller, smallest = sizes[-2:]
@@ -90,7 +94,10 @@ def first_order_error(
 
 
 def draw_first_order_error(numbers: Numbers, title: str, columns: int = 1) -> Figure:
-    """Draw the relative error of the first-order prediction over the size of eps, in the first of `columns` panels."""
+    """Draw the relative error of the first-order prediction over the size of eps.
+
+    columns  number of panels of the figure; the first is drawn, the others are left empty
+    """
     figure, (axes, *_) = make_figure(columns=columns)
     plot_lines(axes, numbers["sizes"], {"error of the prediction": numbers["relative error"]})
     axes.set(xscale="log", yscale="log", xlabel="size of eps", ylabel="error / change", title=title)

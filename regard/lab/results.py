@@ -37,16 +37,17 @@ NOT_RUN, OUTDATED = "not run yet", "to be run again"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The numbers of one run, and what is needed to reproduce them.
+    """The saved result of running a lab claim: the measured numbers, and what is needed to reproduce them.
 
     id           id of the claim
+    numbers      the measured numbers, by name
     seconds      duration of the run
-    fingerprint  hash of the code that ran
-    smoke        whether the settings start from the quick setup
+    fingerprint  hash of the code that computed the numbers
+    smoke        whether `settings` are changes of the quick setup instead of the default setup
     settings     the settings that differ from the default or the quick setup
     threads      number of torch's threads
     created      date and time of the run in UTC
-    figure       the file that the figure was drawn to
+    figure       the file that the figure was drawn to; None without a figure
     """
 
     id: str
@@ -67,7 +68,7 @@ class Result:
 
     @property
     def current(self) -> bool:
-        """Whether the result is up to date: the claim's code is still the code that ran."""
+        """Whether the result is up to date: the claim's code has not changed since the result was computed."""
         return self.fingerprint == fingerprint(self.claim)
 
     @property
@@ -76,17 +77,17 @@ class Result:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The wrong answers of the sheets that are about this setup, each with the verdict of these numbers."""
+        """The wrong answers of the exercise sheets about this claim, each with the verdict of these numbers on it."""
         return judge_wrong_answers(self.id, self.numbers, self.verdict)
 
     @property
     def setup(self) -> Any:
-        """The setup of the run."""
+        """The setup (all settings) with which the result was computed."""
         return self.claim.setup(self.settings, smoke=self.smoke)
 
     @property
     def command(self) -> str:
-        """The command line that reproduces the run."""
+        """The command line that reproduces the result."""
         words = ["regard", "lab", "run", self.id] + ["--smoke"] * self.smoke
         for name, value in self.settings.items():
             words += ["--seed", str(value)] if name == "seed" else ["--set", f"{name}={format_setting(value)}"]
@@ -94,12 +95,12 @@ class Result:
 
     @property
     def options(self) -> str:
-        """The options of the command line, such as `--smoke --seed 1`; empty for the default setup."""
+        """The options in `command`, such as `--smoke --seed 1`; empty for the default setup."""
         return self.command.removeprefix(f"regard lab run {self.id}").strip()
 
     @property
     def call(self) -> str:
-        """The Python expression that repeats the run, once `claims` is imported."""
+        """The Python expression that runs the claim again with the same setup; it assumes that `claims` is imported."""
         changed = {name: value for name, value in self.settings.items() if name != "seed"}
         inside = [_code(changed)] if changed else []
         inside += [f"seed={self.settings['seed']}"] if "seed" in self.settings else []
@@ -109,9 +110,9 @@ class Result:
 
 
 def make_result(outcome: Outcome, figure: Path | None = None) -> Result:
-    """Return the result of a run, ready to be saved.
+    """Return the outcome of running a lab claim as a `Result` that can be saved.
 
-    figure  the file that the run's figure was drawn to
+    figure  the file that the claim's figure was drawn to
     """
     claim = outcome.claim
     quick, full = (_changes(start, outcome.setup) for start in (claim.module.SMOKE, claim.module.Setup()))
@@ -128,7 +129,10 @@ def make_result(outcome: Outcome, figure: Path | None = None) -> Result:
 
 
 def _changes(default: Any, setup: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the settings of `setup` that differ from `default`; those of a nested setup have dotted names."""
+    """Return the settings of `setup` that differ from `default`, by name.
+
+    A setting inside a nested setup has a dotted name, such as "training.steps".
+    """
     found: dict[str, Any] = {}
     for name in (prefix + each.name for each in dataclasses.fields(setup)):
         old, new = (getattr(each, name.removeprefix(prefix)) for each in (default, setup))
@@ -141,18 +145,18 @@ def _changes(default: Any, setup: Any, prefix: str = "") -> dict[str, Any]:
 
 @cache  # once per process: the code that runs is the code that was imported
 def fingerprint(claim: Claim) -> str:
-    """Return a hash of the code and the default settings that compute a claim's numbers."""
+    """Return a hash of the code and the default settings that compute a lab claim's numbers."""
     defaults = repr(dataclasses.astuple(claim.module.Setup()))  # a setup may inherit its defaults
     source = Path(str(claim.module.__file__)).read_text(encoding="utf-8")
     return hashlib.sha256((defaults + hash_input(source)).encode()).hexdigest()[:16]
 
 
 def hash_input(source: str) -> str:
-    """Return the part of a claim's source that decides its numbers, as text to hash.
+    """Return the part of a lab claim's source code that decides the measured numbers, as text to hash.
 
     This is the syntax tree of `run`, `Setup` and everything in the file that they use. Docstrings, comments,
-    formatting, annotations, validation and error messages are left out. Identifiers that are not names of Python or
-    torch are numbered in the order of their first use, so renaming them changes nothing.
+    formatting, annotations, validation and error messages are left out. Identifiers that are not names of
+    Python or torch are numbered in the order of their first use, so renaming them changes nothing.
     """
     defined: dict[str, ast.AST] = {}
     for node in ast.parse(source).body:
@@ -198,7 +202,7 @@ def _structure(value: Any, numbers: dict[str, str]) -> Iterator[str]:
 
 
 def format_setting(value: Any) -> str:
-    """Write a setting the way `--set name=...` reads it."""
+    """Format a setting as the value of the command-line option `--set name=value`."""
     if isinstance(value, tuple | list):
         return ",".join(map(format_setting, value)) if value else "()"
     return str(value)
@@ -218,9 +222,9 @@ def _code(value: Any) -> str:
 
 
 def _to_json(value: Any, where: str) -> Any:
-    """Convert tuples to lists, or raise an error that names what JSON cannot hold.
+    """Convert tuples to lists, and raise ConfigError for a value that JSON cannot represent.
 
-    where  what the value is, for the error message
+    where  describes the value in the error message
     """
     match value:
         case None | bool() | int() | float() | str():
@@ -233,7 +237,7 @@ def _to_json(value: Any, where: str) -> Any:
 
 
 def encode_floats(value: Any) -> Any:
-    """Replace inf and nan, which JSON lacks, by {"float": "inf"} and the like, also inside lists and dictionaries."""
+    """Replace inf and nan, which JSON lacks, by objects such as {"float": "inf"}, also in nested values."""
     if isinstance(value, dict):
         return {name: encode_floats(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -242,19 +246,19 @@ def encode_floats(value: Any) -> Any:
 
 
 def decode_floats(found: dict[str, Any]) -> Any:
-    """Return the float of a JSON object {"float": "inf"}; other objects are returned unchanged."""
+    """Convert a JSON object such as {"float": "inf"} back to a float; return any other object unchanged."""
     return float(found["float"]) if set(found) == {"float"} and isinstance(found["float"], str) else found
 
 
 def default_folder() -> Path:
-    """Return the folder of results: regard/lab in the user's cache folder."""
+    """Return the folder where lab results are saved: regard/lab in the user's cache folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # the XDG standard: a path that is not absolute is ignored
     return (base if base.is_absolute() else Path.home() / ".cache") / "regard" / "lab"
 
 
 def make_folder(folder: Path, what: str = "results") -> Path:
-    """Create a folder and return it, or raise an error if nothing can be saved there.
+    """Create a folder, with its parents, and return it; raise ConfigError if it cannot be created.
 
     what  what the folder is for, in the error message: "results" or "figures"
     """
@@ -266,14 +270,17 @@ def make_folder(folder: Path, what: str = "results") -> Path:
 
 
 def save_result(result: Result, folder: Path) -> Path:
-    """Write a result into the folder, atomically."""
+    """Write a claim's result to <id>.json in the folder, atomically, and return the path."""
     path = make_folder(folder) / f"{result.id}.json"
     _write(path, [result])
     return path
 
 
 def save_shipped_results(results: Mapping[str, Result]) -> None:
-    """Update the results shipped with the package; results of claims that no longer exist are removed."""
+    """Add or replace results in the file shipped with the package, and remove those of deleted claims.
+
+    results  the new results, by id of the claim
+    """
     merged = {name: result for name, result in shipped_results().items() if name in claims()} | dict(results)
     _write(SHIPPED, [dataclasses.replace(merged[name], figure=None) for name in sorted(merged)])
 
@@ -286,13 +293,13 @@ def _write(path: Path, results: list[Result]) -> None:
 
 
 def load_result(claim: Claim, folder: Path) -> Result | None:
-    """Return the result of the claim's latest run from the folder, or None if there is none."""
+    """Load the result that the claim last saved in the folder; return None if there is none."""
     path = folder / f"{claim.id}.json"
     return _read(path).get(claim.id) if path.is_file() else None
 
 
 def shipped_results() -> dict[str, Result]:
-    """Return the results shipped with the package by the ids of their claims."""
+    """Load the results shipped with the package, by id of the claim."""
     return _read(SHIPPED) if SHIPPED.is_file() else {}
 
 
@@ -310,9 +317,10 @@ def _read(path: Path) -> dict[str, Result]:
 
 
 def latest_result(claim: Claim, folder: Path, shipped: Mapping[str, Result]) -> Result | None:
-    """Return the result to show: the last run on this machine, or the shipped one.
+    """Return the claim's result to show: the local one in `folder`, or the shipped one; None if there is neither.
 
-    The shipped result is shown if it is up to date and the local one is out of date or from a quick run.
+    The shipped result is used if there is no local one, or if the shipped one is up to date and the local one
+    is out of date or from a quick run.
     """
     here, there = load_result(claim, folder), shipped.get(claim.id)
     if here is None or (there is not None and there.current and (here.smoke or not here.current)):
@@ -321,7 +329,7 @@ def latest_result(claim: Claim, folder: Path, shipped: Mapping[str, Result]) -> 
 
 
 def verdict_word(result: Result | None) -> str:
-    """Return the word of a result's verdict, or that the claim was not run or the result is out of date."""
+    """Return "supported", "refuted" or "unclear" for a result, or a note that it is missing or out of date."""
     if result is None:
         return NOT_RUN
     return result.verdict.word if result.current else OUTDATED

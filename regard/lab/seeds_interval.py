@@ -12,10 +12,10 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedSetup:
-    """Settings of a claim that trains over several seeds.
+    """Settings of a lab claim that repeats its training with several random seeds.
 
     repeats  number of trainings, each with its own seed
-    seed     changes all of these seeds
+    seed     base seed: training number r uses the seed 1000 * seed + r
     """
 
     repeats: int = 4
@@ -31,15 +31,15 @@ class RepeatedSetup:
 
 
 def interval_half_width(values: Sequence[float]) -> float:
-    """Return half the width of the 95 % confidence interval of the mean (Student's t)."""
+    """Return half the width of the 95 % confidence interval of the mean of the values (Student's t)."""
     return student_t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95 % confidence interval, mean - half to mean + half.
+    """A mean over random seeds with its 95 % confidence interval, from mean - half to mean + half.
 
-    Sums and differences combine the uncertainties of independent means.
+    Sums and differences of estimates combine their intervals as for independent means.
     """
 
     mean: float
@@ -63,26 +63,26 @@ class Estimate:
 
     @property
     def above(self) -> bool:
-        """Whether the whole interval is above 0."""
+        """Whether the whole confidence interval is above 0."""
         return self.mean > self.half
 
     @property
     def below(self) -> bool:
-        """Whether the whole interval is at or below 0."""
+        """Whether the whole confidence interval is at or below 0."""
         return self.mean <= -self.half
 
     def __str__(self) -> str:
-        """Write the mean and its interval in percent, cut at 0 % and 100 %."""
+        """Format the mean and its confidence interval in percent; the interval is clipped to 0 % and 100 %."""
         low, high = max(self.mean - self.half, 0.0), min(self.mean + self.half, 1.0)
         return f"{self.mean:.0%} ({low:.0%} to {high:.0%})"
 
 
 def mean_and_interval(name: str, values: Any) -> dict[str, Any]:
-    """Return means over seeds, and half the widths of their confidence intervals, as numbers of a run.
+    """Return the mean over random seeds and half the width of its confidence interval, in a dictionary.
 
-    The keys of the result are `name` and "interval of `name`".
+    The keys are `name` and "interval of `name`".
 
-    values  one number per seed, or lists and dictionaries of such lists
+    values  a list with one number per seed, or lists and dictionaries of such lists
     """
     return {name: _reduce(fmean, values), f"interval of {name}": _reduce(interval_half_width, values)}
 
@@ -96,7 +96,10 @@ def _reduce(function: Callable[[Sequence[float]], float], values: Any) -> Any:
 
 
 def estimates(numbers: dict[str, Any], name: str) -> Any:
-    """Return the means that `mean_and_interval` stored as `name`, each as an `Estimate` with its interval."""
+    """Return the means that `mean_and_interval` stored under `name`, each as an `Estimate`.
+
+    numbers  the measured numbers of a lab claim, by name
+    """
 
     def combine(mean: Any, half: Any) -> Any:
         if isinstance(mean, dict):

@@ -14,10 +14,10 @@ _FROM_ZERO |= {"token", "place", "query", "changed", "two", "looks_at"}
 
 
 def check_settings(setup: Any) -> None:
-    """Raise an error for settings that no claim can run with.
+    """Check the settings of a lab claim, else raise ConfigError.
 
-    These are sizes below 1, empty tuples, numbers that are not finite (a beta may be), and heads that do not divide
-    the width.
+    Integers must be at least 1 (some at least 0), tuples must not be empty, floats must be finite (only `betas`
+    may be inf), and the number of heads must divide the width.
     """
     for field in fields(setup):
         value = getattr(setup, field.name)
@@ -36,9 +36,10 @@ def check_settings(setup: Any) -> None:
 
 
 def check_at_least(setup: Any, **smallest: float) -> None:
-    """Raise an error if a setting is below its smallest value.
+    """Check that settings are not below their smallest values, else raise ConfigError.
 
-    smallest  smallest values by name, such as keys=2; for a tuple, the smallest number of values
+    smallest  smallest values by name of the setting, such as keys=2; for a tuple, the smallest number of its
+              values
     """
     for name, least in smallest.items():
         value = getattr(setup, name)
@@ -50,7 +51,7 @@ def check_at_least(setup: Any, **smallest: float) -> None:
 
 
 def check_indices(name: str, indices: tuple[int, ...], size: int, what: str) -> None:
-    """Raise an error if an index is not between 0 and `size` - 1.
+    """Check that every index is between 0 and `size` - 1, else raise ConfigError.
 
     name  name of the setting, for the error message
     what  what is indexed, for the error message: "tokens", "keys" or "queries"

@@ -12,7 +12,9 @@ from regard.lab.verdict import join_numbers
 
 
 def round_outward(value: float, digits: int = 1, *, down: bool = False) -> str:
-    """Format a bound with few significant digits, rounded up (or down), so that the written bound still holds.
+    """Format a bound with few significant digits, rounded so that the formatted bound still holds.
+
+    down  round a lower bound down; otherwise round an upper bound up
 
     >>> round_outward(9.49e-42)
     '1e-41'
@@ -46,17 +48,26 @@ class _Environment(jinja2.Environment):
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the jinja2 environment of the lab, with filters for numbers; an unknown name in a template is an error."""
+    """Return the jinja2 environment of the lab's templates.
+
+    It has extra filters that format numbers. An undefined name in a template raises an error.
+    """
     made = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # Markdown  # nosec B701
     made.filters |= _FILTERS
     return made
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill in a jinja2 template, such as {{ n.weights[0]|fixed(3) }}, with values by name."""
+    """Render a jinja2 template, such as {{ n.weights[0]|fixed(3) }}.
+
+    values  the variables of the template
+    """
     return environment().from_string(template).render(**values)
 
 
 def evaluate(expression: str, **values: Any) -> Any:
-    """Return the value of a jinja2 expression, such as n.weights[0]|max < 0.5, on values by name."""
+    """Evaluate a jinja2 expression, such as n.weights[0]|max < 0.5, and return its value.
+
+    values  the variables of the expression
+    """
     return environment().compile_expression(expression, undefined_to_none=False)(**values)

@@ -17,7 +17,7 @@ SUPPORTED, REFUTED, UNCLEAR = "supported", "refuted", "unclear"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict on a statement.
+    """A verdict on a statement, such as a lab claim.
 
     word      "supported", "refuted" or "unclear"
     sentence  a sentence with the numbers that decide
@@ -33,11 +33,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict before its sentence is written.
+    """The decision on a lab claim, from which the sentence of the verdict is written later.
 
     word     "supported", "refuted" or "unclear"
-    shown    values for the template `Finding:`, besides the numbers of the run
-    missing  what the setup would need for a decision; empty if nothing
+    shown    values for the claim's `Finding:` template, besides the measured numbers
+    missing  what the setup lacks for a decision; empty if nothing is missing
     """
 
     word: str
@@ -46,16 +46,17 @@ class Decision:
 
 
 def decide(holds: bool, margins: Iterable[Estimate] = (), *, missing: str = "", **shown: Any) -> Decision:
-    """Decide a claim: "supported", "refuted" or "unclear".
+    """Decide whether a lab claim is "supported", "refuted" or "unclear".
 
-    A claim is unclear if something is missing, whatever the numbers are. Otherwise it is refuted if `holds` is false or
-    the confidence interval of a margin is at or below 0, unclear if the interval of a margin includes 0, and supported
-    if not.
+    The rules apply in this order. The claim is unclear if `missing` is not empty. It is refuted if `holds` is
+    false or the confidence interval of a margin is at or below 0. It is supported if the interval of every
+    margin is above 0. Otherwise it is unclear.
 
-    holds    whether the conditions hold that have no statistical uncertainty, such as exact numbers and counts
-    margins  mean over seeds of each difference that the claim predicts to be above 0
-    missing  what the setup would need for a decision; empty if nothing
-    shown    values for the template `Finding:`, which also has the numbers of the run as n
+    holds    whether all conditions without statistical uncertainty are met, such as exact numbers and counts
+    margins  the differences that the claim predicts to be above 0, as means over seeds with confidence
+             intervals
+    missing  what the setup lacks for a decision; empty if nothing is missing
+    shown    values for the claim's `Finding:` template, besides the measured numbers
     """
     estimates = list(margins)
     if missing:
@@ -66,7 +67,7 @@ def decide(holds: bool, margins: Iterable[Estimate] = (), *, missing: str = "", 
 
 
 def judge_finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Verdict:
-    """Return verdict(numbers), or "refuted" if any number is inf or NaN."""
+    """Return verdict(numbers), or a "refuted" verdict if any of the measured numbers is inf or NaN."""
     found = next(_not_finite(numbers), None)
     if found is None:
         return verdict(numbers)
@@ -75,7 +76,10 @@ def judge_finite(verdict: Callable[[Numbers], Verdict], numbers: Numbers) -> Ver
 
 
 def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
-    """Yield where each inf and NaN is in nested numbers, as text, and its value."""
+    """Yield the location and the value of each inf and NaN in nested dictionaries and lists of numbers.
+
+    where  location of `value`, which is put before the locations inside it
+    """
     if isinstance(value, float) and not math.isfinite(value):
         yield where, value
     elif isinstance(value, dict):
@@ -87,7 +91,7 @@ def _not_finite(value: Any, where: str = "") -> Iterator[tuple[str, float]]:
 
 
 def join_numbers(values: Iterable[float]) -> str:
-    """Format numbers for a sentence: "1, 12 and 4,096", or only one number if all are equal."""
+    """Format numbers as words of a sentence: "1, 12 and 4,096", or a single number if all are equal."""
     shown = [f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in values]
     if len(set(shown)) == 1:
         return shown[0]

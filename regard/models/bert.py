@@ -27,7 +27,7 @@ HEADS = ("pretraining", "masked", "classes", "none")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BERTConfig(Config):
-    """Settings of a bidirectional encoder.
+    """Settings of BERT, a bidirectional encoder.
 
     vocab     number of tokens
     context   maximum number of tokens of an input
@@ -35,8 +35,8 @@ class BERTConfig(Config):
     depth     number of blocks
     ff_width  width of the hidden layer of the feed-forward network; None is 4 * width
     segments  number of segment (token type) embeddings: one for the first and one for the second sentence
-    head      "pretraining" has both objectives, "masked" masked language modelling only, "classes" classifies whole
-              texts, "none" returns hidden states only
+    head      "pretraining" has both pretraining objectives, "masked" only masked language modelling, "classes"
+              classifies whole texts, "none" has no logits, only hidden states and the pooled vector
     classes   number of classes for head="classes"
     """
 
@@ -61,22 +61,22 @@ class BERTConfig(Config):
 
     @property
     def predicts_words(self) -> bool:
-        """Whether the head predicts masked words."""
+        """Whether the head predicts masked tokens (masked language modelling)."""
         return self.head in ("pretraining", "masked")
 
     @property
     def pools(self) -> bool:
-        """Whether there is a pooled vector for the whole text."""
+        """Whether the model has a pooler, which computes one vector for the whole text."""
         return self.head != "masked"
 
 
 class BERTOutput(NamedTuple):
-    """The outputs of BERT; None for those that its head does not have.
+    """The outputs of BERT. Those that the model's head does not compute are None.
 
-    logits       of every word for each token, or of the classes
-    pair_logits  next-sentence prediction: the second sentence follows, or does not
+    logits       logits of the vocabulary for each token, or logits of the classes
+    pair_logits  next-sentence prediction: logits of "the second sentence follows" and "it does not"
     hidden       hidden states of the last block
-    pooled       a vector for the whole text, computed from the first token
+    pooled       one vector for the whole text, computed from the first token
     """
 
     logits: Float[Tensor, "b n w"] | Float[Tensor, "b classes"] | None  # of words, or of classes
@@ -86,7 +86,7 @@ class BERTOutput(NamedTuple):
 
 
 class BERT(Model):
-    """A bidirectional encoder: token ids of one or two sentences in, a `BERTOutput` out.
+    """BERT, a bidirectional encoder: token ids of one or two sentences in, a `BERTOutput` out.
 
     >>> model = regard.build("bert-base", depth=1)
     >>> model(torch.tensor([[101, 2054, 102]])).logits.shape
@@ -117,7 +117,7 @@ class BERT(Model):
         segments: Int[Tensor, "b n"] | None = None,
         padding: Mask | None = None,
     ) -> BERTOutput:
-        """The outputs of the head.
+        """Return the outputs of the model as a `BERTOutput`.
 
         segments  0 for tokens of the first sentence, 1 for the second (token_type_ids); None is 0 for all
         padding   which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
@@ -139,7 +139,7 @@ class BERT(Model):
         segments: Int[Tensor, "b n"] | None = None,
         padding: Mask | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """Hidden states of the last block."""
+        """Return the hidden states of the last block. The arguments are those of `forward`."""
         x = self.tokens(tokens)
         n = tokens.shape[1]
         check_context(n, self.config.context)
@@ -168,7 +168,11 @@ class BERT(Model):
 
 
 class WordHead(nn.Module):
-    """The head for masked language modelling: a dense layer, a norm, and logits with one bias per word."""
+    """The head for masked language modelling: a dense layer, an activation and a norm.
+
+    The model multiplies the result by the token embeddings and adds `bias`, one number per token, to get
+    logits.
+    """
 
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()

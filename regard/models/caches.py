@@ -9,9 +9,9 @@ from regard.core.cache import Cache
 
 
 class Caches:
-    """The KV caches of all blocks, of equal length.
+    """The KV caches of all blocks of a model. All have the same length.
 
-    make   makes the cache of one block
+    make   function that returns the empty cache of one block
     depth  number of blocks
     """
 
@@ -20,7 +20,10 @@ class Caches:
 
     @property
     def length(self) -> int:
-        """The number of positions in every cache."""
+        """The number of positions in every cache.
+
+        Raises CacheError if the caches differ because a call failed half-way.
+        """
         length = self.layers[0].length
         if any(cache.length != length for cache in self.layers):
             raise CacheError("a call failed half-way, and some blocks have stored it; start again with model.cache()")
@@ -28,20 +31,23 @@ class Caches:
 
     @property
     def nbytes(self) -> int:
-        """The size of all caches."""
+        """The size of all caches in bytes."""
         return sum(cache.nbytes for cache in self.layers)
 
     def __iter__(self) -> Iterator[Cache]:
         return iter(self.layers)
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace sequence r by sequence rows[r], as beam search needs it."""
+        """Replace sequence r of the batch by sequence rows[r], for every r, as beam search needs it."""
         for cache in self.layers:
             cache.reorder(rows)
 
 
 def check_caches(caches: Caches, depth: int) -> Caches:
-    """Raise if these are not the caches of a model of this depth."""
+    """Check that `caches` was made by the `cache` method of a model with this depth, and return it.
+
+    Raises CacheError otherwise.
+    """
     if not isinstance(caches, Caches):
         raise CacheError(f"cache takes the result of model.cache(), not {type(caches).__name__}")
     if len(caches.layers) != depth:

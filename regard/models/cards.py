@@ -14,8 +14,8 @@ CARD = "card.json"
 class Card:
     """The model card of a pretrained model.
 
-    command          the command that trained it
-    metric           what was measured, and on which split
+    command          the command that trained the model
+    metric           what was measured, and on which split of the data
     value            the measured result
     at_least         lower bound that `value` must reach, where larger is better
     at_most          upper bound of `value`, where smaller is better
@@ -23,7 +23,7 @@ class Card:
     subset_value     the result on these records
     licence          licence of the training data
     parameters       number of parameters
-    bytes            size of its folder in bytes
+    bytes            size of the model's folder in bytes
     example          an input: a text, or the name of a file beside the card
     example_command  a command that runs the model on an example
     """
@@ -50,16 +50,16 @@ class Card:
     example_command: str
 
     def meets_bound(self, value: float) -> bool:
-        """Whether a measured result satisfies `at_least` or `at_most`."""
+        """Return whether a measured result satisfies `at_least` and `at_most`."""
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
     def format(self, value: float) -> str:
-        """A measured result as text, with its unit."""
+        """Format a measured result as text with its unit."""
         return f"{100 * value:.4g} %" if self.unit == "%" else f"{value:.3g} {self.unit}".strip()
 
 
 def read_card(name: str) -> Card:
-    """Read the card of a pretrained model of `list_models(pretrained=True)`.
+    """Read the model card of a pretrained model. `list_models(pretrained=True)` lists the names.
 
     >>> read_card("digits-vit").command
     'regard train vision --folder runs/digits-vit'

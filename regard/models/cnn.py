@@ -20,7 +20,7 @@ from regard.nn.init import Initializers
 class CNNConfig(Config):
     """Settings of a convolutional network.
 
-    widths  channels of each stage; every stage after the first halves rows and columns
+    widths  number of channels of each stage; every stage after the first halves rows and columns
     """
 
     channels: int = 1
@@ -35,7 +35,7 @@ class CNNConfig(Config):
 
 
 class CNN(Model):
-    """A CNN: images of any size in, logits of classes out."""
+    """A convolutional network (CNN): images of any size in, logits of classes out."""
 
     Config = CNNConfig
     config: CNNConfig
@@ -54,7 +54,7 @@ class CNN(Model):
         return self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
-        """Feature maps of the last stage."""
+        """Return the feature maps of the last stage."""
         check_image(image, self.config.channels)
         return run_blocks(self.stages, image)
 
@@ -67,7 +67,7 @@ class CNN(Model):
 
 
 class ConvNormReLU(ConvNorm):
-    """A convolution, batch norm and ReLU."""
+    """A 3 x 3 convolution, batch norm and ReLU."""
 
     def forward(self, x: Float[Tensor, "b m y x"]) -> Float[Tensor, "b d rows columns"]:
         return super().forward(x).relu()

@@ -15,13 +15,13 @@ from regard.models.presets import model_class
 
 @dataclass(frozen=True)
 class Count:
-    """The costs of one model for one batch.
+    """The costs of a model for one batch.
 
-    parameters         number of parameters of each module; all blocks are summed under `*`
-    multiply_adds      of one forward pass, as torch counts matrix products, convolutions and attention
+    parameters         number of parameters of each module; equal modules of all blocks are summed under `*`
+    multiply_adds      multiply-adds of one forward pass: half the FLOPs that torch's FlopCounterMode counts
     attention_entries  query-key pairs that the masks leave visible, over all layers, heads and sequences
     cache_bytes        size of the KV cache after the pass
-    activation_bytes   size of what autograd saves for the backward pass, without parameters
+    activation_bytes   size of the tensors that autograd saves for the backward pass, without parameters
     """
 
     batch: int
@@ -34,12 +34,17 @@ class Count:
 
     @property
     def total(self) -> int:
-        """The number of parameters."""
+        """The number of parameters of the whole model."""
         return sum(self.parameters.values())
 
 
 def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count:
-    """Count the costs of the model of a configuration, without allocating its memory."""
+    """Count the parameters, multiply-adds and memory of a model, without allocating its memory.
+
+    config  configuration of the model
+    batch   number of sequences or images
+    length  number of positions or frames, or the side of the image; None is the size in the configuration
+    """
     check_integer("batch", batch, 1, "sequences")
     if length is not None:
         check_integer("length", length, 1)
@@ -67,7 +72,7 @@ def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count
 
 
 def sum_by_module(sizes: dict[str, int]) -> dict[str, int]:
-    """Sum sizes of parameters by module, with `*` for the numbers of blocks, at most three names deep."""
+    """Sum the sizes of parameters by module. Block numbers become `*`, and names are cut to three components."""
     parts: dict[str, int] = {}
     for name, size in sizes.items():
         owner = re.sub(r"\.\d+(?=\.|$)", ".*", name).rpartition(".")[0] or name

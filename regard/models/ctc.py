@@ -13,7 +13,7 @@ from regard.base.validation import check_integer
 
 
 class CTCGreedyDecoder:
-    """Streaming greedy CTC decoder: rows in chunks of any size decode the same as all at once."""
+    """Streaming greedy CTC decoder. Logits pushed in chunks of any size give the same tokens as all at once."""
 
     def __init__(self, blank: int = 0) -> None:
         self.blank = check_integer("blank", blank, 0)
@@ -37,7 +37,10 @@ class CTCGreedyDecoder:
 def ctc_greedy_decode(
     logits: Float[Tensor, "b n w"], *, blank: int = 0, lengths: Sequence[int] | Int[Tensor, "b"] | None = None
 ) -> list[list[int]]:
-    """Greedy CTC decoding: the tokens of each sequence, from its first `lengths[b]` rows."""
+    """Greedy CTC decoding: return the tokens of each sequence.
+
+    lengths  number of rows of logits that each sequence has; None uses all
+    """
     if lengths is None:
         return CTCGreedyDecoder(blank).push(logits)
     if len(lengths) != len(logits):

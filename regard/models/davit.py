@@ -26,13 +26,13 @@ from regard.nn.windows import merge, partition
 class DaViTConfig(Config):
     """Settings of a DaViT. `widths`, `depths` and `heads` have one number for each stage.
 
-    depths     pairs of blocks, one with window attention and one with channel attention
-    heads      heads of window attention, and groups of channel attention
+    depths     number of pairs of blocks; a pair is a block with window attention and one with channel attention
+    heads      number of heads of window attention, and of groups of channel attention
     window     side of the windows, in positions of the stage's grid
     ff_factor  width of the hidden feed-forward layer, as a multiple of the stage's width
     classes    number of classes; 0 returns pooled features instead of logits
-    drop_path  stochastic depth: probability of dropping a branch in the last pair; it grows linearly from 0 in the
-               first
+    drop_path  stochastic depth: probability of dropping a branch in the last pair; it grows linearly from 0 in
+               the first
     """
 
     channels: int = 3
@@ -58,7 +58,7 @@ class DaViTConfig(Config):
 
 
 class DaViT(Model):
-    """A DaViT: images in, logits of classes out."""
+    """A DaViT (Dual Attention Vision Transformer): images in, logits of classes out."""
 
     Config = DaViTConfig
     config: DaViTConfig
@@ -72,12 +72,15 @@ class DaViT(Model):
         self.init_weights()
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
-        """Logits of the classes, or pooled features with classes=0."""
+        """Return the logits of the classes, or pooled features if classes=0."""
         pooled = self.norm(self.hidden(image).mean((1, 2)))
         return pooled if self.head is None else self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b rows columns d"]:
-        """The grid of the last stage; the stem divides rows and columns by 4, each stage after the first by 2."""
+        """Return the features of the last stage as a grid (b rows columns d).
+
+        The stem divides rows and columns by 4, each stage after the first by 2.
+        """
         x = self.stem(image)
         for stage in self.stages:
             x = stage(x, recompute=self.gradient_checkpointing)
@@ -99,7 +102,7 @@ class DaViT(Model):
 
 
 class Stem(nn.Module):
-    """The patch embedding: a strided convolution with overlapping patches, one for every 4 x 4 pixels."""
+    """The patch embedding of DaViT: a norm after a convolution with overlapping patches, one per 4 x 4 pixels."""
 
     def __init__(self, channels: int, width: int, eps: float) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class Stem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Downsampling by a convolution: one position for each 2 x 2, with another width."""
+    """Downsampling by a norm and a convolution: one position for each 2 x 2 positions, with another width."""
 
     def __init__(self, old: int, new: int, eps: float) -> None:
         super().__init__()
@@ -127,7 +130,7 @@ class Downsample(nn.Module):
 
 
 class DaViTStage(nn.Module):
-    """Downsampling, except in the first stage, then pairs of blocks."""
+    """One stage of DaViT: downsampling, except in the first stage, then pairs of blocks."""
 
     def __init__(self, config: DaViTConfig, number: int) -> None:
         super().__init__()
@@ -141,7 +144,7 @@ class DaViTStage(nn.Module):
 
 
 class DualBlock(nn.Module):
-    """A block of window attention, then one of channel attention."""
+    """A pair of DaViT blocks: window attention, then channel attention."""
 
     def __init__(self, config: DaViTConfig, number: int, drop_path: float) -> None:
         super().__init__()
@@ -155,10 +158,12 @@ class DualBlock(nn.Module):
 
 
 class GridBlock(nn.Module):
-    """x + attention, x + feed-forward; before each, a depthwise convolution adds position information.
+    """A DaViT block: x + attention, then x + feed-forward.
 
-    window  side of the windows of attention. At the edge they are padded with zeros, which are not masked. None makes
-            the whole grid one sequence
+    Before each, a depthwise convolution adds position information.
+
+    window  side of the attention windows. At the edge they are padded with zeros, which are not masked. None
+            makes the whole grid one sequence
     """
 
     def __init__(
@@ -189,7 +194,7 @@ class GridBlock(nn.Module):
 
 
 def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """Apply a convolution to a grid, in the dtype of its weights, so that autocast does not round the input."""
+    """Apply a convolution to a grid (b y x d). The output has the dtype of the weights, also under autocast."""
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

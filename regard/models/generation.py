@@ -32,19 +32,20 @@ from regard.nn.embeddings import check_tokens
 def generate(
     model: GPT | GenerationAdapter, tokens: Prompts, **options: Unpack[GenerationOptions]
 ) -> list[GeneratedText]:
-    """Continue each prompt by autoregressive decoding; returns one `GeneratedText` for each.
+    """Generate text: continue each prompt by autoregressive decoding. Returns one `GeneratedText` for each prompt.
 
     model           a GPT; for an encoder-decoder see `Transformer.generate`
     tokens          prompts: lists of token ids, whose lengths may differ, or a tensor (b n)
-    max_new_tokens  64 if not given. A text also ends when the model's context is full
+    max_new_tokens  maximum number of new tokens, 64 by default. A text also ends when the model's context is
+                    full
     temperature, top_k, top_p, seed
                     sample the next token, see `Sample`; each prompt of the batch has its own random numbers
     num_beams, length_penalty, early_stopping
                     beam search, see `BeamSearch`
-    strategy        "greedy", "sample", "beam", or a value such as KthLargest(2); default by the keywords above, and
-                    greedy decoding if there are none
+    strategy        "greedy", "sample", "beam", or an object such as KthLargest(2). By default the keywords
+                    above decide; without any of them it is greedy decoding
     stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
-    use_cache       False runs a whole pass for every token instead of using a KV cache
+    use_cache       False runs the whole sequence through the model for every token instead of using a KV cache
 
     >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
     >>> len(texts[0].tokens), texts[0].finish_reason
@@ -60,14 +61,20 @@ def generate(
 def stream_tokens(
     model: GPT | GenerationAdapter, tokens: Prompts, **options: Unpack[GenerationOptions]
 ) -> Iterator[GeneratedToken]:
-    """Yield each token of `generate` as soon as it is known; with beam search when the search has ended."""
+    """Yield each new token of `generate` as soon as it is known.
+
+    With beam search, all come when the search has ended. The arguments are those of `generate`.
+    """
     return _prepare(model, tokens, **options).tokens()
 
 
 def collect_tokens(
     prompt: Sequence[int], tokens: Sequence[GeneratedToken], stop: Sequence[int | TokenIds] = ()
 ) -> GeneratedText:
-    """Join the streamed tokens of one prompt into a `GeneratedText`."""
+    """Join the tokens that `stream_tokens` yielded for one prompt into a `GeneratedText`.
+
+    stop  the stop sequences that were passed to `stream_tokens`
+    """
     if not tokens or tokens[-1].finish_reason is None:
         raise ConfigError("the stream of this text has not ended: its last token has no finish_reason")
     new = tuple(each.token for each in tokens)
@@ -78,7 +85,7 @@ def collect_tokens(
 
 @dataclass(frozen=True)
 class GenerationRun:
-    """The checked arguments of `generate`, and the decoding loops."""
+    """The checked arguments of one call of `generate`, and the decoding loops."""
 
     adapter: GenerationAdapter
     parts: tuple[nn.Module, ...]  # listed once: a walk through all modules at every step would take time
@@ -89,7 +96,7 @@ class GenerationRun:
     stop: tuple[tuple[int, ...], ...]
 
     def tokens(self) -> Iterator[GeneratedToken]:
-        """Yield the new tokens of all prompts, in the order in which they are known."""
+        """Return an iterator over the new tokens of all prompts, in the order in which they are known."""
         rows = [Hypothesis(index, prompt) for index, prompt in enumerate(self.prompts)]
         if isinstance(self.strategy, BeamSearch):
             return self._beam_search(rows, self.strategy)
@@ -138,9 +145,10 @@ class GenerationRun:
             rows = self._select(rows, [row for row, _ in following], [text for _, text in following])
 
     def _next_logits(self, rows: list[Hypothesis]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
-        """Run the model on the rows so far.
+        """Run the model on the sequences so far.
 
-        Returns which rows have been read to their ends, the logits of their next tokens, and the log-probabilities.
+        Returns the indices of the sequences that have been read completely, the logits of their next tokens, and
+        the log-probabilities.
         """
         with torch.no_grad(), eval_mode(*self.parts):
             ready, logits = self.reader.read([row.tokens for row in rows])
@@ -150,13 +158,13 @@ class GenerationRun:
         return ready, logits, log_probabilities
 
     def _select(self, rows: list[Hypothesis], parents: list[int], following: list[Hypothesis]) -> list[Hypothesis]:
-        """Return the rows `following`, of which number r continues rows[parents[r]], and reorder the KV cache."""
+        """Return `following` after reordering the KV cache so that following[r] continues rows[parents[r]]."""
         if following and parents != list(range(len(rows))):
             self.reader.reorder(parents)
         return following
 
     def _extend(self, row: Hypothesis, token: int, log_probability: float) -> Hypothesis:
-        """The row with one more token, with a finish_reason if the text ends there."""
+        """Return the sequence with one more token. Its finish_reason is set if the text ends there."""
         row = row.append(token, log_probability)
         if _matched_stop(self.stop, row.new_tokens):
             row.finish_reason = "stop"
@@ -170,9 +178,9 @@ class GenerationRun:
 def _best_continuations(
     rows: list[Hypothesis], log_probabilities: Float[Tensor, "r w"], count: int
 ) -> list[list[tuple[int, float, float]]]:
-    """The `count` most likely one-token continuations of each row.
+    """Return the `count` most likely continuations of each sequence by one token.
 
-    Each is a token, its log-probability and the log-probability of the whole row.
+    Each is a token, its log-probability and the log-probability of the whole sequence.
     """
     before = torch.tensor([row.log_probability for row in rows], dtype=torch.float64, device=log_probabilities.device)
     totals = before[:, None] + log_probabilities
@@ -186,7 +194,7 @@ def _best_continuations(
 
 @contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside the `with` block these modules are in eval mode. On exit each gets its old mode back."""
+    """Set modules to eval mode inside the `with` block. On exit, those that were in training mode return to it."""
     training = [module for module in modules if module.training]
     for part in training:
         part.training = False
@@ -206,7 +214,10 @@ def _prepare(
     use_cache: bool = True,
     **choice: Any,
 ) -> GenerationRun:
-    """Check the arguments of `generate`; `choice` are those of `make_strategy`."""
+    """Check the arguments of `generate` and return them as a `GenerationRun`.
+
+    choice  the arguments of `make_strategy`
+    """
     adapter, strategy = make_adapter(model), make_strategy(**choice)
     strategy.check(adapter.vocab)
     check_integer("max_new_tokens", max_new_tokens, 1)
@@ -223,7 +234,7 @@ def _prepare(
 
 
 def _check_prompts(tokens: Prompts, adapter: GenerationAdapter) -> list[list[int]]:
-    """Check the prompts and return them as lists of token ids."""
+    """Check the prompts and return them as lists of token ids. Raises an error if one is empty or too long."""
     if isinstance(tokens, Tensor):
         check_tokens(tokens, adapter.vocab)
         rows = tokens.tolist()
@@ -243,7 +254,11 @@ def _check_prompts(tokens: Prompts, adapter: GenerationAdapter) -> list[list[int
 
 
 def _token_list(name: str, tokens: object, vocab: int | None) -> list[int]:
-    """Check a sequence of token ids and return it as a list. `name` is its name in errors."""
+    """Check a sequence of token ids and return it as a list.
+
+    name   name of the sequence in error messages
+    vocab  size of the vocabulary; None does not check it
+    """
     if isinstance(tokens, Tensor) and tokens.ndim == 1:
         tokens = tokens.tolist()
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):
@@ -255,7 +270,7 @@ def _token_list(name: str, tokens: object, vocab: int | None) -> list[int]:
 
 
 def _stop_sequences(stop: Sequence[int | TokenIds], vocab: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """The stop sequences, longest first, so that the longest match is reported."""
+    """Return the stop sequences as tuples, longest first, so that the longest match is reported."""
     if not isinstance(stop, list | tuple):
         raise ConfigError(f"stop takes a list of token ids and of sequences of token ids, not {stop!r}")
     found = set()
@@ -268,5 +283,5 @@ def _stop_sequences(stop: Sequence[int | TokenIds], vocab: int | None = None) ->
 
 
 def _matched_stop(stop: Sequence[tuple[int, ...]], new: Sequence[int]) -> tuple[int, ...]:
-    """The stop sequence at the end of the new tokens, empty if there is none."""
+    """Return the stop sequence with which the new tokens end, or an empty tuple if there is none."""
     return next((tokens for tokens in stop if tuple(new[-len(tokens) :]) == tokens), ())

@@ -23,9 +23,9 @@ from regard.nn.embeddings import check_tokens
 
 @dataclass
 class GenerationAdapter(ABC):
-    """A model that predicts the next token, together with what it is conditioned on.
+    """Base class of adapters for text generation: a model, and its conditioning input, such as a source text.
 
-    module  the network
+    module  the model
     """
 
     module: Any
@@ -42,28 +42,31 @@ class GenerationAdapter(ABC):
 
     @property
     def batch(self) -> int | None:
-        """The number of prompts that this adapter must be given; None if any number is possible."""
+        """The number of prompts that `generate` must get. None if any number is possible."""
         return None
 
     @abstractmethod
     def start(self, capacity: int) -> Caches | DecoderState:
-        """An empty state with room for `capacity` tokens of each sequence."""
+        """Return an empty decoding state (KV cache) with room for `capacity` tokens of each sequence."""
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
-        """Read tokens that continue the state, extend the state, and return the logits after the last token."""
+        """Run the model on tokens that continue the state.
+
+        Updates the state, returns the logits after the last token.
+        """
 
     @abstractmethod
     def full_pass(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
-        """The logits after the last token of whole sequences, computed without a state.
+        """Return the logits after the last token of whole sequences, computed without a KV cache.
 
-        rows  the prompt that each sequence continues
+        rows  index of the prompt that each sequence continues
         """
 
 
 @dataclass
 class DecoderAdapter(GenerationAdapter):
-    """Adapter of a GPT, a decoder-only model."""
+    """The generation adapter of a GPT, a decoder-only model."""
 
     @property
     def context(self) -> int:
@@ -80,13 +83,16 @@ class DecoderAdapter(GenerationAdapter):
         return self._last_logits(tokens, None)
 
     def _last_logits(self, tokens: Int[Tensor, "b n"], cache: Caches | None) -> Float[Tensor, "b w"]:
-        """The logits after the last token only. Those of all tokens of a long prompt would take much memory."""
+        """Return the logits after the last token only.
+
+        The logits of all tokens of a long prompt would take much memory.
+        """
         return self.module.unembed(self.module.hidden(tokens, cache=cache)[:, -1:])[:, 0]
 
 
 @dataclass
 class EncoderDecoderAdapter(GenerationAdapter):
-    """Adapter of a Transformer (encoder-decoder) that is conditioned on source sequences, one for each prompt.
+    """The generation adapter of an encoder-decoder Transformer with source sequences, one for each prompt.
 
     source          token ids (b m)
     source_padding  which source tokens are real: `padding(lengths)`
@@ -120,7 +126,7 @@ class EncoderDecoderAdapter(GenerationAdapter):
 
 
 def make_adapter(model: object) -> GenerationAdapter:
-    """The adapter of a model; an adapter is returned as it is."""
+    """Return the generation adapter of a model. An adapter is returned as it is."""
     if isinstance(model, GPT):
         return DecoderAdapter(model)
     if isinstance(model, Transformer):
@@ -135,10 +141,10 @@ TokenLists = Sequence[Sequence[int]]
 
 
 class BatchReader:
-    """Reads a batch of sequences of different lengths without padding, every token at its own position.
+    """Runs a model on a batch of sequences of different lengths without padding, every token at its own position.
 
-    The first pass reads as many tokens as the shortest prompt has. Then the shortest sequences are extended while the
-    others still read their own prompts, so that the KV cache has no gaps.
+    The first pass reads as many tokens as the shortest prompt has. Then the shortest sequences are extended
+    while the others still read their own prompts, so that the KV cache has no gaps.
     """
 
     def __init__(self, adapter: GenerationAdapter, prompts: int, capacity: int, use_cache: bool) -> None:
@@ -148,7 +154,10 @@ class BatchReader:
         self.state = adapter.start(capacity) if use_cache else None
 
     def read(self, texts: TokenLists) -> tuple[list[int], Float[Tensor, "r w"]]:
-        """Read more tokens of each text. Returns which texts are read to their ends, and their next-token logits."""
+        """Run the model on the next tokens of each text, up to the length of the shortest.
+
+        Returns the indices of the texts that are read completely, and the logits of their next tokens.
+        """
         end, start = min(map(len, texts)), 0 if self.state is None else self.length
         tokens = torch.tensor([list(text[start:end]) for text in texts], device=self.device)
         if self.state is None:
@@ -160,7 +169,7 @@ class BatchReader:
         return ready, logits if len(ready) == len(texts) else logits[ready]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Replace sequence r by sequence rows[r]."""
+        """Replace sequence r of the batch by sequence rows[r], for every r, in the KV cache too."""
         index = torch.tensor(rows, device=self.device)
         self.rows = self.rows[index]
         if self.state is not None:

@@ -14,7 +14,7 @@ Prompts = Sequence[TokenIds] | Tensor
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The keywords of `generate`, which documents them."""
+    """The keyword arguments of `generate`, where they are documented."""
 
     max_new_tokens: int
     temperature: float | None

@@ -32,22 +32,23 @@ from regard.nn.synthesizer import Synthesizer, check_parts
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Learned absolute position embeddings, one vector for each position of the context."""
+    """Setting of GPTConfig: learned absolute position embeddings, one vector for each position of the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sinusoidal:
-    """Fixed sinusoidal position embeddings. Vaswani et al. 2017."""
+    """Setting of GPTConfig: fixed sinusoidal position embeddings. Vaswani et al. 2017."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DotProductAttention:
-    """Multi-head scaled dot-product attention.
+    """Setting of GPTConfig: multi-head scaled dot-product attention.
 
-    kv_heads              key and value heads (grouped-query attention); None is as many as query heads
+    kv_heads              number of key and value heads (grouped-query attention); None is that of query heads
     head_width            width of one head; None is width // heads
     qk_norm               norm of each query and key head, "rms" or "layer"; None is no norm
-    query_key_value_bias  whether these projections have a bias; None is the `bias` of the model
+    query_key_value_bias  whether the query, key and value projections have a bias; None is the `bias` of the
+                          model
     """
 
     kv_heads: int | None = None
@@ -56,7 +57,7 @@ class DotProductAttention:
     query_key_value_bias: bool | None = None
 
     def check(self, config: "GPTConfig") -> None:
-        """Raise ConfigError if these settings do not fit the other settings of the model."""
+        """Check that these settings fit the other settings of the model, else raise ConfigError."""
         check_heads(config.width, config.heads, self.kv_heads, self.head_width)
         if self.qk_norm is not None:
             norm(self.qk_norm, 1)
@@ -66,13 +67,13 @@ class DotProductAttention:
             config.positions.frequencies(self.head_width or config.width // config.heads)
 
     def resolve(self, config: "GPTConfig") -> "DotProductAttention":
-        """These settings with every None replaced by the value it stands for."""
+        """Return these settings with each None replaced by the default it means."""
         bias = config.bias if self.query_key_value_bias is None else self.query_key_value_bias
         kv_heads, head_width = self.kv_heads or config.heads, self.head_width or config.width // config.heads
         return replace(self, kv_heads=kv_heads, head_width=head_width, query_key_value_bias=bias)
 
     def build(self, config: "GPTConfig") -> Attention:
-        """The attention layer for one block."""
+        """Return a new attention layer for one block."""
         settings = self.resolve(config)
         return Attention(
             config.width,
@@ -90,17 +91,19 @@ class DotProductAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyntheticAttention:
-    """Attention weights from a `Synthesizer` instead of dot products. Tay et al. 2020, arXiv:2005.00743.
+    """Setting of GPTConfig: `Synthesizer` layers instead of dot-product attention.
 
-    parts    which scores are added: "dense", "random", "dot"
-    context  positions that its tables hold; None is the model's context
+    Tay et al. 2020, arXiv:2005.00743.
+
+    parts    the scores that are added: "dense", "random", "dot"
+    context  number of positions for which the layers learn scores; None is the model's context
     """
 
     parts: tuple[str, ...] = ("dense",)
     context: int | None = None
 
     def check(self, config: "GPTConfig") -> None:
-        """Raise ConfigError if these settings do not fit the other settings of the model."""
+        """Check that these settings fit the other settings of the model, else raise ConfigError."""
         check_heads(config.width, config.heads)
         check_parts(self.parts)
         if self.context is not None:
@@ -111,7 +114,7 @@ class SyntheticAttention:
             )
 
     def build(self, config: "GPTConfig") -> Synthesizer:
-        """The attention layer for one block."""
+        """Return a new attention layer for one block."""
         return Synthesizer(
             config.width,
             config.heads,
@@ -124,17 +127,17 @@ class SyntheticAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTConfig(Config):
-    """Settings of a causal decoder.
+    """Settings of a GPT, a causal decoder.
 
     vocab      number of tokens
     context    maximum number of tokens of an input
     width      model width
     depth      number of blocks
     positions  position encoding: Learned(), Sinusoidal(), Rotary(base=..., scaling=...) or None
-    mixer      what mixes the tokens in a block: DotProductAttention(...) or SyntheticAttention(...)
+    mixer      attention of each block: DotProductAttention(...) or SyntheticAttention(...)
     window     number of earlier tokens that each token sees; None is all
-    ff_width   width of the hidden layer of the feed-forward network; None is 4 * width; 0 is no feed-forward network,
-               an attention-only model
+    ff_width   width of the hidden layer of the feed-forward network; None is 4 * width; 0 is no feed-forward
+               network, an attention-only model
     tied       whether the output layer shares the token embeddings
     """
 
@@ -163,14 +166,14 @@ class GPTConfig(Config):
 
     @property
     def max_length(self) -> int:
-        """The most tokens that the model can read: the context, or the tables of a shorter SyntheticAttention."""
+        """The maximum number of tokens of an input: the context, or that of a shorter SyntheticAttention."""
         if isinstance(self.mixer, SyntheticAttention) and self.mixer.context is not None:
             return min(self.context, self.mixer.context)
         return self.context
 
 
 class GPT(Model):
-    """A causal decoder: token ids in, logits of each next token out.
+    """A GPT, a causal decoder: token ids in, logits of each next token out.
 
     >>> model = regard.build("gpt2", depth=2)
     >>> model(torch.tensor([[5, 17, 3]])).shape
@@ -195,7 +198,7 @@ class GPT(Model):
 
     @property
     def mask(self) -> Mask:
-        """The causal mask, or a causal window."""
+        """The attention mask: causal, or a causal sliding window if `window` is set."""
         return causal() if self.config.window is None else window(before=self.config.window)
 
     def forward(
@@ -206,7 +209,7 @@ class GPT(Model):
         cache: Caches | None = None,
         positions: Int[Tensor, "*b n"] | None = None,
     ) -> Float[Tensor, "b n w"]:
-        """Logits of the token after each position.
+        """Return the logits of the token after each position.
 
         padding    which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
         cache      KV cache from `self.cache()`; the tokens continue where it ends
@@ -222,7 +225,10 @@ class GPT(Model):
         cache: Caches | None = None,
         positions: Int[Tensor, "*b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """Hidden states after the last block and the final norm; `unembed` turns them into logits."""
+        """Return the hidden states after the last block and the final norm. `unembed` converts them to logits.
+
+        The arguments are those of `forward`.
+        """
         start = 0 if cache is None else check_caches(cache, len(self.blocks)).length
         x = self.tokens(tokens)
         b, n = tokens.shape
@@ -241,14 +247,14 @@ class GPT(Model):
         return self.norm(x)
 
     def unembed(self, hidden: Float[Tensor, "b n d"]) -> Float[Tensor, "b n w"]:
-        """Logits over the vocabulary (the language-model head)."""
+        """Convert hidden states to logits over the vocabulary (the language-model head)."""
         return self.tokens.unembed(hidden) if self.head is None else self.head(hidden)
 
     def cache(self, capacity: int | None = None) -> Caches:
-        """An empty KV cache.
+        """Return an empty KV cache for this model.
 
-        capacity  allocate memory for this number of tokens now (static cache); None grows with the sequence. With a
-                  window, the growing cache keeps only what later tokens see
+        capacity  number of tokens for which memory is allocated now (static cache). None makes a cache that grows;
+                  if the model has a window, it keeps only the keys that later tokens see
         """
         if capacity is not None:
             return Caches(lambda: StaticCache(capacity), self.config.depth)
@@ -257,7 +263,7 @@ class GPT(Model):
         return Caches(DynamicCache, self.config.depth)
 
     def generate(self, tokens: Prompts, **options: Unpack[GenerationOptions]) -> list[GeneratedText]:
-        """Continue each prompt by autoregressive decoding; takes the keywords of `regard.generate`.
+        """Continue each prompt by autoregressive decoding. The keyword arguments are those of `regard.generate`.
 
         tokens  prompts: lists of token ids, or a tensor (b n)
 

@@ -15,7 +15,10 @@ REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # a name on the Hub: gpt2, opena
 
 
 def hub_cache() -> Path:
-    """The cache folder: $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub."""
+    """Return the cache folder of the Hugging Face Hub: $HF_HUB_CACHE, else $HF_HOME/hub, else the default.
+
+    The default is ~/.cache/huggingface/hub, with $XDG_CACHE_HOME in place of ~/.cache if it is set.
+    """
     if cache := os.environ.get("HF_HUB_CACHE"):
         return Path(cache).expanduser()
     user_cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
@@ -23,7 +26,10 @@ def hub_cache() -> Path:
 
 
 def find_cached(name: str) -> Path | None:
-    """The folder of a downloaded model, by its name on the Hub; None if it is not in the cache."""
+    """Return the folder of a model downloaded from the Hugging Face Hub, by its name there.
+
+    None if it is not cached.
+    """
     if not REPOSITORY.fullmatch(name):
         return None
     repository = hub_cache() / f"models--{name.replace('/', '--')}"
@@ -35,6 +41,6 @@ def find_cached(name: str) -> Path | None:
 
 
 def list_cached() -> list[str]:
-    """The names of all downloaded models, sorted."""
+    """Return the names of all models downloaded from the Hugging Face Hub, sorted."""
     found = (folder.name.removeprefix("models--").replace("--", "/") for folder in hub_cache().glob("models--*"))
     return sorted(name for name in found if find_cached(name) is not None)

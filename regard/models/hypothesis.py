@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "context"]
 
 
 class GeneratedToken(NamedTuple):
-    """One new token, as `stream_tokens` yields it."""
+    """One new token, as `stream_tokens` yields it. finish_reason is None except on the last token of a text."""
 
     prompt_index: int
     token: int
@@ -18,7 +18,7 @@ class GeneratedToken(NamedTuple):
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A sequence that is being generated."""
+    """A sequence that is being generated, such as one of the beams of beam search."""
 
     prompt_index: int
     tokens: list[int]  # the prompt and the new tokens
@@ -41,11 +41,11 @@ class Hypothesis:
         return sum(self.log_probabilities)
 
     def generated(self) -> Iterator[GeneratedToken]:
-        """Yield the new tokens as `GeneratedToken`s, the last with the finish_reason."""
+        """Yield the new tokens as `GeneratedToken`s. The last one has the finish_reason."""
         reasons = [None] * (self.length - 1) + [self.finish_reason]
         for each in zip(self.new_tokens, self.log_probabilities, reasons, strict=True):
             yield GeneratedToken(self.prompt_index, *each)
 
     def append(self, token: int, log_probability: float) -> "Hypothesis":
-        """A copy with one more token."""
+        """Return a copy with one more token."""
         return Hypothesis(self.prompt_index, [*self.tokens, token], [*self.log_probabilities, log_probability])

@@ -20,7 +20,7 @@ from regard.nn.init import Initializers, constant, fan_in
 class MLPConfig(Config):
     """Settings of a multi-layer perceptron.
 
-    widths  widths of the hidden layers; none of them is a linear classifier
+    widths  widths of the hidden layers; an empty tuple makes a linear classifier
     """
 
     image: int = 28
@@ -36,7 +36,7 @@ class MLPConfig(Config):
 
 
 class MLP(Model):
-    """An MLP: images in, logits of classes out."""
+    """A multi-layer perceptron (MLP): images in, logits of classes out."""
 
     Config = MLPConfig
     config: MLPConfig
@@ -52,7 +52,7 @@ class MLP(Model):
         return self.head(self.hidden(image))
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d"]:
-        """The output of the last hidden layer."""
+        """Return the output of the last hidden layer."""
         check_image(image, self.config.channels)
         side = self.config.image
         if image.shape[2:] != (side, side):

@@ -18,10 +18,10 @@ MAX_DEPTH = 2000  # of a published model 1,202; with a damaged config.json, buil
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """The base class of model configurations: frozen dataclasses that are checked when they are built."""
+    """Base class of model configurations: frozen dataclasses that are checked when they are built."""
 
     def check(self, *, zero: tuple[str, ...] = ()) -> None:
-        """Raise ConfigError if a setting has another type than its annotation, or a value out of range.
+        """Check that each setting has its annotated type and a value in range, else raise ConfigError.
 
         Integers must be at least 1, or at least 0 for the settings named in `zero`. Dropout rates must be
         probabilities.
@@ -39,13 +39,13 @@ class Config:
                 check_probability(name, value)
 
     def check_choice(self, name: str, choices: tuple[str, ...]) -> None:
-        """Raise ConfigError if the setting `name` is not one of the choices."""
+        """Check that the setting `name` has one of the values in `choices`, else raise ConfigError."""
         if getattr(self, name) not in choices:
             raise ConfigError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
 
 
 class Model(nn.Module, ABC):
-    """The base class of models: a network built from a configuration alone."""
+    """Base class of models: an nn.Module built from a configuration alone."""
 
     Config: ClassVar[type[Config]]
     # True saves only the inputs of blocks for the backward pass and recomputes the rest. Models with batch norm, whose
@@ -60,21 +60,22 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def initializers(self) -> Initializers:
-        """The table from patterns of parameter names to initializers, as `init_parameters` takes it."""
+        """Return the table from patterns of parameter names to initializers, for `init_parameters`."""
 
     def init_weights(self, seed: int = 0) -> None:
-        """Set all parameters to their initial values."""
+        """Set all parameters and buffers to their initial values."""
         init_parameters(self, self.initializers(), seed)
 
     @abstractmethod
     def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
-        """Inputs of a forward pass, all zero.
+        """Return example inputs of a forward pass, all zero.
 
-        length  number of positions or frames, or the side of the image in pixels; None is the size in the configuration
+        length  number of positions or frames, or the side of the image in pixels; None is the size in the
+                configuration
         """
 
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
-        """The size in bytes of the KV cache after an input of this batch and length; 0 for a model without a cache."""
+        """Return the size in bytes of the KV cache after an input of this size. 0 for a model without a cache."""
         return 0
 
     @property
@@ -83,13 +84,13 @@ class Model(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def save(self, path: "str | os.PathLike[str]") -> None:
-        """Write the model into a folder: config.json and its weights as safetensors."""
+        """Save the model in a folder: config.json, and the weights as safetensors."""
         from regard.models.saving import save  # it imports all models
 
         save(self, path)
 
     def export(self, path: "str | os.PathLike[str]", *, model_type: str | None = None) -> None:
-        """Write the model as a folder of Hugging Face's transformers; see `regard.models.convert.export`."""
+        """Save the model as a folder that Hugging Face's transformers loads; see `regard.models.convert.export`."""
         from regard.models.convert import export
 
         export(self, path, model_type=model_type)

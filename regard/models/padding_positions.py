@@ -9,9 +9,10 @@ from regard.core.masks.forms.padding import PaddingMask
 
 
 def token_positions(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
-    """The positions of n columns from `start` on: (n), or (b n) for left-padded sequences.
+    """Return the positions of n tokens from column `start` on: (n), or (b n) for left-padded sequences.
 
-    Positions are counted from the first real token of each sequence, so that padding on either side changes nothing.
+    Positions are counted from the first real token of each sequence, so that padding on either side changes
+    nothing.
     """
     columns = torch.arange(start, start + n, device=device)
     before = _left_padding(padding, device)
@@ -19,7 +20,7 @@ def token_positions(padding: Mask | None, start: int, n: int, device: torch.devi
 
 
 def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tensor, "b d"]:
-    """The row of x at the first real token of each sequence; for an empty sequence, its last row."""
+    """Return the row of x at the first real token of each sequence. For an empty sequence it is the last row."""
     before = _left_padding(padding, x.device)
     if before is None:
         return x[:, 0]
@@ -27,12 +28,12 @@ def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tenso
 
 
 def is_left_padded(padding: Mask | None) -> bool:
-    """Whether padding comes before the real tokens."""
+    """Return whether the padding mask puts padding before the real tokens."""
     return isinstance(padding, PaddingMask) and padding.width is not None
 
 
 def _left_padding(padding: Mask | None, device: torch.device) -> Int[Tensor, "b"] | None:
-    """The number of padding columns before each sequence, or None where there are none."""
+    """Return the number of padding tokens before each sequence. None if the padding is not on the left."""
     if not isinstance(padding, PaddingMask) or padding.width is None:
         return None
     return padding.width - padding.data.to(device)

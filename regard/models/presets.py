@@ -36,10 +36,11 @@ for _file, _class in _FILES.items():
 
 
 def list_models(pattern: str | None = None, *, pretrained: bool = False) -> list[str]:
-    """The names of models, sorted.
+    """Return the names of models, sorted.
 
     pattern     a glob pattern such as "gpt2*"; None is all
-    pretrained  False lists the presets, for `build`; True the models that ship with trained weights, for `load`
+    pretrained  False lists the presets, for `build`; True lists models that ship with trained weights, for
+                `load`
 
     >>> regard.list_models("gpt2*")
     ['gpt2', 'gpt2-large', 'gpt2-medium', 'gpt2-xl']
@@ -49,7 +50,7 @@ def list_models(pattern: str | None = None, *, pretrained: bool = False) -> list
 
 
 def find_pretrained(name: str) -> Path | None:
-    """The folder of a pretrained model that ships with the package; None for other names."""
+    """Return the folder of a pretrained model that ships with the package. None for other names."""
     return ZOO / name if name in list_models(pretrained=True) else None
 
 
@@ -63,10 +64,10 @@ def build(
 ) -> Model:
     """Build a model by name with initial weights. `list_models()` lists the names.
 
-    seed       of the initial weights
-    device     where its parameters are placed; None is torch's default device, also inside `with torch.device(...)`
-    dtype      of its parameters
-    overrides  settings of its configuration, such as depth=4
+    seed       seed of the initial weights
+    device     device of the parameters; None is torch's default device, also inside `with torch.device(...)`
+    dtype      dtype of the parameters
+    overrides  settings of the configuration, such as depth=4
 
     >>> regard.build("gpt2", depth=2).parameter_count
     53561088
@@ -83,7 +84,12 @@ def build_from_config(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Model:
-    """Build a model from its configuration; seed=None leaves the weights uninitialised, for a model that is loaded."""
+    """Build a model from its configuration, with initial weights.
+
+    seed    seed of the initial weights; None leaves them uninitialised, for weights that are loaded afterwards
+    device  device of the parameters; None is torch's default device
+    dtype   dtype of the parameters
+    """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"dtype takes a floating-point type such as torch.float32, not {dtype!r}")
     try:
@@ -101,7 +107,7 @@ def build_from_config(
 
 
 def model_class(config: Config) -> type[Model]:
-    """The class of models with this configuration."""
+    """Return the model class that is built from this type of configuration."""
     for name in MODEL_CLASSES:
         if MODEL_CLASSES[name].Config is type(config):
             return MODEL_CLASSES[name]

@@ -19,10 +19,11 @@ STAGES = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResNetConfig(Config):
-    """Settings of a residual network.
+    """Settings of a residual network (ResNet).
 
-    width  channels of the first stage; the second and third have two and four times as many
-    depth  layers with weights: two in each block, one before all blocks and one after, so 6 n + 2
+    width  number of channels of the first stage; the second and third stage have two and four times as many
+    depth  number of layers with weights, 6 n + 2: two in each of 3 n blocks, one before all blocks and one
+           after
     """
 
     channels: int = 3
@@ -38,7 +39,7 @@ class ResNetConfig(Config):
 
 
 class ResNet(Model):
-    """A residual network: images of any size in, logits of classes out."""
+    """A residual network (ResNet): images of any size in, logits of classes out."""
 
     Config = ResNetConfig
     config: ResNetConfig
@@ -59,7 +60,7 @@ class ResNet(Model):
         return self.head(self.hidden(image).mean((2, 3)))
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
-        """Feature maps of the last block."""
+        """Return the feature maps of the last block."""
         check_image(image, self.config.channels)
         return run_blocks(self.blocks, self.stem(image).relu())
 
@@ -72,9 +73,9 @@ class ResNet(Model):
 
 
 class ConvBlock(nn.Module):
-    """Two convolutions with a residual connection.
+    """A ResNet block: two convolutions with a residual connection.
 
-    Where the width grows, the residual is strided and padded with zero channels.
+    If the width grows, the shortcut is strided and padded with zero channels.
     """
 
     def __init__(self, old: int, width: int) -> None:

@@ -26,10 +26,11 @@ from regard.nn.init import Initializers, constant, normal, uniform
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RNNConfig(Config):
-    """Settings of a recurrent encoder-decoder.
+    """Settings of a recurrent (LSTM) encoder-decoder.
 
     vocab      number of tokens; source and target share the vocabulary
-    attention  "dot": the decoder attends to the source by dot products; None: it gets only the encoder's last state
+    attention  "dot": the decoder attends to the source by dot products; None: it gets only the encoder's last
+               state
     """
 
     vocab: int
@@ -45,14 +46,14 @@ class RNNConfig(Config):
 
 
 class RNNState(NamedTuple):
-    """The hidden and cell state of one layer."""
+    """The hidden state h and cell state c of one LSTM layer."""
 
     h: Float[Tensor, "b d"]
     c: Float[Tensor, "b d"]
 
 
 class EncodedSource(NamedTuple):
-    """The encoder's outputs, and the states of the decoder."""
+    """The encoder's outputs (`rows`), and the current states of the decoder layers."""
 
     rows: Float[Tensor, "b j d"]
     states: tuple[RNNState, ...]
@@ -60,7 +61,7 @@ class EncodedSource(NamedTuple):
 
 
 class LSTM(nn.Module):
-    """One LSTM layer; gates in the order of torch: input, forget, cell, output."""
+    """One LSTM layer. The gates have the order of torch: input, forget, cell, output."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class LSTM(nn.Module):
         self.hidden = nn.Linear(width, 4 * width, bias=False)
 
     def forward(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
-        """The output of each step, and the state after the last."""
+        """Return the output of each step, and the state after the last step."""
         if torch.compiler.is_compiling() or is_meta_or_fake(x):
             return self.step_by_step(x, state)  # the fused one cannot be compiled, and counters do not see inside it
         weights = [self.input.weight, self.hidden.weight, self.input.bias, torch.zeros_like(self.input.bias)]
@@ -82,7 +83,7 @@ class LSTM(nn.Module):
         return rows, RNNState(h[0], c[0])
 
     def step_by_step(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
-        """The same result as `forward`, computed by a loop over the steps."""
+        """Compute the same result as `forward` by a loop over the steps."""
         h, c = state
         rows = []
         for step in self.input(x).unbind(1):
@@ -94,7 +95,7 @@ class LSTM(nn.Module):
 
 
 class RNN(Model):
-    """A recurrent encoder-decoder: source and target token ids in, logits of each next target token out."""
+    """A recurrent (LSTM) encoder-decoder: source and target token ids in, logits of each next target token out."""
 
     Config = RNNConfig
     config: RNNConfig
@@ -113,7 +114,7 @@ class RNN(Model):
     def forward(
         self, source: Int[Tensor, "b j"], target: Int[Tensor, "b i"], *, source_padding: Mask | None = None
     ) -> Float[Tensor, "b i w"]:
-        """Logits of the token after each target token.
+        """Return the logits of the token after each target token.
 
         source_padding  which tokens of the source are real: `padding(lengths)`
         """
@@ -121,7 +122,7 @@ class RNN(Model):
         return logits
 
     def encode(self, source: Int[Tensor, "b j"], *, source_padding: Mask | None = None) -> EncodedSource:
-        """The outputs of the encoder, and the first states of the decoder."""
+        """Return the outputs of the encoder, and the initial states of the decoder."""
         last = _last_indices(source, source_padding)
         x = self._dropout(self.source(source, "source"))
         zeros = RNNState(x.new_zeros(x.shape[0], self.config.width), x.new_zeros(x.shape[0], self.config.width))
@@ -136,7 +137,7 @@ class RNN(Model):
     def decode(
         self, target: Int[Tensor, "b i"], encoded: EncodedSource
     ) -> tuple[Float[Tensor, "b i w"], EncodedSource]:
-        """Logits of the token after each target token, and the states to continue from."""
+        """Return the logits of the token after each target token, and the states from which the next call continues."""
         x = self._dropout(self.target(target, "target"))
         if x.shape[0] != encoded.rows.shape[0]:
             raise ShapeError(f"target has b={x.shape[0]} sequences, but the source has b={encoded.rows.shape[0]}")
@@ -164,7 +165,7 @@ class RNN(Model):
 
 
 def _last_indices(source: Tensor, padding: Mask | None) -> Tensor | None:
-    """The index of the last real token of each sequence, -1 in an empty one; None without padding."""
+    """Return the index of the last real token of each sequence, -1 for an empty sequence. None without padding."""
     if padding is None:
         return None
     if not isinstance(padding, PaddingMask) or padding.side != "right":
@@ -175,7 +176,7 @@ def _last_indices(source: Tensor, padding: Mask | None) -> Tensor | None:
 
 
 def _select_rows(rows: Float[Tensor, "b n d"], last: Int[Tensor, "b"]) -> Float[Tensor, "b d"]:
-    """One row of each sequence, zeros for index -1."""
+    """Return row last[b] of each sequence b, or zeros if last[b] is -1."""
     found = rows.gather(1, last.clamp(min=0)[:, None, None].expand(-1, 1, rows.shape[2]))[:, 0]
     return found * (last >= 0)[:, None]
 

@@ -17,28 +17,31 @@ from regard.models.hypothesis import Hypothesis
 
 
 class Strategy:
-    """How the next tokens are chosen."""
+    """Base class of decoding strategies: how the next tokens are chosen."""
 
     name: ClassVar[str]
 
     def check(self, vocab: int) -> None:
-        """Raise ConfigError if a setting asks for more tokens than the vocabulary has."""
+        """Check that no setting asks for more tokens than the vocabulary has, else raise ConfigError."""
 
 
 class StepwiseStrategy(Strategy, ABC):
-    """A strategy that chooses one token for each sequence at a time."""
+    """Base class of strategies that choose one token at a time for each sequence."""
 
     seed: int = 0
     stream: int = 0
 
     @abstractmethod
     def choose(self, logits: Float[Tensor, "b w"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-        """The next token of each sequence; `uniform` is one random number in [0, 1) for each, for sampling."""
+        """Return the next token of each sequence.
+
+        uniform  one random number in [0, 1) for each sequence, for sampling
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy(StepwiseStrategy):
-    """Greedy decoding: always the most likely token."""
+    """Greedy decoding: always choose the most likely token."""
 
     name: ClassVar[str] = "greedy"
 
@@ -48,7 +51,7 @@ class Greedy(StepwiseStrategy):
 
 @dataclass(frozen=True, slots=True)
 class KthLargest(StepwiseStrategy):
-    """Always the k-th most likely token: KthLargest(1) is greedy decoding."""
+    """Always choose the k-th most likely token. KthLargest(1) is greedy decoding."""
 
     name: ClassVar[str] = "kth"
     k: int
@@ -65,13 +68,16 @@ class KthLargest(StepwiseStrategy):
 
 @dataclass(frozen=True, slots=True)
 class Sample(StepwiseStrategy):
-    """Sampling: each token is drawn with its probability. The random numbers of each prompt in a batch are independent.
+    """Sampling: draw each token with its probability.
+
+    The random numbers of the prompts in a batch are independent.
 
     temperature  divides the logits: below 1 likely tokens become more likely, above 1 less
     top_k        draw from the k most likely tokens only. Fan et al. 2018, arXiv:1805.04833
-    top_p        nucleus sampling: draw from the fewest most likely tokens whose probabilities sum to top_p or more.
-                 Holtzman et al. 2019, arXiv:1904.09751
-    stream       number of the stream of random numbers for the first prompt; the next prompts use the next streams
+    top_p        nucleus sampling: draw from the fewest most likely tokens whose probabilities sum to top_p or
+                 more. Holtzman et al. 2019, arXiv:1904.09751
+    stream       number of the stream of random numbers for the first prompt; the next prompts use the next
+                 streams
     """
 
     name: ClassVar[str] = "sample"
@@ -99,7 +105,7 @@ class Sample(StepwiseStrategy):
             _check_vocab("top_k", self.top_k, vocab)
 
     def probabilities(self, logits: Float[Tensor, "b w"]) -> Float[Tensor, "b w"]:
-        """The distribution that is sampled: softmax(logits / temperature) after top_k and then top_p."""
+        """Return the distribution that is sampled: softmax(logits / temperature) after top_k and then top_p."""
         tokens, probabilities = self.candidates(logits)
         if tokens is None:
             return probabilities
@@ -115,7 +121,7 @@ class Sample(StepwiseStrategy):
         return (index if tokens is None else tokens.gather(-1, index))[:, 0]
 
     def candidates(self, logits: Float[Tensor, "b w"]) -> tuple[Int[Tensor, "b k"] | None, Float[Tensor, "b k"]]:
-        """The tokens that can be drawn in ascending order, and their probabilities; None means all tokens."""
+        """Return the tokens that can be drawn, in ascending order, and their probabilities. None means all tokens."""
         tokens = None
         if self.top_k is not None:
             tokens = top_tokens(logits, self.top_k).sort(-1).values
@@ -130,17 +136,19 @@ class Sample(StepwiseStrategy):
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch(Strategy):
-    """Beam search: the best of `num_beams` hypotheses per prompt. Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
+    """Beam search: return the best of `num_beams` hypotheses per prompt.
 
-    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of the
-    best `num_beams`, those that end are finished; the best `num_beams` that do not end are continued. The texts and
-    scores are those of Hugging Face's beam search.
+    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of
+    the best `num_beams`, those that end are finished; the best `num_beams` that do not end are continued. The
+    texts and scores are those of Hugging Face's beam search. Graves 2012, arXiv:1211.3711; Sutskever et al.
+    2014.
 
-    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
-                    0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
-    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best running
-                    one, scored at its present length, is not better than the worst finished one. "never": when it could
-                    not become better at any length
+    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are
+                    compared: 0 prefers the most likely text, 1 the best mean token; larger values prefer longer
+                    texts
+    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best
+                    running hypothesis, scored at its present length, is not better than the worst finished one.
+                    "never": when it could not become better at any length
     """
 
     name: ClassVar[str] = "beam"
@@ -156,15 +164,19 @@ class BeamSearch(Strategy):
             raise ConfigError(f"early_stopping is False, True or 'never', not {self.early_stopping!r}")
 
     def score(self, text: Hypothesis) -> float:
-        """The log-probability with the length penalty."""
+        """Return the log-probability of a hypothesis, divided by new tokens ** length_penalty."""
         return self._penalise(text.log_probability, text.length)
 
     def rank(self, finished: list[Hypothesis]) -> list[Hypothesis]:
-        """The hypotheses from the best to the worst."""
+        """Return the hypotheses sorted by score, the best first."""
         return sorted(finished, key=self.score, reverse=True)
 
     def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
-        """Whether the best running hypothesis may become better than the last of the finished ones."""
+        """Return whether beam search continues: a running hypothesis may become better than the worst finished one.
+
+        running   the best running hypothesis
+        finished  finished hypotheses, the best first
+        """
         if len(finished) < self.num_beams or self.early_stopping is True:
             return len(finished) < self.num_beams
         later = self.early_stopping == "never" and self.length_penalty > 0
@@ -194,10 +206,10 @@ def make_strategy(
     length_penalty: float | None = None,
     early_stopping: bool | str | None = None,
 ) -> Strategy:
-    """The strategy that the keywords of `generate` describe: sampling, beam search, or greedy decoding.
+    """Return the decoding strategy for the keywords of `generate`: sampling, beam search or greedy decoding.
 
-    strategy  a value, or a name: "greedy", "sample", "beam". None chooses beam search for num_beams above 1, sampling
-              where temperature, top_k or top_p is given, and greedy decoding otherwise
+    strategy  a `Strategy`, or its name: "greedy", "sample", "beam". None chooses beam search for num_beams
+              above 1, sampling if temperature, top_k or top_p is given, and greedy decoding otherwise
     """
     beams = None if num_beams == 1 else num_beams
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -225,12 +237,12 @@ def make_strategy(
 
 
 def rank_tokens(logits: Float[Tensor, "*b w"]) -> Int[Tensor, "*b w"]:
-    """Token ids from the most to the least likely."""
+    """Return the token ids from the most to the least likely."""
     return logits.sort(stable=True, dim=-1, descending=True).indices
 
 
 def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
-    """The first k of `rank_tokens`, without sorting all the others."""
+    """Return the k most likely token ids, the most likely first, without sorting all others."""
     if 4 * k >= logits.shape[-1]:
         return rank_tokens(logits)[..., :k]
     values, tokens = logits.topk(k + 1)
@@ -248,7 +260,7 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
 def nucleus_mask(
     logits: Float[Tensor, "b w"], probabilities: Float[Tensor, "b w"], top_p: float
 ) -> Bool[Tensor, "b w"]:
-    """Which tokens are in the nucleus: the fewest most likely tokens whose probabilities sum to at least top_p."""
+    """Return the nucleus of top-p sampling: the fewest most likely tokens with a total of at least top_p."""
     k, vocab = 256, logits.shape[-1]
     while True:
         tokens = top_tokens(logits, min(k, vocab))

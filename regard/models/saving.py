@@ -35,7 +35,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> None:
-    """Save the model in a folder, which is created if it does not exist."""
+    """Save a model in a folder, which is created if it does not exist. A model saved there before is replaced."""
     folder = create_folder(path)
     kind = next((name for name in MODEL_CLASSES if MODEL_CLASSES[name] is type(model)), None)
     if kind is None:
@@ -55,14 +55,17 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def check_has_numbers(model: Model, action: str) -> None:
-    """Raise if the model is on the meta device. `action` is what cannot be done, for the error."""
+    """Check that the model is not on the meta device, else raise CheckpointError.
+
+    action  what cannot be done with such a model, such as "save", for the error message
+    """
     empty = [name for name, tensor in model.state_dict().items() if is_meta_or_fake(tensor)]
     if empty:
         raise CheckpointError(f"{empty[0]} has no numbers to {action}: the model was built on the meta device")
 
 
 def create_folder(path: str | os.PathLike[str]) -> Path:
-    """Create a folder if it does not exist, and return it."""
+    """Create a folder if it does not exist, and return its path. Raises CheckpointError if it is a file."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a model is saved as a folder, with {CONFIG} and its weights")
@@ -71,11 +74,11 @@ def create_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Model:
-    """Load a saved model, ours or Hugging Face's, in eval mode and in the dtype it was saved with.
+    """Load a model saved by regard or Hugging Face, in eval mode and in the dtype it was saved with.
 
-    path    the folder of a model, the name of a pretrained model of `list_models(pretrained=True)`, or the name of a
-            model on the Hugging Face Hub that was downloaded
-    device  where its parameters are placed; None is torch's default device
+    path    the folder of a model, the name of a pretrained model of `list_models(pretrained=True)`, or the name
+            of a model that was downloaded from the Hugging Face Hub
+    device  device of the parameters; None is torch's default device
 
     >>> regard.build("mlp").save("folder")
     >>> model = regard.load("folder")
@@ -92,7 +95,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
 
 
 def load_config(path: str | os.PathLike[str]) -> Config:
-    """Load the configuration of a saved model."""
+    """Load the configuration of a saved model, without its weights. `path` is as in `load`."""
     folder = pretrained_folder(path)
     about = read_config(folder)
     if about.get("format") != FORMAT:
@@ -108,9 +111,11 @@ def _converters() -> ModuleType:
 def build_with_weights(
     config: Config, weights: Mapping[str, Tensor], source: str, device: torch.device | str | None = None
 ) -> Model:
-    """Build a model from its configuration and a state dict, which must fit exactly.
+    """Build a model from its configuration and a state dict, in eval mode.
 
-    source  where the weights come from, for errors
+    Raises CheckpointError if they do not fit.
+
+    source  where the weights come from, for error messages
     """
     wanted = build_from_config(config, device="meta").state_dict()
     missing, unknown = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
@@ -132,7 +137,10 @@ def build_with_weights(
 
 
 def pretrained_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a model: a path, or the name of a pretrained or downloaded model. Other names are an error."""
+    """Return the folder of a model: a path, or the name of a pretrained or downloaded model.
+
+    Raises CheckpointError otherwise.
+    """
     folder = find_folder(path)
     if folder is None:
         raise unknown_model_error(str(path))
@@ -140,7 +148,10 @@ def pretrained_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path | None:
-    """The folder of a model: a path, else that of a pretrained or of a downloaded model of this name, else None."""
+    """Return the folder of a model: a path, or the name of a pretrained or downloaded model.
+
+    None if there is none.
+    """
     folder, name = Path(path), str(path)
     if folder.exists() or folder.suffix in PICKLED:
         return folder
@@ -149,7 +160,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def unknown_model_error(name: str) -> CheckpointError:
-    """The error for a name that is neither a folder nor a model, with similar names and how to get a model."""
+    """Return the CheckpointError for a name that is no folder and no model. It suggests similar names."""
     missing = f"there is no folder {name!r}"
     if not REPOSITORY.fullmatch(name):
         return CheckpointError(f"{missing}; a model is a folder with {CONFIG} and its weights")
@@ -171,7 +182,7 @@ def unknown_model_error(name: str) -> CheckpointError:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a folder."""
+    """Read the config.json of a model folder. Raises CheckpointError if the folder has none."""
     if folder.suffix in PICKLED:
         raise pickle_error(folder)
     if not folder.is_dir():
@@ -200,7 +211,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def pickle_error(file: Path) -> CheckpointError:
-    """The error for a pickled checkpoint, which can run code when it is read."""
+    """Return the CheckpointError for a pickled checkpoint.
+
+    Such files are refused because reading them can run code.
+    """
     return CheckpointError(
         f"{file} is a pickled checkpoint, and unpickling can run any code inside; if you trust it, convert it: "
         "safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')"
@@ -208,7 +222,7 @@ def pickle_error(file: Path) -> CheckpointError:
 
 
 def content_hash(file: Path) -> str:
-    """The first 16 digits of the SHA-256 of a file."""
+    """Return the first 16 hexadecimal digits of the SHA-256 of a file."""
     return file_digest(file)[:16]
 
 

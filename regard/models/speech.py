@@ -32,13 +32,14 @@ STEP = 4  # frames per row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeechConfig(Config):
-    """Settings of a streaming encoder of speech.
+    """Settings of a streaming speech encoder.
 
-    vocab       number of tokens, including the blank of CTC, token 0
+    vocab       number of tokens, including token 0, the blank of CTC
     mels        number of mel bands of a frame
-    chunk       number of rows in a chunk, which see each other; a row is made of 4 frames
+    chunk       number of output rows in a chunk, which see each other; a row is made of 4 frames
     look_back   number of earlier chunks that a row sees, in every block; None is all, and memory grows
-    look_ahead  number of later chunks that a row sees, in the first block only: over several blocks they would add up
+    look_ahead  number of later chunks that a row sees, in the first block only: over several blocks they would
+                add up
     ff_width    width of the hidden layer of the feed-forward network; None is 4 * width
     """
 
@@ -62,19 +63,19 @@ class SpeechConfig(Config):
 
     @property
     def latency(self) -> int:
-        """The maximum delay in frames between a frame and the output of its row.
+        """The maximum delay, in frames, between a frame and the output of its row.
 
         Chunk n is output with the last frame of chunk n + look_ahead: 4 * chunk * look_ahead frames after the last
-        frame of chunk n, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not look
-        ahead.
+        frame of chunk n, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not
+        look ahead.
         """
         return STEP * self.chunk * (self.look_ahead + 1) - 1
 
 
 class CausalConvolution(nn.Module):
-    """A causal convolution of width 3 and stride 2, which can stream.
+    """A causal convolution of width 3 and stride 2, followed by GELU, for streaming.
 
-    Each output sees two input rows and the one before them.
+    Each output is computed from two input rows and the row before them.
     """
 
     def __init__(self, width: int, out: int) -> None:
@@ -82,7 +83,7 @@ class CausalConvolution(nn.Module):
         self.convolution = nn.Conv1d(width, out, 3, stride=2)
 
     def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The outputs that are complete after x, and the state for the next call: the last one or two rows."""
+        """Return the outputs that are complete after x, and the state for the next call: the last one or two rows."""
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
         if not ready:
@@ -91,7 +92,7 @@ class CausalConvolution(nn.Module):
 
 
 class ConvSubsampling(nn.Module):
-    """Two causal convolutions: one row for every 4 frames, which also sees the 3 frames before them."""
+    """Two causal convolutions that make one row of every 4 frames. A row also depends on the 3 frames before them."""
 
     def __init__(self, mels: int, width: int) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class ConvSubsampling(nn.Module):
     def forward(
         self, frames: Float[Tensor, "b n mels"], state: tuple[Tensor, ...] | None = None
     ) -> tuple[Float[Tensor, "b m d"], tuple[Tensor, ...]]:
-        """The rows that are complete after these frames, and the state for the next call."""
+        """Return the rows that are complete after these frames, and the state for the next call."""
         before, between = (None, None) if state is None else state
         half, before = self.first(frames, before)
         rows, between = self.second(half, between)
@@ -109,7 +110,7 @@ class ConvSubsampling(nn.Module):
 
 
 class Speech(Model):
-    """A streaming speech encoder: frames in, logits of tokens out, one row for every 4 frames."""
+    """A streaming speech encoder: mel frames in, CTC logits of tokens out, one row for every 4 frames."""
 
     Config = SpeechConfig
     config: SpeechConfig
@@ -124,7 +125,7 @@ class Speech(Model):
 
     @property
     def masks(self) -> list[Mask]:
-        """The mask of each block; only the first looks ahead."""
+        """The attention mask of each block. Only the first block looks ahead."""
         config = self.config
         ahead = [config.look_ahead, *[0] * (config.depth - 1)]
         return [chunks(config.chunk, before=config.look_back, after=after) for after in ahead]
@@ -132,7 +133,7 @@ class Speech(Model):
     def forward(
         self, frames: Float[Tensor, "b n mels"], *, lengths: Int[Tensor, "b"] | None = None
     ) -> Float[Tensor, "b m w"]:
-        """Logits of tokens, n // 4 rows.
+        """Return the logits of tokens: n // 4 rows for n frames.
 
         lengths  number of real frames of each sequence; output rows from lengths // 4 on are undefined
         """
@@ -151,11 +152,16 @@ class Speech(Model):
         return self.unembed(x)
 
     def unembed(self, hidden: Float[Tensor, "b m d"]) -> Float[Tensor, "b m w"]:
-        """Logits of tokens from the output of the last block."""
+        """Convert the output of the last block to logits of tokens."""
         return self.head(self.norm(hidden))
 
     def stream(self, batch: int = 1) -> "SpeechStream":
-        """Start a stream: `push` takes frames and returns rows as soon as they are final."""
+        """Start streaming inference.
+
+        `push` of the result takes frames and returns rows of logits as soon as they are final.
+
+        batch  number of sequences
+        """
         return SpeechStream(self, batch)
 
     def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
@@ -180,10 +186,10 @@ class Speech(Model):
 
 
 class SpeechStream:
-    """Streaming inference: frames in chunks of any size. It keeps what later rows can see, and no gradients.
+    """Streaming inference of a speech encoder, without gradients. Frames come in chunks of any size.
 
-    Positions are relative, so a stream has no maximum length. Rotary phases are float32: after 2^17 rows, an hour and a
-    half of 10 ms frames, they are exact to 0.01 radians.
+    Only what later rows can see is stored. Positions are relative, so a stream has no maximum length. Rotary
+    phases are float32: after 2^17 rows, an hour and a half of 10 ms frames, they are exact to 0.01 radians.
     """
 
     def __init__(self, model: Speech, batch: int = 1) -> None:
@@ -197,7 +203,7 @@ class SpeechStream:
 
     @torch.no_grad()
     def push(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b r w"]:
-        """Read n frames; returns the logits that are final now, of 0 or more rows."""
+        """Read n frames and return the logits of the rows that are now final, possibly none."""
         check_floats("frames", frames, "b n mels", 2, self.model.config.mels)
         if frames.shape[0] != self.batch:
             raise CacheError(f"frames is {tuple(frames.shape)}, but this stream has batch={self.batch}")
@@ -211,7 +217,10 @@ class SpeechStream:
 
     @torch.no_grad()
     def finish(self) -> Float[Tensor, "b r w"]:
-        """End the input and return the logits of the remaining rows. The last frames, up to 3, may make no row."""
+        """End the stream and return the logits of the remaining rows.
+
+        Up to 3 last frames that fill no row are dropped.
+        """
         if self._state is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")
         if self._finished:
@@ -223,12 +232,12 @@ class SpeechStream:
         return self._emit(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of the state."""
+        """Return the stored tensors."""
         return (*(self._state or ()), *(tensor for block in self._blocks for tensor in block.tensors()))
 
     @property
     def nbytes(self) -> int:
-        """The size of the state."""
+        """The size of the stored tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
 
     def _emit(self, hidden: Tensor) -> Tensor:
@@ -237,7 +246,7 @@ class SpeechStream:
 
 
 def check_lengths(lengths: Tensor, frames: Tensor) -> None:
-    """Raise if `lengths` are not the numbers of real frames of each sequence."""
+    """Check that `lengths` has one number of real frames for each sequence of `frames`, else raise an error."""
     check_integers("lengths", lengths, "b", frames.shape[1] + 1, f"frames has {frames.shape[1]} frames")
     if len(lengths) != len(frames):
         raise ShapeError(

@@ -39,10 +39,12 @@ POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelativeBuckets:
-    """T5's relative positions: a learned bias for each distance, shared by all blocks of a stack. See `t5_buckets`.
+    """T5's relative positions: a learned bias for each distance, shared by all blocks of encoder or decoder.
 
-    buckets  number of buckets of distances
-    reach    distances of at least this share the last bucket
+    See `t5_buckets`.
+
+    buckets  number of buckets, in which distances are grouped
+    reach    all distances of at least this share the last bucket
     """
 
     buckets: int = 32
@@ -56,22 +58,23 @@ class RelativeBuckets:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(Config):
-    """Settings of an encoder-decoder; one vocabulary serves source, target and output.
+    """Settings of an encoder-decoder Transformer. Source, target and output have the same vocabulary.
 
     depth            number of blocks of the encoder
     decoder_depth    number of blocks of the decoder; None is `depth`
     head_width       width of one head; None is width // heads
     ff_width         width of the hidden layer of the feed-forward network; None is 4 * width
-    ff_dropout       dropout inside the feed-forward part
+    ff_dropout       dropout inside the feed-forward network
     beta             inverse temperature of attention; None is head_width ** -0.5
     bias             whether linear layers have a bias
-    order            "post" normalises after each sum, as in 2017; "pre" before each part, and at the end
-    positions        "sinusoidal" as in 2017, "sinusoidal-half" with all sines before all cosines, "learned", or
-                     RelativeBuckets(...)
+    order            "post" normalises after each residual sum, as in Vaswani et al. 2017; "pre" before
+                     attention and feed-forward, and at the end
+    positions        "sinusoidal" as in Vaswani et al. 2017, "sinusoidal-half" with all sines before all
+                     cosines, "learned", or RelativeBuckets(...)
     scale_embedding  whether token embeddings are multiplied by sqrt(width) before positions are added
     embedding_norm   whether the sum of token embeddings and positions is normalised
     tied             whether the output layer shares the token embeddings
-    output_scale     factor of the output of the decoder, before the output layer
+    output_scale     factor by which the decoder's output is multiplied before the output layer
     output_bias      whether a learned bias for each token is added to the logits
     """
 
@@ -108,7 +111,7 @@ class TransformerConfig(Config):
 
 
 class Transformer(Model):
-    """An encoder-decoder: source and target token ids in, logits of each next target token out."""
+    """An encoder-decoder Transformer: source and target token ids in, logits of each next target token out."""
 
     Config = TransformerConfig
     config: TransformerConfig
@@ -134,11 +137,12 @@ class Transformer(Model):
         target_padding: Mask | None = None,
         indices: Int[Tensor, " t"] | None = None,
     ) -> Float[Tensor, "*n w"]:
-        """Logits of the token after each target token (b n w). The target begins with a start token.
+        """Return the logits of the token after each target token, (b n w). The target begins with a start token.
 
         source_padding, target_padding
                  which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
-        indices  indices into the flattened target (b n): logits of these tokens only, (t w)
+        indices  indices into the flattened target (b n). If given, only the logits of these tokens are returned, (t
+                 w)
         """
         memory = self.encode(source, source_padding)
         return self.decode(
@@ -146,7 +150,10 @@ class Transformer(Model):
         )
 
     def encode(self, source: Int[Tensor, "b m"], padding: Mask | None = None) -> Float[Tensor, "b m d"]:
-        """The encoder's output: one vector for each source token, which the decoder attends to."""
+        """Return the encoder's output: one vector for each source token, to which the decoder attends.
+
+        padding  which source tokens are real
+        """
         x = self._embed(self.encoder, "source", source, padding, 0)
         x = run_blocks(self.encoder.blocks, x, recompute=self.gradient_checkpointing, mask=padding)
         return self.encoder.final_norm(x)
@@ -161,7 +168,7 @@ class Transformer(Model):
         cache: Caches | None = None,
         indices: Int[Tensor, " t"] | None = None,
     ) -> Float[Tensor, "*n w"]:
-        """Logits of the token after each target token.
+        """Return the logits of the token after each target token.
 
         memory   the output of `encode`, or the keys and values that each block projected from it
         cache    KV cache from `self.cache()`; the target continues where it ends
@@ -192,18 +199,24 @@ class Transformer(Model):
     def start(
         self, source: Int[Tensor, "b m"], source_padding: Mask | None = None, *, capacity: int | None = None
     ) -> "DecoderState":
-        """Encode the source and return the state of an empty target, for `step`; capacity is as in `cache`."""
+        """Encode the source and return a decoding state with an empty target, for `step`.
+
+        capacity  as in `cache`
+        """
         if source_padding is not None and not isinstance(source_padding, PaddingMask):
             raise ConfigError(f"source_padding takes padding(lengths), not {source_padding!r}")
         memory = self.encode(source, source_padding)
         return DecoderState(self.decoder.project_memory(memory), source_padding, self.cache(capacity))
 
     def step(self, tokens: Int[Tensor, "b n"], state: "DecoderState") -> Float[Tensor, "b n w"]:
-        """Read tokens that continue the state, extend the state, and return the logits after each token."""
+        """Run the decoder on tokens that continue the state. Updates the state, returns the logits after each token."""
         return self.decode(tokens, state.memory, source_padding=state.source_padding, cache=state.caches)
 
     def cache(self, capacity: int | None = None) -> Caches:
-        """An empty KV cache for the decoder: static with room for `capacity` tokens, or a dynamic one."""
+        """Return an empty KV cache for the decoder.
+
+        capacity  number of tokens for which memory is allocated now (static cache); None makes a cache that grows
+        """
         return Caches(DynamicCache if capacity is None else lambda: StaticCache(capacity), len(self.decoder.blocks))
 
     def generate(
@@ -214,11 +227,12 @@ class Transformer(Model):
         source_padding: Mask | None = None,
         **options: Unpack[GenerationOptions],
     ) -> list[GeneratedText]:
-        """Generate a target for each source by autoregressive decoding; takes the keywords of `regard.generate`.
+        """Generate a target for each source by autoregressive decoding.
 
         source          token ids (b m)
         start_token     the first token of every target (`decoder_start_token_id` of Hugging Face)
         source_padding  which source tokens are real: `padding(lengths)`
+        options         the keyword arguments of `regard.generate`
 
         >>> model.generate(source, start_token=1, max_new_tokens=40, num_beams=4, stop=[2])[0].body
         """
@@ -259,7 +273,7 @@ class Transformer(Model):
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder without the token embeddings: positions, blocks and norms."""
+    """The encoder or the decoder of a Transformer, without token embeddings: positions, blocks and norms."""
 
     def __init__(self, config: TransformerConfig, depth: int, *, cross_attention: bool) -> None:
         super().__init__()
@@ -272,23 +286,23 @@ class Stack(nn.Module):
         self.norm = norm(config.norm, config.width, config.eps) if config.order == "pre" else None
 
     def add_positions(self, x: Float[Tensor, "b n d"], positions: Int[Tensor, "*b n"]) -> Float[Tensor, "b n d"]:
-        """Add absolute positions to token embeddings, if there are any, and normalise if there is a norm for it."""
+        """Add absolute positions to token embeddings and apply the embedding norm, if the model has these."""
         x = x if self.positions is None else x + self.positions(positions).to(x.dtype)
         return x if self.embedding_norm is None else self.embedding_norm(x)
 
     def final_norm(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """Apply the final norm of pre-norm blocks."""
+        """Apply the final norm of a pre-norm model. Returns x unchanged in a post-norm model."""
         return x if self.norm is None else self.norm(x)
 
     def project_memory(self, memory: Float[Tensor, "b m d"]) -> tuple[KeysValues, ...]:
-        """The cross-attention keys and values of each block."""
+        """Return the cross-attention keys and values of each block, projected from the encoder's output."""
         layers = [block.cross for block in self.blocks if isinstance(block, Block)]
         return tuple(layer.keys_values(memory) for layer in layers if layer is not None)
 
 
 @dataclass
 class DecoderState:
-    """The state of incremental decoding: keys and values of the source in every block, and the KV cache."""
+    """The state of incremental decoding: keys and values of the source in each block, and the KV cache."""
 
     memory: tuple[KeysValues, ...]
     source_padding: PaddingMask | None
@@ -301,11 +315,14 @@ class DecoderState:
 
     @property
     def nbytes(self) -> int:
-        """The size of the state."""
+        """The size of the state in bytes."""
         return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.memory for x in pair)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Replace sequence r by sequence rows[r], source and target. `rows` may have another length than the batch."""
+        """Replace sequence r of the batch by sequence rows[r], for every r, both source and target.
+
+        `rows` may be longer or shorter than the batch.
+        """
         self.memory = tuple(KeysValues(*(x.index_select(0, rows) for x in pair)) for pair in self.memory)
         if self.source_padding is not None:
             lengths = self.source_padding.data

@@ -31,17 +31,21 @@ NEEDS_REACH = ("local", "global-local")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViTConfig(Config):
-    """Settings of a Vision Transformer.
+    """Settings of a Vision Transformer (ViT).
 
-    image      side in pixels of the images that positions are learned for; they are interpolated for other sizes
+    image      side in pixels of the images for which positions are learned; positions are interpolated for
+               other sizes
     classes    number of classes; 0 returns pooled features instead of logits
-    pool       what the head reads, after the final norm: "class", a class token before the patches; "mean", the mean of
-               the patches; "class-mean", both (DINOv2); "class-distilled", a class and a distillation token (DeiT)
-    head       the classifier: "mlp-tanh" has one more layer than the default, as in the paper's pretraining
-    attention  "full"; "local": patches see those within `reach` rows and columns, and the class token sees all patches
-               but is not seen; "global-local": all patches see it, too; "linear": linear attention
+    pool       input of the head, after the final norm: "class", a class token before the patches; "mean", the
+               mean of the patches; "class-mean", both (DINOv2); "class-distilled", a class and a distillation
+               token (DeiT)
+    head       the classifier: "linear", or "mlp-tanh", which has one more layer, as in the paper's pretraining
+    attention  "full"; "local": a patch sees the patches within `reach` rows and columns, and the class token
+               sees all patches but is not seen by them; "global-local": all patches see the class token, too;
+               "linear": linear attention
     ff_width   width of the hidden layer of the feed-forward network; None is 4 * width
-    drop_path  stochastic depth: probability of dropping a branch in the last block, linear from 0 in the first
+    drop_path  stochastic depth: probability of dropping a branch in the last block; it grows linearly from 0 in
+               the first
     """
 
     image: int = 224
@@ -95,7 +99,7 @@ class ViTConfig(Config):
 
 
 class ViT(Model):
-    """A Vision Transformer: images in, logits of classes out.
+    """A Vision Transformer (ViT): images in, logits of classes out.
 
     >>> model = regard.build("vit-ti/16", depth=1)
     >>> model(torch.zeros(1, 3, 224, 224)).shape
@@ -121,7 +125,7 @@ class ViT(Model):
         self.init_weights()
 
     def mask(self, columns: int) -> Mask:
-        """The attention mask for images with `columns` patches in a row."""
+        """Return the attention mask for images with `columns` patches in a row."""
         if self.config.reach is None:
             return full()
         near = LocalPatches(self.config.reach, columns, self.prefix_tokens)
@@ -131,7 +135,7 @@ class ViT(Model):
         return near | first(self.prefix_tokens)
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b classes"]:
-        """Logits of the classes, or pooled features with classes=0."""
+        """Return the logits of the classes, or pooled features if classes=0."""
         hidden = self.hidden(image)
         parts = [hidden[:, : self.prefix_tokens].flatten(1)] if self.prefix_tokens else []
         parts += [hidden[:, self.prefix_tokens :].mean(1)] if self.config.pool.endswith("mean") else []
@@ -141,13 +145,13 @@ class ViT(Model):
         return pooled if self.head is None else self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
-        """Hidden states after the final norm: the class token if there is one, then the patches row by row."""
+        """Return hidden states after the final norm: class and distillation token, if any, then patches row by row."""
         x = functional.dropout(self.embed(image), self.config.dropout, self.training)
         mask = self.mask(image.shape[3] // self.config.patch)
         return self.norm(run_blocks(self.blocks, x, recompute=self.gradient_checkpointing, mask=mask))
 
     def embed(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
-        """The input of the first block: class token and patches with their positions."""
+        """Return the first block's input: class and distillation token, if any, and patches, with positions added."""
         grid = self.patches(image)
         # in the dtype of the parameters: autocast lowers the convolution, but the residual stream stays exact
         x = grid.flatten(1, 2).to(self.norm.weight.dtype)
@@ -180,9 +184,10 @@ class ViT(Model):
 
 @dataclass(frozen=True, repr=False)
 class LocalPatches(Mask):
-    """The mask in which a patch sees the patches within `reach` rows and columns. Images are `columns` patches wide.
+    """The local attention mask of images: a patch sees the patches within `reach` rows and columns.
 
-    prefix  number of tokens before the first patch; they see nothing and are not seen
+    columns  number of patches in a row of the image
+    prefix   number of tokens before the first patch; they see nothing and are not seen
     """
 
     reach: int

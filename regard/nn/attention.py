@@ -21,7 +21,7 @@ from regard.nn.projection import Linear, linear
 
 
 class KeysValues(NamedTuple):
-    """The projected keys and values of a memory, computed once and used at every decoding step."""
+    """The projected keys and values of a memory (cross-attention), computed once and used at every decoding step."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]
@@ -103,12 +103,13 @@ class Attention(nn.Module):
         positions: Tensor | None = None,
         **unknown: UnknownKeyword,
     ) -> Float[Tensor, "b r d"]:
-        """One output for each token of x; with a stream, the outputs that are complete.
+        """Return one output for each token of x. With a stream, return the outputs that are complete.
 
-        memory     what keys and values are made of; default x itself
+        memory     input of the keys and values (cross-attention), or keys and values already projected; default x
+                   itself
         mask       which keys each query sees, as in `attend`
-        cache      KV cache, which is extended by the keys and values of x
-        stream     state made by `stream(mask)`
+        cache      KV cache, to which the keys and values of x are appended
+        stream     state of streaming attention, made by `stream(mask)`
         positions  position of each token for rotary, (n) or (b n); default: x continues where the cache ends
         """
         if unknown:
@@ -130,7 +131,7 @@ class Attention(nn.Module):
         return self.project(self.mix(q, k, v, mask, cache, stream))
 
     def queries(self, x: Float[Tensor, "b i d"], positions: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
-        """The query heads of the tokens in x.
+        """Return the query heads of the tokens in x.
 
         positions  position of the first token, if they are consecutive, or a tensor of positions
         """
@@ -139,7 +140,10 @@ class Attention(nn.Module):
         return self._normalise_and_rotate(split_heads(flat, self.heads), self.query_norm, positions)
 
     def keys_values(self, memory: Float[Tensor, "b j m"], positions: int | Tensor = 0) -> KeysValues:
-        """The key and value heads of the tokens in a memory; `positions` as in `queries`."""
+        """Return the key and value heads of the tokens in a memory.
+
+        positions  position of the first token, if they are consecutive, or a tensor of positions
+        """
         check_width(memory, self.memory_width, "memory")
         fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width, None)
         both = _partial_linear(self.query_key_value, memory, rows) if fused else self.key_value(memory)
@@ -147,7 +151,7 @@ class Attention(nn.Module):
         return KeysValues(self._normalise_and_rotate(k, self.key_norm, positions), v)
 
     def _normalise_and_rotate(self, heads: Tensor, norm: nn.Module | None, positions: int | Tensor) -> Tensor:
-        """Apply the head norm and rotary positions, if this layer has them."""
+        """Apply the norm of heads and rotary positions, if this layer has them."""
         heads = heads if norm is None else norm(heads)
         return heads if self.rotary is None else self.rotary(heads, positions)
 
@@ -160,7 +164,10 @@ class Attention(nn.Module):
         cache: Cache | None,
         stream: Stream | None,
     ) -> Float[Tensor, "b h r c"]:
-        """Extend the cache or the stream by k and v, if there is one, and return the attention output of each head."""
+        """Compute the attention output of each head.
+
+        First append k and v to the cache or the stream, if there is one.
+        """
         if stream is not None:
             return stream.push(q, k, v)
         positions: Positions | None = None
@@ -177,28 +184,31 @@ class Attention(nn.Module):
         return self.out(merge_heads(heads))
 
     def term(self) -> ScoreTerm | None:
-        """The score term; a learned one is made from its current parameters."""
+        """Return the score term of this layer, or None. A learned term is made from its current parameters."""
         return self.scores() if callable(self.scores) else self.scores
 
     def stream(self, mask: Mask) -> Stream:
-        """The state of a stream through this layer, to be passed to `forward`."""
+        """Return a new state for streaming attention through this layer, to be passed to `forward`."""
         if self.training and self.dropout:
             raise ConfigError(f"dropout={self.dropout} is active in training; call eval() before streaming")
         return Stream(mask, scores=self.term(), beta=self.beta, kernel=self.kernel)
 
 
 def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
-    """Split the last axis into heads."""
+    """Split the last axis into heads: (b n d) to (b h n c)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
-    """Concatenate heads."""
+    """Concatenate heads: (b h n c) to (b n d)."""
     return x.transpose(1, 2).flatten(2)
 
 
 def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width: int | None = None) -> None:
-    """Raise if the width is no multiple of heads, or heads no multiple of kv_heads."""
+    """Check that width is a multiple of heads and heads of kv_heads, else raise ConfigError.
+
+    head_width  if given, width need not be a multiple of heads
+    """
     check_integer("width", width, 1)
     check_integer("heads", heads, 1)
     if head_width is None and width % heads:
@@ -212,13 +222,13 @@ def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width:
 
 
 def check_probability(name: str, share: float) -> None:
-    """Raise ConfigError if a dropout share is not in [0, 1)."""
+    """Check that a dropout probability is at least 0 and below 1, else raise ConfigError."""
     if not 0.0 <= check_number(name, share) < 1.0:
         raise ConfigError(f"{name} is a share, at least 0 and less than 1: {name}={share}")
 
 
 def check_width(x: Tensor, width: int, name: str = "x") -> None:
-    """Raise if x is not (b n d) of that width."""
+    """Check that x has the axes (b n d) and the given width d, else raise ShapeError."""
     if x.ndim != 3 or x.shape[-1] != width:
         raise ShapeError(f"{name} is {tuple(x.shape)}, but is read as (b n d) with {format_axis('d', width)}")
 
@@ -231,7 +241,7 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
 
 
 def _partial_linear(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """The outputs of a linear layer for some `rows` of its weight."""
+    """Apply a linear layer, using only some `rows` of its weight and bias."""
     return linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
 
 

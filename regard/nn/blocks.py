@@ -22,7 +22,7 @@ class Residual(nn.Module):
     """Dropout and stochastic depth on a residual branch, in training only.
 
     dropout    share of entries set to zero
-    drop_path  share of sequences for which the whole branch is zero. Huang et al. 2016, arXiv:1603.09382
+    drop_path  share of sequences for which the whole branch is set to zero. Huang et al. 2016, arXiv:1603.09382
     """
 
     def __init__(self, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -47,9 +47,10 @@ class Block(nn.Module):
 
     attention    self-attention, or another module that is called as `attention(x, mask=, cache=, positions=)`
     feedforward  module applied to each token; None is an attention-only block
-    cross        cross-attention to a memory
+    cross        cross-attention to a memory; None for no cross-attention
     norm_kind    "layer" or "rms"
-    order        "pre" applies norms to the inputs of the parts, "post" to the sums, as in Vaswani et al. 2017
+    order        "pre" applies norms to the inputs of attention and feed-forward, "post" to the sums x + ..., as
+                 in Vaswani et al. 2017
     dropout      share of entries of each branch set to zero in training
     drop_path    share of sequences for which a branch is skipped in training
 
@@ -102,7 +103,10 @@ class Block(nn.Module):
         return self.feed_forward(x)
 
     def feed_forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """The residual feed-forward step: x + feed-forward. x itself in an attention-only block."""
+        """Apply the feed-forward network with its residual connection.
+
+        Returns x unchanged in an attention-only block.
+        """
         if self.feedforward is None or self.feedforward_norm is None:
             return x
         return self._add(x, self.feedforward_norm, self.feedforward)
@@ -113,12 +117,15 @@ class Block(nn.Module):
         return norm(x + self.residual(part(x)))
 
     def stream(self, mask: Mask) -> "BlockStream":
-        """The state of a stream through this block."""
+        """Return a new state for streaming through this block with self-attention by `mask`."""
         return BlockStream(self, mask)
 
 
 class BlockStream:
-    """The state of a stream through a block. Rows are returned once no later token can change them."""
+    """The state of streaming through a Transformer block.
+
+    A row is returned as soon as no later token can change it.
+    """
 
     def __init__(self, block: Block, mask: Mask) -> None:
         if not isinstance(block.attention, Attention) or not block.attention.streams or block.cross is not None:
@@ -132,12 +139,12 @@ class BlockStream:
         self._waiting: Tensor | None = None  # inputs whose attention is not complete
 
     def push(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b r d"]:
-        """Push n tokens and return the r rows that are complete, possibly none."""
+        """Append n tokens and return the outputs that are now complete: r rows, possibly none."""
         inner = self.block.attention_norm(x) if self.block.order == "pre" else x
         return self._finish_rows(x, self.attention(inner, stream=self.state))
 
     def finish(self) -> Float[Tensor, "b r d"]:
-        """End the input and return the remaining rows."""
+        """End the stream and return the remaining outputs."""
         if self._waiting is None:
             raise ConfigError("nothing was pushed into this stream, so there is nothing to finish")
         return self._finish_rows(self._waiting[:, :0], self.attention.project(self.state.finish()))
@@ -153,7 +160,7 @@ class BlockStream:
         return block.feed_forward(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors."""
+        """Return the stored tensors."""
         return (*self.state.tensors(), *(() if self._waiting is None else (self._waiting,)))
 
 
@@ -162,8 +169,9 @@ def run_blocks(
 ) -> Tensor:
     """Apply all blocks in order.
 
-    recompute  activation checkpointing: keep only the input of each block for the backward pass. Chen et al. 2016
-    settings   keyword arguments of every block
+    recompute  whether to use activation checkpointing: only the input of each block is kept for the backward
+               pass. Chen et al. 2016
+    settings   keyword arguments that every block is called with
     """
     for block in blocks:
         if recompute and torch.is_grad_enabled():

@@ -8,7 +8,7 @@ from regard.nn.attention import check_heads, check_width, merge_heads
 
 
 class ChannelAttention(nn.Module):
-    """Channel attention with projections: channels attend to channels, within each of `groups` groups.
+    """Channel attention layer with projections: within each of `groups` groups, channels attend to channels.
 
     The cost is linear in the number of positions. Ding et al. 2022, arXiv:2204.03645.
 

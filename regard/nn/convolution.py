@@ -20,7 +20,7 @@ INITIALIZERS: Initializers = {
 
 
 class ConvNorm(nn.Module):
-    """A 3 x 3 convolution and batch norm. Ioffe and Szegedy 2015, arXiv:1502.03167.
+    """A 3 x 3 convolution followed by batch norm. Ioffe and Szegedy 2015, arXiv:1502.03167.
 
     old, new  numbers of input and output channels
     """

@@ -15,6 +15,8 @@ from regard.nn.projection import linear
 class TokenEmbedding(nn.Module):
     """Token embedding: one learned vector for each of `vocab` tokens, multiplied by `scale`.
 
+    width  width of a vector
+
     >>> regard.nn.TokenEmbedding(vocab=97, width=24)(torch.tensor([[5, 8]])).shape
     torch.Size([1, 2, 24])
     """
@@ -25,13 +27,13 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.zeros(vocab, width))
 
     def forward(self, tokens: Integer[Tensor, "b n"], name: str = "tokens") -> Float[Tensor, "b n d"]:
-        """The embeddings of tokens. `name` is used in error messages."""
+        """Return the embeddings of tokens. `name` is the name of the argument in error messages."""
         check_tokens(tokens, self.vocab, name)
         embedded = functional.embedding(tokens.long(), self.weight)  # torch takes int64 and int32 only
         return embedded if self.scale == 1.0 else embedded * self.scale
 
     def unembed(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n w"]:
-        """Logits from the same weights (tied embeddings). Press and Wolf 2017, arXiv:1608.05859."""
+        """Compute logits with the embedding weights (tied embeddings). Press and Wolf 2017, arXiv:1608.05859."""
         return linear(x, self.weight)
 
 
@@ -54,7 +56,7 @@ class LearnedPositions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Sinusoidal position embedding of Vaswani et al. 2017: no parameters, any length.
+    """Sinusoidal position embedding of Vaswani et al. 2017. It has no parameters and no maximum length.
 
     pairing  "interleaved": sin and cos of a frequency are adjacent; "half": all sines, then all cosines
 
@@ -78,7 +80,11 @@ class SinusoidalPositions(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Patch embedding: a convolution whose kernel and stride are one patch.
+    """Patch embedding of images: a convolution whose kernel and stride have the size of one patch.
+
+    width     number of output channels
+    patch     side of a patch in pixels
+    channels  number of channels of the image
 
     >>> regard.nn.PatchEmbedding(24, patch=4)(torch.randn(2, 3, 8, 12)).shape
     torch.Size([2, 2, 3, 24])
@@ -114,10 +120,13 @@ def interpolate_positions(
 
 
 def check_integers(name: str, x: object, read_as: str, end: int, known: str) -> Tensor:
-    """Raise if x is not an integer tensor with values from 0 to end - 1. On a GPU torch checks the range.
+    """Check that x is an integer tensor with values from 0 to end - 1, and return it. Else raise an error.
 
-    read_as  the axes of x, for errors
-    known    what the valid values are, for errors
+    Values on a GPU are not read here; torch checks their range.
+
+    name     name of x in error messages
+    read_as  the axes of x, such as "b n"
+    known    what the valid values are, for error messages
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -136,7 +145,7 @@ def check_integers(name: str, x: object, read_as: str, end: int, known: str) -> 
 
 
 def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
-    """Raise if tokens are not whole numbers from 0 to vocab - 1."""
+    """Check that tokens is a non-empty integer tensor (b n) with values from 0 to vocab - 1, else raise an error."""
     if isinstance(tokens, Tensor) and tokens.ndim == 1:
         raise ShapeError(f"{name} is {tuple(tokens.shape)}, but is read as (b n); for one text write {name}[None]")
     check_integers(name, tokens, "b n", vocab, f"the vocabulary has tokens 0 to {vocab - 1}")
@@ -145,7 +154,12 @@ def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
 
 
 def check_floats(name: str, x: Tensor, read_as: str, axis: int, size: int) -> None:
-    """Raise if x is not a non-empty floating-point batch with axes `read_as`, of which `axis` has size `size`."""
+    """Check that x is a non-empty floating-point batch, else raise an error.
+
+    name     name of x in error messages
+    read_as  the axes of x, such as "b channels y x"
+    axis     index of the axis that must have size `size`
+    """
     axes = read_as.split()
     if not isinstance(x, Tensor) or not x.is_floating_point():
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -157,12 +171,12 @@ def check_floats(name: str, x: Tensor, read_as: str, axis: int, size: int) -> No
 
 
 def check_image(image: Tensor, channels: int) -> None:
-    """Raise if this is not a batch of images with that many channels."""
+    """Check that image is a float batch (b channels y x) with that number of channels, else raise an error."""
     check_floats("image", image, "b channels y x", 1, channels)
 
 
 def check_context(length: int, context: int) -> None:
-    """Raise if an input is longer than the context."""
+    """Check that an input of `length` positions fits the context, else raise ShapeError."""
     if length > context:
         raise ShapeError(
             f"the input has {length} positions, but the context has {context}; shorten it or build with "

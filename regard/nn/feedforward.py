@@ -24,7 +24,7 @@ GATED = "gated-"
 
 
 def check_activation(name: str) -> None:
-    """Raise if there is no activation of that name, gated or not."""
+    """Check that there is an activation with this name, gated or not, else raise UnknownNameError."""
     ACTIVATIONS[name.removeprefix(GATED)]
 
 
@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
 
     width       model width
     hidden      width of the hidden layer; None is 4 * width
-    activation  a name in ACTIVATIONS, or "gated-" and such a name: "gated-silu" is SwiGLU. Shazeer 2020,
+    activation  a name in ACTIVATIONS, or such a name after "gated-": "gated-silu" is SwiGLU. Shazeer 2020,
                 arXiv:2002.05202
     bias        whether the linear layers have a bias
     dropout     share of hidden entries set to zero in training

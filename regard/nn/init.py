@@ -21,11 +21,11 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True)
 class Initializer:
-    """How a parameter is initialised: a constant, a normal or a uniform distribution around `value`.
+    """How a parameter is initialised: a constant `value`, or a normal or uniform distribution around it.
 
-    std    standard deviation of a normal distribution
+    std    standard deviation of a normal distribution; 0 for none
     cut    normal draws are truncated at this number of standard deviations
-    bound  half-width of a uniform distribution
+    bound  half-width of a uniform distribution; 0 for none
     """
 
     value: float = 0.0
@@ -34,7 +34,7 @@ class Initializer:
     bound: float = 0.0  # of a uniform distribution
 
     def fill(self, tensor: Tensor, draws: torch.Generator) -> None:
-        """Fill the tensor in place. Values are drawn in float32 on the CPU, whatever its dtype and device."""
+        """Fill the tensor in place. Values are drawn in float32 on the CPU, for tensors of any dtype and device."""
         exact = torch.full(tensor.shape, self.value, dtype=torch.float32, device="cpu")
         if self.bound:
             exact.uniform_(self.value - self.bound, self.value + self.bound, generator=draws)
@@ -65,36 +65,40 @@ class _FanIn(Initializer):
 
 
 def constant(value: float) -> Initializer:
-    """The initializer that sets all entries to `value`."""
+    """Return the initializer that sets all entries to `value`."""
     return Initializer(value=value)
 
 
 def normal(std: float, *, cut: float = math.inf) -> Initializer:
-    """The initializer for a normal distribution with mean 0, truncated at `cut` standard deviations."""
+    """Return the initializer for a normal distribution with mean 0, truncated at `cut` standard deviations."""
     return Initializer(std=std, cut=cut)
 
 
 def uniform(bound: float) -> Initializer:
-    """The initializer for a uniform distribution from -bound to bound."""
+    """Return the initializer for a uniform distribution from -bound to bound."""
     return Initializer(bound=bound)
 
 
 def xavier() -> Initializer:
-    """Xavier initialisation: uniform with variance 2 / (fan_in + fan_out). Glorot and Bengio 2010."""
+    """Return the Xavier initializer: uniform with variance 2 / (fan_in + fan_out). Glorot and Bengio 2010."""
     return _Xavier()
 
 
 def fan_in(gain: float = 1.0) -> Initializer:
-    """Normal with variance gain^2 / fan_in. LeCun et al. 1998 use gain 1, He et al. 2015 sqrt(2) before a ReLU."""
+    """Return the initializer for a normal distribution with variance gain^2 / fan_in.
+
+    LeCun et al. 1998 use gain 1, He et al. 2015 use sqrt(2) before a ReLU.
+    """
     return _FanIn(gain=gain)
 
 
 def init_parameters(module: nn.Module, table: Initializers, seed: int = 0) -> None:
-    """Initialise every parameter and buffer of a module. On the meta device only the names are checked.
+    """Initialise every parameter and buffer of a module. On the meta device, only the names are checked.
 
     table  maps patterns of parameter names, such as `*.out.weight`, to initializers; the first match is used
 
-    Every tensor has its own generator, seeded by `seed` and its name, so that adding a layer changes no other.
+    Each tensor has its own generator, seeded by `seed` and the tensor's name. So adding a layer does not change
+    the values of other layers.
     """
     if check_integer("seed", seed, 0) >= 1 << 32:
         raise ConfigError(f"seed is a whole number below 2^32, not {seed}")
@@ -118,7 +122,7 @@ def _find_initializer(name: str, tensor: Tensor, table: Initializers) -> Initial
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """fan_out and fan_in of a weight: its numbers of outputs and inputs, times the taps of a convolution."""
+    """Return fan_out and fan_in of a weight: its outputs and inputs, times the kernel size of a convolution."""
     if tensor.ndim < 2:
         raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} has no inputs and outputs; use normal or constant")
     taps = math.prod(tensor.shape[2:])

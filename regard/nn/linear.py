@@ -16,7 +16,7 @@ from regard.nn.attention import Attention
 
 
 class LinearCache(Cache):
-    """The cache of linear attention: a recurrent state that does not grow with the sequence.
+    """The cache of linear attention (in place of a KV cache): a recurrent state that does not grow.
 
     >>> layer, cache = regard.nn.LinearAttention(24, heads=3), regard.nn.LinearCache()
     >>> layer(torch.randn(1, 5, 24), mask=causal(), cache=cache).shape, cache.length
@@ -27,7 +27,7 @@ class LinearCache(Cache):
         self.state: LinearState | None = None
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
-        """Count the new positions. Keys and values are not stored; the layer updates `state`."""
+        """Count the new positions and return k and v. They are not stored here; the layer updates `state`."""
         positions = Positions(queries=self.length, keys=self.length)
         self.length += k.shape[2]
         return CachedKeysValues(k, v, positions)
@@ -42,7 +42,7 @@ class LinearCache(Cache):
 
 
 class LinearAttention(Attention):
-    """Multi-head linear attention: `Attention` whose weights are products of features.
+    """Multi-head linear attention: an `Attention` layer whose weights are products of features.
 
     features  feature map of `regard.core.linear`; default elu_plus_one()
 

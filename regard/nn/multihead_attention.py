@@ -65,7 +65,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def from_torch(cls, layer: nn.MultiheadAttention) -> "MultiheadAttention":
-        """A layer that shares the parameters and the hooks of a layer of torch, in the same mode."""
+        """Return a layer that shares the parameters, hooks and training mode of a torch.nn.MultiheadAttention."""
         new = cls.__new__(cls)
         # the dictionaries themselves: hooks may set weights, and their handles must stay valid
         new.__dict__ = dict(layer.__dict__)
@@ -82,13 +82,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Float[Tensor, "*n d"], Tensor | None]:
-        """The output, and the weights if `need_weights`: (b, i, j), or (b, h, i, j) without `average_attn_weights`.
+        """Return the attention output, and the attention weights if `need_weights`, else None.
 
-        query                 (i, b, d), (b, i, d) with batch_first, or (i, d) without a batch
-        key, value            the same with j positions
-        key_padding_mask      (b, j), True where a key is padding, or floats to add to the scores
-        attn_mask             (i, j) or (b h, i, j), True where a pair is hidden, or floats to add; or a mask of regard
-        is_causal             each query sees the keys up to its own index; with `attn_mask`, that mask is used instead
+        The weights are (b, i, j), or (b, h, i, j) without `average_attn_weights`.
+
+        query             (i, b, d), (b, i, d) with batch_first, or (i, d) without a batch
+        key, value        the same with j positions
+        key_padding_mask  (b, j), True where a key is padding, or floats to add to the scores
+        attn_mask         (i, j) or (b h, i, j), True where a pair is hidden, or floats to add; or a mask of regard
+        is_causal         whether each query sees only the keys up to its own index; ignored if `attn_mask` is given
         """
         if query.is_nested or key.is_nested or value.is_nested:
             raise ConfigError(
@@ -125,12 +127,15 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @staticmethod
     def _weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Float[Tensor, "b h i j"]:
-        """The attention weights, computed as the attention output for an identity matrix as values."""
+        """Return the attention weights, computed as the attention output for an identity matrix as values."""
         units = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
         return attend(q, k, units.expand(*k.shape[:2], -1, -1), **settings)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, same: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """The heads of q, k and v, (b h n c), with the keys and values that the layer appends."""
+        """Return the heads of q, k and v, (b h n c), including the keys and values that the layer appends.
+
+        same  whether query, key and value are the same tensor
+        """
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         if self._qkv_same_embed_dim:
             projections = self.in_proj_weight.chunk(3)
@@ -160,10 +165,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         given: int,
         keys: int,
     ) -> tuple[Mask, tuple[ScoreTerm, ...]]:
-        """Convert torch's masks to one mask of regard and score terms.
+        """Convert torch's masks to a mask and score terms of regard.
 
-        given  number of keys in the call
-        keys   number of keys with those that the layer appends, which every query sees
+        given  number of keys that the caller passed
+        keys   number of all keys; those that the layer appends are visible to every query
         """
         b, h, i, _ = q.shape
         mask: Mask = Full()

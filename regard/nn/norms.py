@@ -8,7 +8,7 @@ from regard.base.validation import check_integer, check_number
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch.nn.RMSNorm, except that x is cast to the dtype of the weight: torch has no fused kernel for mixed dtypes.
+    """torch.nn.RMSNorm that first casts x to the dtype of the weight. torch has no fused kernel for mixed dtypes.
 
     >>> regard.nn.RMSNorm(4)(torch.tensor([2.0, 2.0, -2.0, 2.0])).tolist()
     [1.0, 1.0, -1.0, 1.0]
@@ -24,7 +24,11 @@ NORMS.add("rms")(RMSNorm)  # root mean square 1, then a learned gain. Zhang and 
 
 
 def norm(kind: str, width: int, eps: float = 1e-5) -> nn.Module:
-    """A norm over the last axis, of size `width`. `kind` is "layer" or "rms"."""
+    """Return a norm layer over the last axis.
+
+    kind   "layer" or "rms"
+    width  size of the last axis
+    """
     if not 0 < check_number("eps", eps) < 1:
         raise ConfigError(f"eps is between 0 and 1: eps={eps}")
     return NORMS[kind](check_integer("width", width, 1), eps=eps)

@@ -12,10 +12,11 @@ LARGE = 1 << 19  # numbers; smaller matrices may be in the cache of a core, wher
 def linear(
     x: Float[Tensor, "*n i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None = None
 ) -> Float[Tensor, "*n o"]:
-    """torch.nn.functional.linear, with another method for one or two rows in float32 on a CPU without gradients.
+    """torch.nn.functional.linear, but faster for one or two rows in float32 on a CPU without gradients.
 
-    There the time is that of reading the weights, and a batched product reads large ones faster than the matrix-vector
-    product that torch would choose: all matrices of GPT-2 in 15 ms instead of 24 ms on one core.
+    In that case, most of the time is spent on reading the weights. A batched product reads large weights faster
+    than the matrix-vector product that torch would choose: all matrices of GPT-2 in 15 ms instead of 24 ms on
+    one core.
     """
     if (
         torch.is_grad_enabled()
@@ -35,7 +36,7 @@ def linear(
 
 
 class Linear(nn.Linear):
-    """torch.nn.Linear, computed by `linear`."""
+    """torch.nn.Linear, computed by the function `linear` of this module."""
 
     def forward(self, x: Float[Tensor, "*n i"]) -> Float[Tensor, "*n o"]:
         return linear(x, self.weight, self.bias)

@@ -27,11 +27,13 @@ PARTS = ("dense", "random", "dot")
 
 
 class Synthesizer(nn.Module):
-    """A Synthesizer layer: attention whose scores need not compare queries and keys. Tay et al. 2020, arXiv:2005.00743.
+    """A Synthesizer layer: attention whose scores may be learned or predicted instead of q . k.
+
+    Tay et al. 2020, arXiv:2005.00743.
 
     context  maximum number of positions, for which keys and biases are learned
-    parts    kinds of scores that are added: "dense" is predicted from the query token, "random" is a learned matrix,
-             "dot" is q . k. Several are weighted by learned shares that sum to one
+    parts    the scores that are added: "dense" is predicted from the query token, "random" is a learned matrix,
+             "dot" is q . k. If there are several, they are weighted by learned shares that sum to one
 
     >>> Synthesizer(width=32, heads=4, context=16)(torch.randn(2, 5, 32)).shape
     torch.Size([2, 5, 32])
@@ -79,7 +81,7 @@ class Synthesizer(nn.Module):
         positions: Tensor | None = None,
         **unknown: UnknownKeyword,
     ) -> Float[Tensor, "b i d"]:
-        """One output for each token of x. `positions` is ignored: weights belong to the rows of the table."""
+        """Return one output for each token of x. `positions` is ignored, because scores are learned by row index."""
         if unknown:
             reject_keywords("Synthesizer.forward", unknown)
         if memory is not None or stream is not None:
@@ -105,7 +107,10 @@ class Synthesizer(nn.Module):
         return self.out(merge_heads(out))
 
     def _queries_and_keys(self, x: Tensor, start: int) -> tuple[Float[Tensor, "b h i c"], Float[Tensor, "b h i c"]]:
-        """Queries and keys whose dot products are the dense and dot scores."""
+        """Return queries and keys whose dot products are the "dense" and "dot" scores.
+
+        start  position of the first token
+        """
         b, i, _ = x.shape
         queries, keys = [], []
         if "dense" in self.parts:
@@ -129,6 +134,6 @@ class Synthesizer(nn.Module):
 
 
 def check_parts(parts: tuple[str, ...]) -> None:
-    """Raise if these are not kinds of scores, each named once."""
+    """Check that `parts` are names of Synthesizer scores, each named once, else raise ConfigError."""
     if not parts or set(parts) - set(PARTS) or len(set(parts)) < len(parts):
         raise ConfigError(f"parts takes one or more of {', '.join(PARTS)}, each once, not {parts!r}")

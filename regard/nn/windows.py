@@ -9,7 +9,10 @@ from regard.base.validation import check_integer
 
 
 def partition(x: Float[Tensor, "b y x d"], size: int) -> Float[Tensor, "bw n d"]:
-    """Split images into size x size windows, each one sequence, row by row; pad with zeros to whole windows."""
+    """Split images into size x size windows, row by row. Each window becomes one sequence of the batch.
+
+    Images are padded with zeros to whole windows.
+    """
     if x.ndim != 4:
         raise ShapeError(f"x is {tuple(x.shape)}, but windows are cut from images, (batch, rows, columns, width)")
     check_integer("size", size, 1)
@@ -20,7 +23,7 @@ def partition(x: Float[Tensor, "b y x d"], size: int) -> Float[Tensor, "bw n d"]
 
 
 def merge(windows: Float[Tensor, "bw n d"], size: int, rows: int, columns: int) -> Float[Tensor, "b y x d"]:
-    """The inverse of `partition`: images from their windows, without the padding."""
+    """Join windows to images without the padding: the inverse of `partition`."""
     check_integer("size", size, 1)
     down, across = -(-rows // size), -(-columns // size)
     if windows.shape[0] % (down * across) or windows.shape[1] != size * size:

@@ -19,14 +19,14 @@ DRAWS = 4  # random numbers for each sound, before those of its masks
 
 @dataclass(frozen=True, kw_only=True)
 class AudioAugmentation:
-    """Strength of the augmentation in training.
+    """The strength of audio augmentation in training.
 
     speed      maximum relative change of speed, which changes the pitch too (Ko et al. 2015)
     gain_db    maximum change of loudness in decibels
-    snr_db     minimum and maximum signal-to-noise ratio of added noise in decibels; None adds none
+    snr_db     minimum and maximum signal-to-noise ratio of added noise in decibels; None adds no noise
     masks      number of time masks, and of mel masks (SpecAugment)
-    time_mask  maximum frames of a time mask
-    mel_mask   maximum bands of a mel mask
+    time_mask  maximum number of frames of a time mask
+    mel_mask   maximum number of bands of a mel mask
     """
 
     speed: float = 0.0
@@ -55,10 +55,10 @@ def augment_audio(
     seeds: Int[Tensor, "b"],
     augmentation: AudioAugmentation,
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
-    """Change speed and loudness and add noise. Returns the sounds and their lengths.
+    """Change the speed and loudness of sounds and add noise. Returns the sounds and their lengths.
 
     samples  length of each sound
-    draws    uniform random numbers from 0 to 1
+    draws    uniform random numbers from 0 to 1, at least four for each sound
     seeds    seed of the noise of each sound
     """
     signed = 2 * draws - 1
@@ -74,7 +74,11 @@ def augment_audio(
 def change_speed(
     sounds: Float[Tensor, "b n"], samples: Int[Tensor, "b"], speed: Float[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
-    """Each sound at its own speed, by linear interpolation."""
+    """Play each sound at its own speed, by linear interpolation. Returns the sounds and their new lengths.
+
+    samples  length of each sound
+    speed    factor of the speed of each sound
+    """
     positions = torch.arange(sounds.shape[1], device=sounds.device) * speed.double()[:, None]
     before = positions.long().clamp(max=sounds.shape[1] - 2)
     share = (positions - before).to(sounds.dtype)
@@ -90,9 +94,13 @@ def make_noise(
     tilt: Float[Tensor, "b"],
     seeds: Int[Tensor, "b"],
 ) -> Float[Tensor, "b n"]:
-    """Noise with a signal-to-noise ratio in decibels for each sound, the same on every device.
+    """Return noise with the given signal-to-noise ratio for each sound. It is the same on every device.
 
-    tilt  spectral tilt: -1 is all high frequencies, 1 all low, 0 white noise
+    samples  length of each sound
+    snr      signal-to-noise ratio of each sound in decibels
+    tilt     spectral tilt from -1 to 1: 0 is white noise, negative has more high frequencies, positive more low
+             ones
+    seeds    seed of the noise of each sound
     """
     positions = torch.arange(sounds.shape[1] + 1, device=sounds.device)
     # sums stay below 2^33, and `hash_integers` keeps 32 bits of them
@@ -108,7 +116,11 @@ def spec_augment(
     draws: Float[Tensor, "b k"],
     augmentation: AudioAugmentation,
 ) -> Float[Tensor, "b n mels"]:
-    """Set random time spans and mel bands to 0 (SpecAugment; Park et al. 2019, arXiv:1904.08779)."""
+    """Set random time spans and mel bands of spectrograms to 0 (SpecAugment; Park et al. 2019, arXiv:1904.08779).
+
+    lengths  number of real frames of each sequence
+    draws    uniform random numbers from 0 to 1, four for each pair of a time mask and a mel mask
+    """
     for first in range(0, draws.shape[1], 4):
         size, begin, width, low = draws[:, first : first + 4].T
         times = _span_mask(frames.shape[1], (size * (augmentation.time_mask + 1)).long(), begin, lengths)
@@ -119,12 +131,20 @@ def spec_augment(
 
 
 def max_augmented_length(samples: int, speed: float) -> int:
-    """Maximum length of a sound of this number of samples after `change_speed`."""
+    """Return the maximum length that a sound of `samples` samples has after `change_speed`.
+
+    speed  maximum relative change of speed, as in `AudioAugmentation`
+    """
     return int(samples / (1 - speed)) + 1
 
 
 def _span_mask(size: int, width: Tensor, share: Tensor, within: Tensor) -> Tensor:
-    """Mask of a span of a width that begins at a share of the possible starts."""
+    """Return a boolean mask (b, size) that is True in one span of each row.
+
+    width   width of each span
+    share   where each span begins, as a share from 0 to 1 of the possible starts
+    within  the span ends at or before this position
+    """
     begin = (share * (within - width + 1).clamp(min=1)).long()[:, None]
     positions = torch.arange(size, device=share.device)
     return (positions >= begin) & (positions < begin + width[:, None])

@@ -41,9 +41,9 @@ SENTENCE_END = re.compile(r"(?<=[.!?;:,])\s+")
 
 
 def split_passages(text: str) -> list[list[str]]:
-    """Split a text into passages, which are separated by empty lines, and each passage into sentences.
+    """Split a text at empty lines into passages, and each passage into sentences.
 
-    A passage shorter than a sentence, such as a heading, is left out.
+    A passage without a long enough sentence, such as a heading, is left out.
     """
     found = []
     for passage in PASSAGE.split(text):
@@ -62,10 +62,11 @@ def split_passages(text: str) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class SentenceCorpus:
-    """The tokenised sentences of a text, and the pairs of consecutive ones.
+    """The tokenised sentences of a text and the pairs of consecutive ones, for BERT's next-sentence prediction.
 
     pairs    indices of sentences that are followed by another one in their passage
-    context  maximum tokens of an example: longer ones lose the tokens that are furthest from the other sentence
+    context  maximum number of tokens of an example; longer examples lose the tokens furthest from the other
+             sentence
     """
 
     sentences: tuple[tuple[int, ...], ...]
@@ -75,7 +76,10 @@ class SentenceCorpus:
 
     @staticmethod
     def from_text(text: str, tokenizer: BytePairTokenizer, context: int) -> "SentenceCorpus":
-        """Tokenise the sentences of a text."""
+        """Split a text into sentences, tokenise them and find the pairs of consecutive sentences.
+
+        Raise DataError if the text has fewer than CHOICES pairs or fewer than 2 passages with a pair.
+        """
         found = split_passages(text)
         last = set(accumulate(map(len, found)))  # one after the last sentence of each passage
         count = max(last, default=0)
@@ -92,12 +96,12 @@ class SentenceCorpus:
 
     @cached_property
     def special_ids(self) -> dict[str, int]:
-        """Ids of the special tokens."""
+        """The token id of each special token, by its name."""
         return {name: self.tokenizer.token(name) for name in SPECIAL}
 
     @cached_property
     def _same_passage(self) -> tuple[range, ...]:
-        """For each pair, the range of pairs in the same passage."""
+        """For each entry of `pairs`, the range of entries that are in the same passage."""
         found: list[range] = []
         for number, index in enumerate(self.pairs):
             follows = number > 0 and index == self.pairs[number - 1] + 1
@@ -108,13 +112,13 @@ class SentenceCorpus:
         return tuple(found)
 
     def elsewhere(self, number: int, draws: torch.Generator) -> int:
-        """The index of a random sentence of another passage that is followed by one."""
+        """Return the index of a random sentence of another passage than pair `number` that has a next sentence."""
         here = self._same_passage[number]
         drawn = random_index(len(self.pairs) - len(here), draws)
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
     def others(self, number: int, draws: torch.Generator) -> list[int]:
-        """The sentence of a pair and random other ones, CHOICES in all, as indices."""
+        """Return the indices of CHOICES different sentences: the first of pair `number`, then random ones."""
         chosen = [number]
         while len(chosen) < CHOICES:
             drawn = random_index(len(self.pairs) - len(chosen), draws)
@@ -125,7 +129,13 @@ class SentenceCorpus:
 
 
 class PretrainingExample(NamedTuple):
-    """One BERT input and its labels: a word for each token, and one for the pair; IGNORED where there is no label."""
+    """The input of BERT for one example, with its labels.
+
+    tokens    token ids
+    segments  segment of each token: 0 for the first sentence, 1 for the second
+    words     token to predict at each position; IGNORED where no word is masked
+    pair      class of a sentence pair, 0 or 1; IGNORED in objectives without such a label
+    """
 
     tokens: Int[Tensor, "n"]
     segments: Int[Tensor, "n"]
@@ -134,13 +144,20 @@ class PretrainingExample(NamedTuple):
 
 
 def masked_words(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """Two consecutive sentences, for masked language modelling; `mask_words` masks them."""
+    """Make the example of pair `number` for masked language modelling: two consecutive sentences, not masked yet.
+
+    `mask_words` masks some of the words afterwards.
+    """
     index = corpus.pairs[number]
     return (_pair_example(corpus, "words", corpus.sentences[index], corpus.sentences[index + 1], IGNORED),)
 
 
 def next_sentence(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """A sentence with the one that follows it, and with the second sentence of a pair in another passage."""
+    """Make two examples for next-sentence prediction from pair `number`.
+
+    The first example has a sentence and the one that follows it (label 0), the second has the same sentence and
+    a sentence of another passage (label 1).
+    """
     here, there = corpus.pairs[number], corpus.elsewhere(number, draws)
     return tuple(
         _pair_example(corpus, "next", corpus.sentences[here], corpus.sentences[each + 1], false)
@@ -149,14 +166,17 @@ def next_sentence(corpus: SentenceCorpus, number: int, draws: torch.Generator) -
 
 
 def sentence_order(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """Two consecutive sentences, in their order and swapped."""
+    """Make two examples for sentence-order prediction: pair `number` in its order (label 0) and swapped (label 1)."""
     index = corpus.pairs[number]
     both = corpus.sentences[index], corpus.sentences[index + 1]
     return _pair_example(corpus, "order", *both, 0), _pair_example(corpus, "order", *both[::-1], 1)
 
 
 def matching_halves(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """The first halves of several sentences, then their second halves in the same order."""
+    """Make the examples for contrastive matching: CHOICES sentences are split into two halves.
+
+    Each half is an example of its own: first all first halves, then all second halves in the same order.
+    """
     indices = corpus.others(number, draws)
     return _half_examples(corpus, "halves", [_split_sentence(corpus.sentences[each], draws) for each in indices])
 
@@ -175,9 +195,10 @@ SPECIAL = ("pad", "mask", "between", *OBJECTIVES)
 def mask_words(
     example: PretrainingExample, share: float, corpus: SentenceCorpus, draws: torch.Generator
 ) -> PretrainingExample:
-    """Choose a share of the words to predict, at least one.
+    """Mask words of an example for masked language modelling; `words` of the result has the tokens to predict.
 
-    Of these, 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept.
+    Each word is chosen with probability `share`; at least one is chosen. Of the chosen words about 80 % are
+    replaced by the mask token, 10 % by a random token, and 10 % are kept.
     """
     maskable = (example.tokens >= len(SPECIAL)).nonzero().flatten()
     chosen = maskable[torch.rand(len(maskable), generator=draws) < share]
@@ -194,7 +215,13 @@ def mask_words(
 
 
 class PretrainingBatch(NamedTuple):
-    """A padded batch of examples; `choices` has the rows of each group of halves."""
+    """A batch of pretraining examples, padded to the same length.
+
+    lengths  number of tokens of each example, without padding
+    words    token to predict at each position; IGNORED where no word is masked
+    pair     label of each sentence pair; IGNORED in objectives without such a label
+    choices  for each group of matching halves, the rows of its first halves, then those of its second halves
+    """
 
     tokens: Int[Tensor, "b n"]
     segments: Int[Tensor, "b n"]
@@ -205,7 +232,12 @@ class PretrainingBatch(NamedTuple):
 
 
 def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCorpus) -> PretrainingBatch:
-    """Pad the examples of records to a batch as wide as the context, so that a compiled model sees one shape."""
+    """Collate examples into a batch, each padded to the context length.
+
+    All batches have the same width, so `torch.compile` compiles one shape.
+
+    records  groups of examples that an objective made from one sentence pair
+    """
     examples = [each for record in records for each in record]
     shape = len(examples), corpus.context
     tokens = torch.full(shape, corpus.special_ids["pad"])
@@ -227,7 +259,7 @@ def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCor
 
 @dataclass(frozen=True)
 class BERTPretrainingTask:
-    """Training task: the four objectives in turn; words are masked in every example.
+    """Training task of BERT: the four objectives of this module in turn; words are masked in every example.
 
     validation      sentences for evaluation
     mask_share      share of words that are masked
@@ -246,7 +278,7 @@ class BERTPretrainingTask:
         return ShuffledOrder(len(self.corpus.pairs), self.batch_size, self.seed)
 
     def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
-        """One share of the batch of a step."""
+        """Return micro-batch `part` of `of` of the batch of training step `step`."""
         pairs = self._order.at(step, part, of).tolist()
         records = []
         # random numbers depend on the number of a record only, so batches do not depend on the number of processes
@@ -257,7 +289,11 @@ class BERTPretrainingTask:
         return collate(records, self.corpus)
 
     def loss(self, model: nn.Module, batch: PretrainingBatch) -> Loss:
-        """For each example the mean cross-entropy of its masked words, plus that of its pair or half."""
+        """Return the loss, summed over examples.
+
+        The loss of an example is the mean cross-entropy of its masked words, plus the cross-entropy of its sentence
+        pair or, for matching halves, of choosing the matching second half.
+        """
         out = run_bert(model, batch)
         assert out.logits is not None
         assert out.pair_logits is not None
@@ -270,7 +306,7 @@ class BERTPretrainingTask:
         return Loss(words + answers, len(batch.pair))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Mean accuracy of the four objectives, then each accuracy."""
+        """Return the mean validation accuracy of the four objectives, then the accuracy of each."""
         found = evaluate_objectives(model, self.validation, self.mask_share, self.eval_sentences, self.seed)
         return {"accuracy": sum(each.accuracy for each in found.values()) / len(found)} | {
             f"{name} accuracy": each.accuracy for name, each in found.items()
@@ -278,7 +314,7 @@ class BERTPretrainingTask:
 
 
 class ObjectiveScore(NamedTuple):
-    """Accuracy on an objective.
+    """The accuracy of a model on one pretraining objective.
 
     chance    accuracy of always giving the most frequent answer
     interval  half the width of the 95 % confidence interval of the accuracy
@@ -292,7 +328,9 @@ class ObjectiveScore(NamedTuple):
 def evaluate_objectives(
     model: nn.Module, corpus: SentenceCorpus, mask_share: float, sentences: int, seed: int, batch_size: int = 16
 ) -> dict[str, ObjectiveScore]:
-    """Accuracy of each objective on a text. Words are masked for the first objective only.
+    """Return the accuracy on each objective, by the name of the objective.
+
+    Words are masked for masked language modelling only.
 
     sentences  maximum sentences for each objective
     """
@@ -321,7 +359,11 @@ def evaluate_objectives(
 
 
 def score_answers(answers: Int[Tensor, "records m"], truth: Int[Tensor, "records m"]) -> ObjectiveScore:
-    """Accuracy with its interval, by record: answers of one record are not independent."""
+    """Return the accuracy of answers with its confidence interval and the accuracy by chance.
+
+    Answers in one row were made from the same sentence pair and are not independent, so the interval is
+    computed from the variation between rows.
+    """
     labelled = truth != IGNORED
     hits, sizes = ((answers == truth) & labelled).sum(1).double(), labelled.sum(1).double()
     right = hits.sum() / sizes.sum()
@@ -331,14 +373,14 @@ def score_answers(answers: Int[Tensor, "records m"], truth: Int[Tensor, "records
 
 
 def run_bert(model: nn.Module, batch: PretrainingBatch) -> BERTOutput:
-    """The outputs of the model for a batch."""
+    """Return the outputs of BERT for a batch; padding is masked."""
     out = model(batch.tokens, segments=batch.segments, padding=padding(batch.lengths))
     assert isinstance(out, BERTOutput)
     return out
 
 
 def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "g choices choices"]:
-    """Scaled cosine similarity of each first half (row) and each second half (column) of a group."""
+    """Return the scaled cosine similarity of each first half (row) and each second half (column) of a group."""
     assert out.pooled is not None
     vectors = normalize(out.pooled.float(), dim=-1)[batch.choices]
     first, second = vectors[:, :CHOICES], vectors[:, CHOICES:]
@@ -346,12 +388,12 @@ def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "
 
 
 def _matching_indices(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "g choices"]:
-    """Indices of the matching second halves: they are in the same order as the first ones."""
+    """Return the index of the second half that matches each first half: both are in the same order."""
     return torch.arange(CHOICES, device=fits.device).expand(fits.shape[:2])
 
 
 def _predict(objective: str, out: BERTOutput, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-    """The predictions for an objective, and the labels."""
+    """Return the predictions of the model for an objective, and the labels."""
     if len(batch.choices):
         fits = half_similarity(out, batch)
         return fits.argmax(-1), _matching_indices(fits)
@@ -363,7 +405,10 @@ def _predict(objective: str, out: BERTOutput, batch: PretrainingBatch) -> tuple[
 def _pair_example(
     corpus: SentenceCorpus, objective: str, first: Sequence[int], second: Sequence[int], pair: int
 ) -> PretrainingExample:
-    """Two sentences; the longer one is truncated until both fit."""
+    """Make an example of two tokenised sentences; the longer one is truncated until both fit into the context.
+
+    The first sentence loses tokens at its start, the second at its end.
+    """
     room = corpus.context - 3
     shorter = min(len(first), len(second), room // 2)
     first = first[-(room - shorter) :] if len(first) >= len(second) else first[-shorter:]
@@ -373,7 +418,10 @@ def _pair_example(
 def _half_examples(
     corpus: SentenceCorpus, objective: str, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[PretrainingExample, ...]:
-    """All first halves, then all second halves, each in its own example and truncated at its outer end."""
+    """Make one example of each half: all first halves, then all second halves.
+
+    A half that is too long loses tokens at the end of the sentence that is away from the cut.
+    """
     room = corpus.context - 2
     firsts = [_make_example(corpus, objective, first[-room:]) for first, _ in pairs]
     return (*firsts, *(_make_example(corpus, objective, second[:room]) for _, second in pairs))
@@ -382,7 +430,7 @@ def _half_examples(
 def _make_example(
     corpus: SentenceCorpus, objective: str, *sentences: Sequence[int], pair: int = IGNORED
 ) -> PretrainingExample:
-    """Join the tokens of one example: [objective] first [between] second [between]."""
+    """Make an example from the tokens [objective] first [between] second [between], where `second` may be missing."""
     tokens, segments = [corpus.special_ids[objective]], [0]
     for number, each in enumerate(sentences):
         tokens += [*each, corpus.special_ids["between"]]

@@ -48,25 +48,31 @@ NEXT_COMMAND = 'regard ask --folder {folder} "Where was NAME born?"'
 class BirthplaceSettings:
     """Settings of the birthplaces recipe.
 
-    model                its vocabulary is replaced by that of the texts
-    pretraining          span infilling on the texts; None trains on the questions only
-    self_training        the model answers questions about everybody with the text in its context, then learns these
-                         answers without the text; None leaves this phase out. It needs reading_share above 0
-    finetuning           training on the questions only; None leaves this phase out
+    model                configuration of the GPT; its vocabulary is replaced by the characters of the texts
+    pretraining          training plan of span infilling on the texts; None trains on the questions only
+    self_training        training plan of self-training: the model answers questions about everybody with the
+                         text in its context, then learns these answers without the text. None leaves this phase
+                         out. It needs reading_share above 0
+    finetuning           training plan on the questions only; None leaves this phase out
     phrase_share         how often a masked span is a whole capitalised phrase, in pretraining
     question_share       share of questions among the examples of pretraining
     self_training_share  share of questions among the examples of self-training
     reading_share        share of questions that follow their text (reading comprehension), in pretraining
-    counterfactuals      copies of each such text with another place in it, so that the answer has to be read from the
-                         text
-    crop_share           how often a text is cropped to its name and a piece around the masked span, in pretraining
-    position_offset      position of the first character of a text. In a question the name starts at position ten, and
-                         a model with learned positions recognises a name only at positions where it has read it
-    validation           training questions that are held out, to select and to calibrate the model; as many questions
-                         about unknown people are asked in addition
-    precision            target share of correct answers among the answers the model gives; it abstains from the rest
-    people               people with a biography in the built-in set; half of them are asked about in training
-    learned              questions that a finished model was taught by `regard ask --learn`: it is not tested on them
+    counterfactuals      number of copies of each question with its text in which another place replaces the
+                         answer, so that the answer has to be read from the text
+    crop_share           how often a text is cropped to its name and a piece around the masked span, in
+                         pretraining
+    position_offset      position of the first character of a text. In a question the name starts at position
+                         ten, and a model with learned positions recognises a name only at positions where it
+                         has read it
+    validation           number of training questions that are held out, to select and to calibrate the model;
+                         as many questions about unknown people are asked in addition
+    precision            target share of correct answers among the answers the model gives; it abstains from the
+                         rest
+    people               number of people with a biography in the built-in set; half of them are asked about in
+                         training
+    learned              questions that a finished model was taught by `regard ask --learn`: it is not tested on
+                         them
     """
 
     model: GPTConfig
@@ -108,7 +114,7 @@ class BirthplaceSettings:
 
 
 def built_in() -> BirthplaceSettings:
-    """Settings for synthetic biographies."""
+    """Return the settings for the built-in synthetic biographies."""
     model = GPTConfig(
         vocab=64, context=80, width=64, depth=2, heads=4, positions=Rotary(), dropout=0.0, attention_dropout=0.0
     )
@@ -122,7 +128,7 @@ def built_in() -> BirthplaceSettings:
 
 
 def real() -> BirthplaceSettings:
-    """Settings for a folder of real biographies and questions."""
+    """Return the settings for a folder of real biographies and questions."""
     model = GPTConfig(
         vocab=256, context=192, width=256, depth=4, heads=8, positions=Rotary(), dropout=0.1,
         attention_dropout=0.1,
@@ -155,7 +161,7 @@ def finetune(settings: BirthplaceSettings) -> BirthplaceSettings:
 
 
 def synthesizer(settings: BirthplaceSettings) -> BirthplaceSettings:
-    """As finetune, with synthesizer attention, whose weights do not compare queries with keys.
+    """The variant `finetune` with Synthesizer attention, whose weights do not compare queries with keys.
 
     Such a model is slower to learn names, so more masked spans are phrases and more texts are cropped.
     """
@@ -165,7 +171,7 @@ def synthesizer(settings: BirthplaceSettings) -> BirthplaceSettings:
 
 
 def no_pretraining(settings: BirthplaceSettings) -> BirthplaceSettings:
-    """Without pretraining: the questions only."""
+    """Training on the questions only, without pretraining on the texts."""
     return replace(settings, reading_share=0.0, self_training=None, pretraining=None, finetuning=settings.pretraining)
 
 
@@ -174,7 +180,10 @@ VARIANTS = {"finetune": finetune, "synthesizer": synthesizer, "no_pretraining": 
 
 @dataclass(frozen=True)
 class BirthplaceSplits:
-    """Texts and the person each is about; questions for training, validation and test."""
+    """The data of the recipe: texts, and questions for training, validation and test.
+
+    subjects  the name of the person each text is about
+    """
 
     texts: tuple[str, ...]
     subjects: tuple[str, ...]
@@ -184,12 +193,15 @@ class BirthplaceSplits:
 
     @property
     def by_name(self) -> dict[str, str]:
-        """One text for each person who has one."""
+        """A text about each person, by the name of the person; the last one if there are several."""
         return {name: text for name, text in zip(self.subjects, self.texts, strict=True) if name}
 
     @property
     def title_lengths(self) -> tuple[int, ...]:
-        """Number of leading characters of each text that name its person; 0 if it does not begin with the name."""
+        """For each text, the number of characters of the name at its beginning; 0 if it does not begin with the name.
+
+        The blank or full stop after the name is included.
+        """
         return tuple(
             len(name) + 1 + text.startswith(f"{name}. ") if name and text.startswith(name) else 0
             for name, text in zip(self.subjects, self.texts, strict=True)
@@ -197,13 +209,13 @@ class BirthplaceSplits:
 
     @property
     def tokenizer(self) -> CharacterTokenizer:
-        """A tokenizer of all characters in texts and questions."""
+        """A character tokenizer with all characters of the texts and questions."""
         questions = "".join(each.text + each.place for each in (*self.train, *self.validation, *self.test))
         return CharacterTokenizer(PAD + MASK + "".join(sorted({*"".join(self.texts), *questions})))
 
 
 def load_data(folder: Path | None, settings: BirthplaceSettings) -> BirthplaceSplits:
-    """Read the real set from a folder, or generate synthetic biographies."""
+    """Read biographies and questions from a folder, or generate synthetic ones if the folder is None."""
     if folder is None:
         made = biographies(
             settings.people, texts_per_person=10, places=30, one_sentence=True, seed=settings.seed
@@ -238,7 +250,7 @@ def load_data(folder: Path | None, settings: BirthplaceSettings) -> BirthplaceSp
 
 
 def prepare(settings: BirthplaceSettings, location: RunLocation) -> TrainingSetup:
-    """Build the model and the phases of its training."""
+    """Build the untrained model, its tokenizer and the training phases."""
     splits = load_data(location.data, settings)
     tokenizer = splits.tokenizer
     config = replace(settings.model, vocab=tokenizer.vocab)
@@ -281,7 +293,10 @@ def make_infilling_task(
     batch: int,
     *mixes: QuestionMix,
 ) -> SpanInfillingTask:
-    """Span infilling on the texts, with questions mixed in."""
+    """Build the training task of span infilling on the texts, with questions mixed in.
+
+    mixes  questions, each with their share of the training examples
+    """
     return SpanInfillingTask(
         splits.texts, mixes, splits.validation, tokenizer, settings.model.context, batch, settings.phrase_share,
         settings.seed, crop_share=settings.crop_share, title_lengths=splits.title_lengths,
@@ -290,7 +305,7 @@ def make_infilling_task(
 
 
 def _check_lengths(splits: BirthplaceSplits, context: int) -> None:
-    """Raise if a question with its answer does not fit into the context."""
+    """Check that every question with its answer fits into the context, else raise DataError."""
     for each in (*splits.train, *splits.validation, *splits.test):
         size = len(each.text) + len(each.place) + 3  # two masks and the end
         if size > context or len(each.place) > MAX_ANSWER:
@@ -332,7 +347,10 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Exact-match accuracy on the test questions, and coverage and accuracy of the answers the model gives."""
+    """Return the exact-match accuracy on the test questions, and metrics of the answers that the model gives.
+
+    The model gives an answer if its calibrated confidence reaches the threshold.
+    """
     assert isinstance(model, GPT)
     return evaluate_with_confidence(settings, model, tokenizer, load_data(location.data, settings))[0]
 
@@ -340,10 +358,12 @@ def evaluate(
 def evaluate_with_confidence(
     settings: BirthplaceSettings, model: GPT, tokenizer: CharacterTokenizer, splits: BirthplaceSplits
 ) -> tuple[dict[str, float], Confidence]:
-    """Metrics, and the confidence calibrated on the validation questions and as many about unknown people.
+    """Evaluate the model and calibrate its confidence. Returns the metrics and the calibrated confidence.
 
-    Every answer about an unknown person is wrong. Further unknown people measure how many are answered nevertheless.
-    Without unknown people the model gives no answers.
+    The confidence is calibrated on the validation questions and on as many questions about unknown people,
+    where every answer is wrong. Questions about further unknown people measure how often the model answers them
+    nevertheless. If no questions about unknown people can be made, the threshold is so high that the model
+    never answers.
     """
     likelihoods, correct = predict_answers(model, tokenizer, splits.validation)
     unknown = [BirthplaceQuestion(each, "") for each in unknown_questions(settings, splits)]
@@ -368,7 +388,10 @@ def evaluate_with_confidence(
 
 
 def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) -> list[str]:
-    """Questions about unknown people: as many as validation has, for calibration, then as many as test has."""
+    """Return questions about people who occur in no text and no other question.
+
+    There are at most as many as validation and test questions together: the first part is for calibration.
+    """
     asked = (each.text for each in (*splits.train, *splits.validation, *splits.test))
     count = len(splits.validation) + len(splits.test)
     known = (*splits.texts, *asked, *settings.learned)
@@ -378,7 +401,10 @@ def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) ->
 def predict_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]
 ) -> tuple[list[AnswerLikelihood], list[bool]]:
-    """Log-likelihood of each answer and of the name in its question, and whether the answer is exactly right."""
+    """Answer questions. Returns the log-likelihoods of each answer, and whether it is exactly right.
+
+    The log-likelihoods are that of the generated answer and that of the name in the question.
+    """
     answers, correct = grade_answers(model, tokenizer, questions)
     names = name_log_likelihood(model, tokenizer, [each.text for each in questions])
     return list(map(AnswerLikelihood, answers, names)), correct
@@ -386,7 +412,7 @@ def predict_answers(
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A test question with the model's answer.
+    """A test question with the model's answer and the correct answer (`truth`).
 
     confidence  calibrated probability that the answer is correct
     given       whether the confidence reaches the threshold, so that `regard ask` gives the answer
@@ -402,7 +428,7 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True)
 class ConstantBaseline:
-    """The accuracy of answering every test question by the most frequent place of the training questions."""
+    """A constant baseline: the most frequent training answer, and its accuracy on all test questions."""
 
     place: str
     accuracy: float
@@ -411,7 +437,10 @@ class ConstantBaseline:
 def evaluate_with_answers(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation, count: int
 ) -> tuple[dict[str, float], list[AnsweredQuestion], ConstantBaseline]:
-    """Metrics, answers to `count` test questions, half of them errors if there are any, and the constant baseline."""
+    """Return the metrics, up to `count` answered test questions, and the constant baseline.
+
+    Half of the answers are wrong ones, as far as there are enough of both kinds.
+    """
     assert isinstance(model, GPT)
     splits = load_data(location.data, settings)
     metrics, confidence = evaluate_with_confidence(settings, model, tokenizer, splits)

@@ -8,7 +8,9 @@ from regard.base.extras import import_optional
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Corpus BLEU-4 of tokenised text, from 0 to 100, without smoothing. Words are separated by blanks.
+    """Return the corpus BLEU-4 of tokenised text, from 0 to 100, without smoothing.
+
+    The tokens are separated by blanks.
 
     >>> round(bleu(["the cat sat on the rug"], ["the cat sat on the mat"]), 1)
     76.0
@@ -17,15 +19,15 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 
 
 def plain_text_bleu(translations: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> float:
-    """Corpus BLEU of plain text with sacrebleu's default tokenisation (13a).
+    """Return the corpus BLEU of plain text, from 0 to 100, with sacrebleu's default tokenisation (13a).
 
-    lowercase  compare without case
+    lowercase  ignore upper and lower case
     """
     return _corpus_bleu(translations, references, lowercase=lowercase)
 
 
 def check_sacrebleu() -> None:
-    """Raise if sacrebleu is not installed."""
+    """Raise an error that names the package to install if sacrebleu is not installed."""
     import_optional("sacrebleu", "translate", "BLEU")
 
 

@@ -20,28 +20,33 @@ PENALTY = 1e-3  # L2 penalty on the weights of the logistic regression
 
 
 class AnswerLikelihood(NamedTuple):
-    """Log-probability of an answer, and of the name in its question (minus infinity without a name)."""
+    """The log-probability of an answer, and that of the name in its question (minus infinity if it has no name)."""
 
     answer: float
     name: float
 
     @property
     def odds(self) -> float:
-        """Log-odds of the answer, which distinguish 99 % from 99.9 % where log-probabilities hardly differ."""
+        """The log-odds of the answer: log(p / (1 - p)).
+
+        They distinguish 99 % from 99.9 %, where the log-probabilities hardly differ.
+        """
         answer = min(MAX_LOG_PROBABILITY, self.answer)
         return answer - math.log(-math.expm1(answer))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """A logistic regression from the likelihoods of answer and name to confidence, and the threshold to answer.
+    """A calibrated confidence: a logistic regression on the likelihoods of answer and name, and a threshold.
 
     odds       weight of the log-odds of the answer
     name       weight of the log-probability of the name
     offset     intercept
-    ceiling    maximum confidence: after n correct answers the next is correct with probability (n + 1) / (n + 2)
+    ceiling    maximum confidence: after n correct answers the next is correct with probability
+               (n + 1) / (n + 2)
     precision  target share of correct answers among those given
-    threshold  confidence that reaches the precision on the calibration questions; above 1 if none does
+    threshold  lowest confidence with which an answer is given, chosen to reach the precision on the calibration
+               questions; above 1 if the precision cannot be reached
     coverage   share of the calibration questions that are answered, those about unknown people included
     """
 
@@ -54,22 +59,29 @@ class Confidence:
     coverage: float
 
     def score(self, likelihood: AnswerLikelihood) -> float:
-        """Confidence: the estimated probability that the answer is correct; 0 if the question has no name."""
+        """Return the confidence: the estimated probability that the answer is correct.
+
+        0 if the question has no name.
+        """
         if likelihood.name == -math.inf:
             return 0.0
         logit = self.odds * likelihood.odds + self.name * likelihood.name + self.offset
         return min(self.ceiling, 1 / (1 + math.exp(-min(30.0, max(-30.0, logit)))))
 
     def accepts(self, likelihood: AnswerLikelihood) -> bool:
-        """Whether the confidence reaches the threshold, so that the answer is given."""
+        """Return whether the confidence reaches the threshold, so that the answer is given."""
         return self.score(likelihood) >= self.threshold
 
 
 def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], precision: float) -> Confidence:
-    """Fit the confidence to held-out answers, and choose the threshold for a precision.
+    """Fit the confidence to held-out answers, and choose the threshold that reaches a precision.
 
-    The precision holds on other questions with a probability of 90 %: a one-sided binomial bound on the share of
-    correct answers has to reach it (Clopper and Pearson 1934). No threshold is below the precision itself.
+    The threshold is safe: a one-sided 90 % binomial bound on the share of correct answers above it has to reach
+    the precision (Clopper and Pearson 1934). The threshold is never below the precision itself.
+
+    likelihoods  log-likelihoods of each answer
+    correct      whether each answer is correct
+    precision    target share of correct answers among those given
     """
     check_range("precision", precision, 0, 1, above=True)
     if not correct or len(correct) != len(likelihoods):
@@ -92,7 +104,11 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
 
 
 def exceeds_precision(hits: int, count: int, precision: float) -> bool:
-    """Whether this number of hits is unlikely (under 10 %) for a share of correct answers below the precision."""
+    """Test whether `hits` correct answers out of `count` exceed the precision, at a level of 90 %.
+
+    It is a one-sided binomial test: at least `hits` correct answers have a probability of 10 % at most if the
+    true share of correct answers equals `precision`.
+    """
     if precision >= 1 or not hits:
         return False
     tail = Binomial(count, torch.tensor(precision, dtype=torch.float64), validate_args=False).log_prob(
@@ -102,10 +118,11 @@ def exceeds_precision(hits: int, count: int, precision: float) -> bool:
 
 
 def _fit_logistic(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool]) -> tuple[float, float, float]:
-    """Weights of odds and name, and the intercept, by logistic regression.
+    """Fit a logistic regression. Returns the weights of the odds and the name, and the intercept.
 
-    One wrong answer with the lowest and one correct answer with the highest likelihoods are added, so that a finite
-    solution exists. A feature with a negative weight is left out: more likely may not mean less confident.
+    One wrong answer with the lowest and one correct answer with the highest likelihoods are added, so that a
+    finite solution exists. A feature with a negative weight is left out, because a higher likelihood must not
+    lower the confidence.
     """
     named = [(one.odds, one.name, hit) for one, hit in zip(likelihoods, correct, strict=True) if one.name > -math.inf]
     if not named:
@@ -125,7 +142,10 @@ def _fit_logistic(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[boo
 
 
 def logistic_regression(x: Tensor, y: Tensor) -> Tensor:
-    """Weights and intercept that minimise the penalised log loss, by Newton's method with step halving."""
+    """Fit a logistic regression with L2 penalty by Newton's method. Returns the weights, then the intercept.
+
+    The step is halved while it would increase the loss. The intercept is not penalised.
+    """
     x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     penalty = torch.full_like(x[0], PENALTY)
     penalty[-1] = 0.0

@@ -20,25 +20,29 @@ TOLERANCE = 1e-3  # between logits of a stream and of one pass, in float32
 
 
 def algorithmic_latency(model: SpeechConfig, settings: LogMel) -> float:
-    """Algorithmic latency in seconds: the most sound between a moment and the output about it.
+    """Return the algorithmic latency in seconds: the longest wait for more sound before the output about a moment.
 
-    An output row covers 4 frames. It is final when its chunk and the chunks it looks ahead to are complete: the last
-    frame it needs begins `model.latency` hops after its first sample. Computing time comes on top.
+    An output row covers 4 frames. It is final when its chunk and the chunks it looks ahead to are complete: the
+    last frame it needs begins `model.latency` hops after its first sample. Computing time comes on top.
     """
     return (model.latency * settings.hop_length + settings.window_length) / settings.sample_rate
 
 
 def normalized_log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b frames mels"]:
-    """The log-mel spectrogram with a mean of about 0 and a standard deviation of about 1, the input of the model."""
+    """Return the log-mel spectrogram, scaled to a mean of about 0 and a standard deviation of about 1.
+
+    This is the input of the model.
+    """
     return (log_mel(sound, settings) - MEAN) / SPREAD
 
 
 @dataclass(frozen=True)
 class RecognizedWord:
-    """A recognised word.
+    """A recognised word with its time.
 
-    at     its position in the sound, in seconds: the first sample of its row
-    shown  seconds of sound received when it was recognised
+    at     position in the sound, in seconds: the first sample of the output row in which the word was
+           recognised
+    shown  seconds of sound that had been received when the word was recognised
     """
 
     text: str
@@ -47,7 +51,10 @@ class RecognizedWord:
 
 
 class DigitListener:
-    """Streaming recogniser: takes a sound in pieces of any size and returns the words recognised so far."""
+    """Streaming speech recogniser: `push` takes pieces of a sound and returns the words recognised in them.
+
+    Pieces may have any size. `finish` returns the last words.
+    """
 
     def __init__(self, model: Speech, settings: LogMel, tokenizer: CharacterTokenizer = DIGITS) -> None:
         self.settings, self.tokenizer = settings, tokenizer
@@ -58,25 +65,25 @@ class DigitListener:
         self._row = 0
 
     def push(self, samples: Float[Tensor, "n"]) -> list[RecognizedWord]:
-        """The words that these samples complete."""
+        """Add samples of the sound and return the words that are recognised by now and were not returned before."""
         return self.words(self.rows(samples))
 
     def finish(self) -> list[RecognizedWord]:
-        """The remaining words, at the end of the sound."""
+        """End the sound and return the remaining words."""
         return self.words(self.last_rows())
 
     def rows(self, samples: Float[Tensor, "n"]) -> Float[Tensor, "1 r w"]:
-        """Logits of the rows that these samples complete."""
+        """Add samples of the sound and return the logits of the output rows that are now complete."""
         self.received += len(samples)
         frames = (self._frames.push(samples.to(self._device)) - MEAN) / SPREAD
         return self._stream.push(frames[None]) if len(frames) else self._none
 
     def last_rows(self) -> Float[Tensor, "1 r w"]:
-        """Logits of the remaining rows, at the end of the sound."""
+        """End the sound and return the logits of the remaining output rows."""
         return self._stream.finish() if self._stream.received else self._none
 
     def words(self, rows: Float[Tensor, "1 r w"]) -> list[RecognizedWord]:
-        """Decode new rows to words."""
+        """Decode new output rows to words by greedy CTC decoding."""
         found = []
         rate = self.settings.sample_rate
         for row in range(rows.shape[1]):
@@ -89,7 +96,11 @@ class DigitListener:
 
 @torch.no_grad()
 def recognize_streaming(model: Speech, sounds: DigitStrings, settings: LogMel) -> tuple[list[list[int]], float]:
-    """Recognise each sound as a stream. Returns the digits, and the largest difference of logits from one pass."""
+    """Recognise each sound as a stream of small pieces. Returns the digits of each sound.
+
+    It also returns the largest difference between these logits and those of one pass over the whole sound.
+    Raise TrainingError if the difference exceeds a tolerance.
+    """
     digits, largest = [], 0.0
     for number, sound in enumerate(sounds.sounds):
         listener = DigitListener(model, settings)

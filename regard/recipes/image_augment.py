@@ -32,7 +32,7 @@ ERASED_VALUE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugmentation:
-    """Strength of the augmentation in training.
+    """The image augmentation of training: a shift, a flip, random operations, erasing, mixup and cutmix.
 
     shift       maximum pixels by which an image is shifted, vertically and horizontally
     flip        share of images that are flipped horizontally
@@ -66,13 +66,20 @@ class ImageAugmentation:
 
     @property
     def draws(self) -> int:
-        """Random numbers for each image."""
+        """How many random numbers the augmentation of one image takes."""
         return 11 + 2 * self.operations
 
     def __call__(
         self, x: Float[Tensor, "b channels y x"], draws: Float[Tensor, "b draws"]
     ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-        """Augment images. Returns them, and the share of each label that is its own; the rest is its partner's."""
+        """Augment a batch of images. Returns the images, and the weight of each image's own label.
+
+        With mixup and cutmix, 1 minus this weight is the weight of the label of the partner image; else the weight
+        is 1.
+
+        x      images with values from 0 to 1
+        draws  uniform random numbers from 0 to 1
+        """
         down, across, mirror, whether, row, column, length, how, share, top, left, *drawn = draws.unbind(1)
         if self.shift >= min(x.shape[2:]):
             raise ConfigError(
@@ -99,7 +106,7 @@ class ImageAugmentation:
 def shift_images(
     x: Float[Tensor, "b channels y x"], down: Int[Tensor, "b"], across: Int[Tensor, "b"]
 ) -> Float[Tensor, "b channels y x"]:
-    """Shift images by whole pixels with reflection padding."""
+    """Shift each image by whole pixels, with reflection padding."""
     rows = _reflect_index(torch.arange(x.shape[2], device=x.device) - down[:, None], x.shape[2])
     columns = _reflect_index(torch.arange(x.shape[3], device=x.device) - across[:, None], x.shape[3])
     each = torch.arange(len(x), device=x.device)[:, None, None]
@@ -107,14 +114,15 @@ def shift_images(
 
 
 def flip_images(x: Float[Tensor, "b channels y x"], which: Bool[Tensor, "b"]) -> Float[Tensor, "b channels y x"]:
-    """Flip some of the images horizontally."""
+    """Flip the images for which `which` is True horizontally."""
     return torch.where(_per_image(which), x.flip(-1), x)
 
 
 def affine(x: Float[Tensor, "b channels y x"], matrix: Float[Tensor, "b 2 3"]) -> Float[Tensor, "b channels y x"]:
-    """Affine transformation: the pixel at (x, y) is sampled at matrix @ (x, y, 1).
+    """Apply an affine transformation to each image.
 
-    Coordinates are from -1 to 1. Sampling is bilinear with reflection padding.
+    The output pixel at (x, y) is sampled from the input at matrix @ (x, y, 1). Coordinates are from -1 to 1.
+    Sampling is bilinear with reflection padding.
     """
     # affine_grid would multiply matrices, in half precision under autocast
     by_across, by_down, more = matrix[:, None, None].unbind(-1)
@@ -131,7 +139,12 @@ def affine_matrix(
     translate_x: Float[Tensor, "b"],
     translate_y: Float[Tensor, "b"],
 ) -> Float[Tensor, "b 2 3"]:
-    """Matrices for `affine` that rotate square images clockwise by radians, shear and translate them."""
+    """Return matrices for `affine` that rotate, shear and translate square images.
+
+    The rotation is clockwise by `angle` radians.
+
+    translate_x, translate_y are shares of the side of the image.
+    """
     cos, sin = angle.cos(), angle.sin()
     first = torch.stack([cos, sin - shear_x, -2 * translate_x], -1)
     second = torch.stack([-sin - shear_y, cos, -2 * translate_y], -1)
@@ -141,25 +154,28 @@ def affine_matrix(
 def blend(
     x: Float[Tensor, "b channels y x"], base: Float[Tensor, "b #channels #y #x"], factor: Float[Tensor, "b"]
 ) -> Float[Tensor, "b channels y x"]:
-    """Interpolate from a base to the image: factor 0 gives the base, 1 the image, above 1 extrapolates."""
+    """Interpolate from a base image to the image: factor 0 gives the base, 1 the image, above 1 extrapolates.
+
+    The result is clamped to [0, 1].
+    """
     return (base + _per_image(factor) * (x - base)).clamp(0, 1)
 
 
 def grey(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b 1 y x"]:
-    """Luminance of RGB images, or the mean of other channels."""
+    """Convert images to greyscale: the luminance of RGB images, else the mean of the channels."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
 
 
 def smooth(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b channels y x"]:
-    """Smoothing filter: the weighted mean of a pixel (5) and its eight neighbours (1 each)."""
+    """Smooth images: each pixel becomes the weighted mean of itself (weight 5) and its eight neighbours (1 each)."""
     around = functional.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
     return (9 * around + 4 * x) / 13
 
 
 def posterize(x: Float[Tensor, "b channels y x"], bits: Int[Tensor, "b"]) -> Float[Tensor, "b channels y x"]:
-    """Keep the given number of the eight bits of each pixel."""
+    """Reduce each pixel from eight bits to its `bits` most significant ones."""
     step = _per_image(2 ** (8 - bits))
     return (x * 255).round().div(step).floor() * step / 255
 
@@ -188,7 +204,7 @@ def equalize(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b channels y 
 def apply_operation(
     x: Float[Tensor, "b channels y x"], which: Int[Tensor, "b"], magnitude: Float[Tensor, "b"]
 ) -> Float[Tensor, "b channels y x"]:
-    """Apply one of `OPERATIONS` to each image, by its index, with a magnitude from -1 to 1.
+    """Apply the operation `OPERATIONS[which]` to each image, with a magnitude from -1 to 1.
 
     All operations are computed for all images and one is selected, which avoids synchronising with the GPU.
     """
@@ -221,7 +237,11 @@ def apply_operation(
 def square_mask(
     x: Float[Tensor, "b channels y x"], row: Float[Tensor, "b"], column: Float[Tensor, "b"], side: Float[Tensor, "b"]
 ) -> Bool[Tensor, "b 1 y x"]:
-    """Mask of a square in each image: its center and side as shares of the image's sides."""
+    """Return a mask that is True in a square of each image.
+
+    row, column  center of the square, as shares of the height and width of the image
+    side         side of the square, as a share of the sides of the image
+    """
     rows, columns = (_pixel_centers(size, x) / 2 + 0.5 for size in x.shape[2:])
     return ((rows[:, None] - _per_image(row)).abs() < _per_image(side) / 2) & (
         (columns - _per_image(column)).abs() < _per_image(side) / 2
@@ -229,9 +249,9 @@ def square_mask(
 
 
 def partner_images(x: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
-    """The partner of each image for mixup and cutmix: images 0 and 1, 2 and 3, ... are swapped.
+    """Return the partner of each image for mixup and cutmix: images 0 and 1, 2 and 3, ... are swapped.
 
-    Both are in the same share of a batch, which is in random order anyway.
+    Partners are in the same micro-batch. Batches are in random order, so the partner is random too.
     """
     if len(x) % 2:
         raise ShapeError(f"mixup and cutmix need pairs of images, but there are {len(x)}; use an even number")
@@ -241,19 +261,28 @@ def partner_images(x: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
 def mixup(
     x: Float[Tensor, "b channels y x"], other: Float[Tensor, "b channels y x"], share: Float[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-    """Blend images with others. Returns them, and the share of each that is its own."""
+    """Blend each image with another one (mixup). Returns the images, and the share of each that is its own.
+
+    share  weight of the image itself
+    """
     return torch.lerp(other, x, _per_image(share)), share
 
 
 def cutmix(
     x: Float[Tensor, "b channels y x"], other: Float[Tensor, "b channels y x"], inside: Bool[Tensor, "b 1 y x"]
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-    """Paste others into a mask of the images. Returns them, and the share of each that is its own."""
+    """Paste pixels of another image into each image (cutmix). Returns the images and the share of own pixels.
+
+    inside  where pixels of the other image are pasted
+    """
     return torch.where(inside, other, x), 1 - inside.to(x.dtype).mean((1, 2, 3))
 
 
 def mix_labels(labels: Int[Tensor, "b"], share: Float[Tensor, "b"], classes: int) -> Float[Tensor, "b classes"]:
-    """One-hot labels, mixed with those of the partner images."""
+    """Return one-hot labels, mixed with those of the partner images.
+
+    share  weight of an image's own label; the partner's label has the rest
+    """
     own = functional.one_hot(labels, classes).to(share.dtype)
     return torch.lerp(partner_images(own), own, share[:, None])
 
@@ -269,7 +298,7 @@ def _pixel_centers(size: int, like: Tensor) -> Float[Tensor, "size"]:
 
 
 def _random_pixels(drawn: Float[Tensor, "b"], most: int) -> Int[Tensor, "b"]:
-    """Uniform numbers from 0 to 1 as integers from -most to most."""
+    """Convert uniform random numbers from 0 to 1 to integers from -most to most."""
     return (drawn * (2 * most + 1)).long() - most
 
 

@@ -60,7 +60,7 @@ NGRAM_BASELINES = {"single characters": 1, "trigrams": 3}  # orders of the n-gra
 
 @dataclass(frozen=True, kw_only=True)
 class GPTSettings:
-    """Settings of GPT.
+    """Settings of GPT in the language recipe.
 
     bpe_vocab  maximum number of byte-pair tokens; None makes each character a token
     """
@@ -76,7 +76,7 @@ class GPTSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BERTSettings:
-    """Settings of BERT.
+    """Settings of BERT in the language recipe.
 
     bpe_vocab       maximum number of byte-pair tokens
     mask_share      share of words that are masked
@@ -111,7 +111,8 @@ class LanguageSettings:
     """Settings of the language recipe.
 
     architecture  "gpt" or "bert": which of the two is trained
-    text          built-in text: "python", the topics of its help, or "repeated", random strings written twice
+    text          built-in text: "python" is the text of Python's help, "repeated" is random strings written
+                  twice
     validation    share of the text for validation, and the same share, at its end, for test
     """
 
@@ -131,12 +132,12 @@ class LanguageSettings:
 
     @property
     def chosen(self) -> GPTSettings | BERTSettings:
-        """Settings of the chosen architecture."""
+        """The settings of the architecture that is trained, `gpt` or `bert`."""
         return self.gpt if self.architecture == "gpt" else self.bert
 
 
 def built_in() -> LanguageSettings:
-    """Settings for the text of Python's help."""
+    """Return the settings for the built-in text of Python's help."""
     gpt = GPTSettings(
         model=GPTConfig(
             vocab=512, context=128, width=128, depth=4, heads=4, positions=Rotary(), dropout=0.0, attention_dropout=0.0
@@ -160,7 +161,7 @@ def built_in() -> LanguageSettings:
 
 
 def real() -> LanguageSettings:
-    """Settings for a text file such as tinyshakespeare."""
+    """Return the settings for a text file such as tinyshakespeare."""
     gpt = GPTSettings(
         model=GPTConfig(
             vocab=65, context=256, width=384, depth=6, heads=6, positions=Rotary(), bias=False, dropout=0.25,
@@ -213,7 +214,10 @@ VARIANTS = {"gpt": gpt, "bert": bert, "induction": induction}
 
 
 def load_data(path: Path | None, settings: LanguageSettings) -> Splits[str]:
-    """Read the text of a path, or the built-in one: Python's help without repeated paragraphs, or repeated strings."""
+    """Read the text of a path, or make the built-in text if the path is None, and split it.
+
+    The built-in text is Python's help without repeated paragraphs, or random strings written twice.
+    """
     if path is not None:
         return split_text(read_text(path), settings.validation)
     if settings.text == "repeated":
@@ -222,7 +226,10 @@ def load_data(path: Path | None, settings: LanguageSettings) -> Splits[str]:
 
 
 def split_text(text: str, share: float) -> Splits[str]:
-    """Split a text into train, validation and test, in this order; validation and test have the same share."""
+    """Split a text into train, validation and test, in this order.
+
+    share  share of the text for validation, and the same share for test
+    """
     size = int(len(text) * share)
     if not size:
         raise DataError(f"validation={share} of a text of {len(text)} characters is empty; use a longer text")
@@ -230,7 +237,10 @@ def split_text(text: str, share: float) -> Splits[str]:
 
 
 def train_tokenizer(settings: LanguageSettings, splits: Splits[str]) -> RecipeTokenizer:
-    """Train byte pairs on the training text, or collect the characters of the whole text."""
+    """Train a byte pair encoding (BPE) on the training text, or make a character tokenizer.
+
+    The character tokenizer has all characters of the three splits. It is used by GPT if `bpe_vocab` is None.
+    """
     if settings.architecture == "gpt" and settings.gpt.bpe_vocab is None:
         return CharacterTokenizer.from_texts(splits.train, splits.validation, splits.test)
     special = SPECIAL if settings.architecture == "bert" else ()
@@ -245,7 +255,7 @@ class NextTokenTask:
 
     tokens      tokens of the training text
     validation  tokens of the validation text
-    characters  characters that the predicted validation tokens stand for
+    characters  number of characters in the validation text, without those of its first token
     """
 
     tokens: Int[Tensor, "n"]
@@ -256,7 +266,7 @@ class NextTokenTask:
     seed: int
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Inputs and next-token targets of one share of a batch."""
+        """Return the inputs and next-token targets of micro-batch `part` of `of` of training step `step`."""
         windows = self.tokens.unfold(0, self.context + 1, 1)
         draws = sampler_generator(self.seed, step, "windows")
         # drawn for the whole batch, so that the examples do not depend on the number of processes
@@ -265,19 +275,26 @@ class NextTokenTask:
         return mine[:, :-1], mine[:, 1:]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """Cross-entropy of the next token."""
+        """Return the cross-entropy of the next token."""
         tokens, targets = batch
         return cross_entropy(model(tokens).float(), targets)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Cross-entropy per character of the validation text, in nats and in bits."""
+        """Return the cross-entropy per character of the validation text, in nats and in bits.
+
+        The score is minus the nats per character.
+        """
         nats = negative_log_likelihood(model, self.validation, self.context) / self.characters
         return {"score": -nats, "nats per character": nats, "bits per character": nats / math.log(2)}
 
 
 @torch.no_grad()
 def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context: int, batch_size: int = 64) -> float:
-    """Negative log-likelihood of all tokens but the first, in nats, computed in windows that do not overlap."""
+    """Return the negative log-likelihood of all tokens but the first, in nats.
+
+    The tokens are split into windows of `context` tokens that do not overlap; each window is predicted on its
+    own.
+    """
     device = next(model.parameters()).device
     end = (len(tokens) - 1) // context * context  # of the last full window
     windows = (
@@ -295,8 +312,8 @@ def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context:
 class NGramModel:
     """A character n-gram model with Witten-Bell smoothing (Witten and Bell 1991), trained on a text.
 
-    Each order is interpolated with the next shorter one, with a weight given by the number of different characters
-    that followed the context.
+    The probability of a character after a context is interpolated with that after the context without its first
+    character. The weight depends on how many different characters followed the context in the text.
 
     order     maximum number of characters of an n-gram
     alphabet  number of different characters
@@ -312,7 +329,7 @@ class NGramModel:
             self.totals[gram[:-1]] += count
 
     def likelihood(self, gram: str) -> float:
-        """Probability of the last character given the others."""
+        """Return the probability of the last character of `gram` given the characters before it."""
         if not gram:
             return 1 / self.alphabet
         before, shorter = gram[:-1], self.likelihood(gram[1:])
@@ -321,13 +338,13 @@ class NGramModel:
         return (self.counts[gram] + self.kinds[before] * shorter) / (self.totals[before] + self.kinds[before])
 
     def cross_entropy(self, text: str) -> float:
-        """Cross-entropy of a text in nats per character, without the first."""
+        """Return the cross-entropy of a text in nats per character; the first character is not predicted."""
         ends = range(2, len(text) + 1)
         return -math.fsum(math.log(self.likelihood(text[max(0, end - self.order) : end])) for end in ends) / len(ends)
 
 
 def prepare(settings: LanguageSettings, location: RunLocation) -> TrainingSetup:
-    """Train the tokenizer, and build the model and its training task."""
+    """Train the tokenizer, and build the untrained model and its training task."""
     splits = load_data(location.data, settings)
     tokenizer = train_tokenizer(settings, splits)
     model = build_model(replace(settings.chosen.model, vocab=tokenizer.vocab), settings.seed)
@@ -336,7 +353,7 @@ def prepare(settings: LanguageSettings, location: RunLocation) -> TrainingSetup:
 
 
 def build_model(config: GPTConfig | BERTConfig, seed: int) -> Model:
-    """Build the untrained model."""
+    """Build the untrained GPT or BERT. BERT gets larger initial weights than usual, which suit short training."""
     model = build_from_config(config, seed=seed)
     if isinstance(model, BERT):
         # the usual initialisation of BERT is too small for such a short run
@@ -346,7 +363,7 @@ def build_model(config: GPTConfig | BERTConfig, seed: int) -> Model:
 
 
 def make_task(settings: LanguageSettings, splits: Splits[str], tokenizer: RecipeTokenizer) -> Task:
-    """The training task of the chosen architecture."""
+    """Return the training task: next-token prediction for GPT, the four pretraining objectives for BERT."""
     plan, context = settings.chosen.plan, settings.chosen.model.context
     if settings.architecture == "gpt":
         train, validation = (torch.tensor(tokenizer.encode(text)) for text in (splits.train, splits.validation))
@@ -365,7 +382,10 @@ def make_task(settings: LanguageSettings, splits: Splits[str], tokenizer: Recipe
 def evaluate(
     settings: LanguageSettings, model: Model, tokenizer: RecipeTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Cross-entropy of GPT compared with n-gram models, or accuracies of BERT compared with chance."""
+    """Evaluate the trained model on the test and validation text.
+
+    Metrics are the cross-entropy of GPT and of n-gram models, or the accuracies of BERT and those by chance.
+    """
     splits = load_data(location.data, settings)
     texts = {"test": splits.test, "validation": splits.validation}
     metrics = dict[str, float]()
@@ -391,7 +411,10 @@ def evaluate(
 
 @torch.no_grad()
 def evaluate_induction(model: Model, count: int = 64, length: int = 40, seed: int = 1) -> dict[str, float]:
-    """The largest induction score of a head, and the accuracy of copying, on new sequences of tokens written twice."""
+    """Return the largest induction score of a head, and how often the model copies the right token.
+
+    Both are measured on new random token sequences written twice.
+    """
     assert isinstance(model, GPT)
     length = min(length, model.config.max_length // 2)
     tokens = repeated_tokens(count, length, vocab=model.config.vocab, seed=seed)
@@ -404,7 +427,7 @@ def evaluate_induction(model: Model, count: int = 64, length: int = 40, seed: in
 
 
 def nats_per_character(model: Model, tokenizer: RecipeTokenizer, text: str) -> float:
-    """Cross-entropy of GPT on a text, in nats per character, without the characters of its first token."""
+    """Return the cross-entropy of GPT on a text, in nats per character. The first token is not predicted."""
     assert isinstance(model, GPT)
     tokens = torch.tensor(tokenizer.encode(text))
     total = negative_log_likelihood(model, tokens, model.config.context)

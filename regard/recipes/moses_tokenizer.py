@@ -20,9 +20,10 @@ OPENING = frozenset("([{")
 
 
 def moses_tokenize(text: str, language: str = "en") -> str:
-    """Split text into words and punctuation marks separated by blanks, some marks escaped, as Moses does.
+    """Tokenise text like the Moses tokenizer: words and punctuation marks are separated by blanks.
 
-    English keeps `'s` together; in other languages an apostrophe is a token of its own. Tokenised text is unchanged.
+    Some marks are escaped, such as & to &amp;. English keeps `'s` together; in other languages an apostrophe is
+    a token of its own. Text that is tokenised already is unchanged.
     """
     text = re.sub(r"\s&apos;(?=\w)", "'", text)
     text = f" {html.unescape(text).translate(TYPED)} "
@@ -40,7 +41,7 @@ def moses_tokenize(text: str, language: str = "en") -> str:
 
 
 def moses_detokenize(text: str) -> str:
-    """Join tokens to plain text: punctuation marks attach to the word before them, after them, or both."""
+    """Convert Moses tokens back to plain text: punctuation marks are attached to words."""
     whole, quoted, attach_next = "", False, True
     for token in map(html.unescape, text.split()):
         attach = attach_next or token in CLOSING or bool(re.fullmatch(r"'[a-z]+", token, re.IGNORECASE))

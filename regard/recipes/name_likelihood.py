@@ -19,7 +19,10 @@ BEFORE, AFTER = QUESTION.split("{name}")
 
 
 def extract_name(question: str) -> str:
-    """Return the name in a question, or "" if the question has another form. Case is ignored."""
+    """Return the name in a question such as "Where was Ada Lovelace born?", or "" if it is worded differently.
+
+    Case is ignored.
+    """
     first, last = len(BEFORE), len(question) - len(AFTER)
     matches = (question[:first] + question[max(first, last) :]).lower() == (BEFORE + AFTER).lower()
     return question[first:last] if matches else ""
@@ -28,7 +31,10 @@ def extract_name(question: str) -> str:
 def name_log_likelihood(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[str], batch_size: int = 256
 ) -> list[float]:
-    """Log-probability of the name in each question and of the blank after it; minus infinity without a name."""
+    """Return the log-probability of the name in each question, with the blank after it.
+
+    It is minus infinity if a question has no name.
+    """
     found: list[float] = []
     device = next(model.parameters()).device
     for start in range(0, len(questions), batch_size):

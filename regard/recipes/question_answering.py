@@ -31,10 +31,10 @@ FACT_SHARE = 0.02  # share of the questions, and of the texts, for each fact to 
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of a question.
+    """The reply to a question.
 
-    answer      None if neither the model nor the store knows it
-    source      "model", "store" or "nobody"
+    answer      the answer; None if neither the model nor the fact store knows it
+    source      where the answer is from: "model", "store" or "nobody"
     guess       the model's answer whatever its confidence; None if the model cannot read the question
     confidence  estimated probability that the guess is correct
     """
@@ -47,7 +47,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class QuestionAnswerer:
-    """A finished run of the recipe `birthplaces` with a fact store."""
+    """A finished training run of the recipe `birthplaces`, together with a store of taught facts.
+
+    It answers questions, and can be trained further on the taught facts.
+    """
 
     folder: Path
     settings: birthplaces.BirthplaceSettings
@@ -57,7 +60,10 @@ class QuestionAnswerer:
     store: FactStore
 
     def reply(self, question: str) -> Reply:
-        """Answer with the model if its confidence reaches the threshold, else from the store, else not at all."""
+        """Answer a question with the model if its confidence reaches the threshold, else from the fact store.
+
+        The answer is None if neither knows it.
+        """
         guess, confidence = self.guess(question)
         if guess is not None and confidence >= self.confidence.threshold:
             return Reply(guess, "model", guess, confidence)
@@ -65,7 +71,10 @@ class QuestionAnswerer:
         return Reply(stored, "nobody" if stored is None else "store", guess, confidence)
 
     def guess(self, question: str) -> tuple[str | None, float]:
-        """The model's most likely answer and its confidence, whatever the threshold."""
+        """Return the model's most likely answer and its confidence, whatever the threshold.
+
+        The answer is None, with confidence 0, if the model cannot read the question or generates no proper answer.
+        """
         asked = normalize_wording(question)
         if not extract_name(asked):  # the confidence is calibrated for one form of question only
             return None, 0.0
@@ -82,7 +91,7 @@ class QuestionAnswerer:
     def learn(
         self, location: RunLocation, steps: int = LEARNING_STEPS, lr: float = 3e-4
     ) -> tuple[list[StoredFact], dict[str, float]]:
-        """Train the model on the stored facts and save it. Returns the facts it knows now, and metrics.
+        """Train the model on the stored facts and save it. Returns the facts it knows now, and the metrics.
 
         Texts and old questions are mixed in, so that the model does not forget what it knew.
         """
@@ -142,7 +151,10 @@ class QuestionAnswerer:
     def _evaluate(
         self, settings: birthplaces.BirthplaceSettings, location: RunLocation
     ) -> tuple[dict[str, float], Confidence]:
-        """Metrics and confidence on questions that were not taught; the old ones if no such question is left."""
+        """Evaluate the model and calibrate its confidence on questions that were not taught.
+
+        If every validation or test question was taught, return the saved metrics and the old confidence.
+        """
         splits = birthplaces.load_data(location.data, settings)
         if splits.validation and splits.test:
             return birthplaces.evaluate_with_confidence(settings, self.model, self.tokenizer, splits)
@@ -150,7 +162,10 @@ class QuestionAnswerer:
         return read_json(self.folder / RESULT_FILE, CheckpointError, "metrics")["metrics"], self.confidence
 
     def _is_learnable(self, fact: StoredFact) -> bool:
-        """Whether the model can read the question and its answer."""
+        """Return whether the model can read the question and its answer.
+
+        The wording and all characters must be known, and the text must fit into the context.
+        """
         asked = normalize_wording(fact.question)
         text = asked + fact.answer
         spelled = not set(text) - set(self.tokenizer.alphabet)
@@ -158,23 +173,27 @@ class QuestionAnswerer:
 
 
 def _repeats(new: int, old: int) -> int:
-    """How often to repeat each new example among the old ones, so that the new ones have their share."""
+    """Return how often to repeat each new example among the old ones, so that new examples get their share.
+
+    The share is FACT_SHARE for each new example, at most one half in all.
+    """
     share = min(0.5, FACT_SHARE * new)
     return max(1, round(share / (1 - share) * old / new))
 
 
 def normalize_wording(question: str) -> str:
-    """Rewrite a question as in training: single blanks, a question mark, and the usual capitals."""
+    """Reword a question as in training: single blanks, a question mark, and the usual capitals."""
     asked = " ".join(question.split()).rstrip("?!. ") + "?"
     name = extract_name(asked)
     return QUESTION.format(name=name) if name else asked
 
 
 def load_question_answerer(folder: Path, store: Path | None = None) -> QuestionAnswerer:
-    """Load a finished run and its fact store.
+    """Load a finished run of the recipe `birthplaces` and its fact store.
 
-    folder  of the run, or the name of a pretrained model
-    store   its SQLite file; None is `facts.sqlite` in the folder, or for a pretrained model in the current folder
+    folder  folder of the run, or the name of a pretrained model
+    store   SQLite file of the facts; None is `facts.sqlite` in the folder, or in the current folder for a
+            pretrained model
     """
     run = find_run(folder)
     default = Path("facts.sqlite") if run != folder else folder / "facts.sqlite"  # nothing is written into the package
@@ -188,6 +207,6 @@ def load_question_answerer(folder: Path, store: Path | None = None) -> QuestionA
 
 
 def with_threshold(answerer: QuestionAnswerer, threshold: float) -> QuestionAnswerer:
-    """A copy that gives the model's answers from another confidence on."""
+    """Return a copy that gives the model's answers if their confidence is at least `threshold`."""
     check_range("threshold", threshold, 0, 1)
     return replace(answerer, confidence=replace(answerer.confidence, threshold=threshold))

@@ -22,9 +22,10 @@ BATCH_SIZE = 1024  # questions that are answered together
 
 @dataclass(frozen=True)
 class PassageCollection:
-    """One text for each person, to be read together with a question.
+    """One text about each person, to be read by the model together with a question.
 
-    context  characters that the model reads
+    texts    text by the name of the person
+    context  maximum characters that the model reads
     longest  maximum characters of an answer
     """
 
@@ -33,7 +34,7 @@ class PassageCollection:
     longest: int
 
     def questions_with_passages(self, questions: Sequence[BirthplaceQuestion]) -> list[BirthplaceQuestion]:
-        """The questions about people who have a text, each after as much of the text as fits."""
+        """Return the questions about people who have a text, each preceded by as much of the text as fits."""
         places = {each.text: each.place for each in questions}
         return [
             BirthplaceQuestion(self._with_passage(name), places[each])
@@ -44,9 +45,11 @@ class PassageCollection:
     def counterfactual_questions(
         self, questions: Sequence[BirthplaceQuestion], copies: int, seed: int
     ) -> list[BirthplaceQuestion]:
-        """Copies of each question and its text with another name in place of the answer.
+        """Return copies of questions with their texts, in which another name replaces the correct answer.
 
-        The memorised answer is wrong there, so the model has to read the text.
+        The new name is the correct answer there. A memorised answer is wrong, so the model has to read the text.
+
+        copies  copies tried for each question; a copy without the answer in its text is left out
         """
         places = {each.text: each.place for each in questions}
         others = [some for some in (sorted({*places.values()}), self._names) if some]
@@ -64,7 +67,7 @@ class PassageCollection:
     def self_labelled_questions(
         self, model: GPT, tokenizer: CharacterTokenizer, known: Sequence[BirthplaceQuestion]
     ) -> list[BirthplaceQuestion]:
-        """Questions about everybody else, with the answers that the model reads from their texts (pseudo-labels)."""
+        """Return questions about people not in `known`, answered by the model from their texts (pseudo-labels)."""
         excluded = {each.text for each in known}
         new = {name: each for name, each in self._questions.items() if each not in excluded}
         read = generate_answers(model, tokenizer, [self._with_passage(name) for name in new], BATCH_SIZE)
@@ -74,7 +77,7 @@ class PassageCollection:
 
     @cached_property
     def _questions(self) -> dict[str, str]:
-        """The question about each person."""
+        """The question about each person, by name."""
         return {name: QUESTION.format(name=name) for name in self.texts}
 
     @cached_property
@@ -84,14 +87,14 @@ class PassageCollection:
         return sorted(phrase for phrase in found if 1 < len(phrase) <= self.longest)
 
     def _with_passage(self, name: str) -> str:
-        """The text about a person, then the question."""
+        """Return the text about a person, followed by the question."""
         question = self._questions[name]
         return f"{self._truncate(self._body(name), question)} {question}"
 
     def _truncate(self, text: str, question: str) -> str:
-        """As much of a text as leaves room for the question and its answer."""
+        """Truncate a text so that the question and its answer fit into the context."""
         return text[: max(0, self.context - EXTRA_CHARACTERS - len(question) - self.longest)]
 
     def _body(self, name: str) -> str:
-        """A text without its title: the question contains the name anyway."""
+        """Return the text about a person without the name at its start, which the question contains anyway."""
         return self.texts[name].removeprefix(f"{name}. ")

@@ -102,7 +102,7 @@ class RunLocation:
     on_estimate: Callable[["Estimate"], None] = lambda estimate: None
 
     def fit_arguments(self, phase: str) -> dict[str, Any]:
-        """Keyword arguments of `fit` for one phase of the run."""
+        """Return the keyword arguments of `fit` for one phase of the run, such as its folder and callbacks."""
         folder = None if self.folder is None else self.folder / phase
         return {
             "folder": folder, "resume": self.resume and folder is not None, "group": self.group,
@@ -113,10 +113,10 @@ class RunLocation:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run with its own task and training plan.
+    """A phase of a training run, such as pretraining, with its own task and training plan.
 
-    make_task  builds the task when the phase begins, for tasks that need the model trained so far. Its batches have
-               the size of those of `task`
+    make_task  builds the task when the phase begins, for tasks that need the model trained so far. Its batches
+               have the size of those of `task`
     """
 
     name: str
@@ -138,7 +138,7 @@ class TrainingSetup:
     final_validations: float = 2.0  # test data and validation data
 
     def train(self, location: RunLocation) -> float:
-        """Train the model, one phase after another. Returns the seconds it took."""
+        """Train the model, one phase after another. Returns the seconds of training."""
         seconds, begin, reported = 0.0, time.perf_counter(), set[bool]()
         if location.group.device.type == "cpu" and location.group.world_size == 1 and not location.resume:
             plan = self.phases[0].plan
@@ -175,7 +175,10 @@ class TrainingSetup:
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """The metrics of a run by name, and the trained model."""
+    """The result of a recipe: the metrics by name, and the trained model with its tokenizer.
+
+    more  further JSON values that are saved with the metrics
+    """
 
     metrics: dict[str, float]
     model: Model
@@ -190,7 +193,12 @@ class RecipeResult:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe: its module and the parts of the module's docstring."""
+    """A training recipe: a module of `regard.recipes`, with the sections of its docstring.
+
+    expected  what metrics to expect
+    time      how long the training takes
+    memory    how much memory the training takes
+    """
 
     name: str
     title: str
@@ -201,11 +209,14 @@ class Recipe:
 
     @property
     def variants(self) -> dict[str, Callable[[Any], Any]]:
-        """Other ways to run the recipe: functions from settings to settings, by name."""
+        """The variants of the recipe by name: functions that take settings and return changed settings."""
         return {**getattr(self.module, "VARIANTS", {}), "cpu": self._fit_cpu}
 
     def _fit_cpu(self, settings: Any) -> Any:
-        """Settings for a CPU: a smaller model, smaller batches and fewer steps, in float32. Built-in data need none."""
+        """Settings for a CPU: a smaller model, smaller batches and fewer steps, in float32.
+
+        Settings for built-in data are unchanged, because they suit a CPU anyway.
+        """
         if not any(plan.compile for plan in find_plans(settings).values()):
             return settings
         changes = self.module.CPU_SETTINGS.items()
@@ -217,7 +228,10 @@ class Recipe:
         return type(self.module.built_in())
 
     def settings(self, *, real: bool, variant: str | None = None) -> Any:
-        """The settings for real data or for the built-in set, in variants of the recipe, separated by commas."""
+        """Return the settings for real data or for the built-in data.
+
+        variant  names of variants that change the settings, separated by commas
+        """
         settings = self.module.real() if real else self.module.built_in()
         for name in variant.split(",") if variant else []:
             if name not in self.variants:
@@ -226,7 +240,7 @@ class Recipe:
         return settings
 
     def next_command(self, settings: Any, folder: Path) -> str:
-        """The command to try after training."""
+        """Return the shell command to try after training."""
         command = self.module.NEXT_COMMAND
         return (command if isinstance(command, str) else command[settings.architecture]).format(folder=folder)
 
@@ -246,7 +260,7 @@ class Recipe:
         )
 
     def run(self, settings: Any, location: RunLocation) -> RecipeResult:
-        """Train, evaluate, and save the model in the folder."""
+        """Train and evaluate the model, and save it in the folder if there is one."""
         folder = location.folder
         if folder is not None:
             as_json = to_json(settings)
@@ -275,7 +289,7 @@ def train_and_evaluate(
     settings: Any,
     location: RunLocation,
 ) -> RecipeResult:
-    """Prepare, train and evaluate a model with the functions of a recipe."""
+    """Build, train and evaluate a model with the functions `prepare` and `evaluate` of a recipe."""
     setup = prepare(settings, location)
     seconds = setup.train(location)
     metrics = evaluate(settings, setup.model, setup.tokenizer, location)
@@ -283,13 +297,13 @@ def train_and_evaluate(
 
 
 def find_plans(settings: Any) -> dict[str, TrainingPlan]:
-    """The training plans of a run, one for each phase, by the names of their settings."""
+    """Return the training plans in the settings of a recipe, by the name of their setting. Each phase has one."""
     found = {name: value for name, value in vars(settings).items() if isinstance(value, TrainingPlan)}
     return found or {f"{settings.architecture}.plan": settings.chosen.plan}
 
 
 def set_steps(settings: T, steps: int) -> T:
-    """The settings of a run with this number of optimizer steps in all; phases keep their proportions."""
+    """Return settings with this total number of optimizer steps; phases keep their proportions."""
     check_integer("steps", steps, 1)
     plans = find_plans(settings)
     total = sum(plan.steps for plan in plans.values())
@@ -307,7 +321,7 @@ def name_setting(name: str) -> Iterator[None]:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in words, such as "40 seconds", "12 minutes" or "3.5 hours"."""
+    """Format a duration in words, such as "40 seconds", "12 minutes" or "3.5 hours"."""
     for size, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:{'.2g' if seconds < 99 * size else ',.0f'}} {unit}"
@@ -315,7 +329,10 @@ def format_duration(seconds: float) -> str:
 
 
 def _check_extension(phase: Phase, later: tuple[Phase, ...], location: RunLocation) -> None:
-    """Raise if a phase gets more steps after a later phase has begun, which would have to be trained again."""
+    """Raise ConfigError if a resumed run has more steps in this phase but a later phase has already begun.
+
+    The later phase would have to be trained again.
+    """
     if location.folder is None or not location.resume:
         return
     done = {each.name: CheckpointFolder(location.folder / each.name / CHECKPOINTS).steps() for each in (phase, *later)}
@@ -328,7 +345,10 @@ def _check_extension(phase: Phase, later: tuple[Phase, ...], location: RunLocati
 
 
 def _check_no_learned_facts(folder: Path) -> None:
-    """Raise if the model in the folder was trained further by `regard ask --learn`: a new run would overwrite it."""
+    """Raise ConfigError if the model in the folder was trained further by `regard ask --learn`.
+
+    A new run would overwrite what it learned.
+    """
     if not (folder / RESULT_FILE).is_file():
         return
     learned = read_json(folder / RESULT_FILE, CheckpointError, "settings")["settings"].get("learned", ())
@@ -340,14 +360,14 @@ def _check_no_learned_facts(folder: Path) -> None:
 
 
 def find_run(folder: Path) -> Path:
-    """The folder of a run; that of a pretrained model if there is no such folder but a model of this name."""
+    """Return the folder of a training run. If it does not exist, a pretrained model of this name is used."""
     return folder if folder.exists() else find_pretrained(str(folder)) or folder
 
 
 def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
-    """Load a finished run from its folder: the recipe, the settings, the model and its tokenizer.
+    """Load a finished training run. Returns the recipe, the settings, the model and its tokenizer.
 
-    folder  of the run, or the name of a pretrained model
+    folder  folder of the run, or the name of a pretrained model
     """
     folder = find_run(folder)
     file = folder / RESULT_FILE

@@ -17,9 +17,11 @@ UNCOMPARED_FIELDS = ("data at", "launch")  # may differ when a run is resumed
 
 
 def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -> None:
-    """Raise if the folder has a run and `resume` is False, or a run with other settings. Called before data are read.
+    """Check that a run can be written to the folder, else raise ConfigError. Called before data are read.
 
-    settings  as JSON
+    An error is a run in the folder that is not resumed, or one with other settings.
+
+    settings  the settings as JSON values
     """
     with convert_os_errors(folder):
         kept = read_json(folder / RUN_FILE, CheckpointError, "recipe") if (folder / RUN_FILE).is_file() else None
@@ -30,7 +32,10 @@ def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -
 
 
 def begin_run(folder: Path, recipe: str, settings: Any, data: Path | None, *, resume: bool) -> None:
-    """Write run.json, or check that it describes the same run. Called after the data have been read."""
+    """Write run.json, which describes the run. Called after the data have been read.
+
+    If the file exists, check that it describes the same run, else raise ConfigError.
+    """
     check_can_begin(folder, recipe, settings, resume=resume)
     wanted = {"recipe": recipe, "settings": settings, "data": None if data is None else fingerprint(data, folder)}
     where = None if data is None else str(data.resolve())
@@ -43,14 +48,17 @@ def begin_run(folder: Path, recipe: str, settings: Any, data: Path | None, *, re
 
 
 def has_restarted(folder: Path) -> bool:
-    """Whether torchrun restarted this process, for the run in the folder."""
+    """Return whether torchrun restarted this process after the run in the folder began.
+
+    The run has to be resumed then.
+    """
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not (folder / RUN_FILE).is_file():
         return False
     return bool(read_json(folder / RUN_FILE, CheckpointError, "recipe").get("launch") == launch_id())
 
 
 def launch_id() -> str | None:
-    """An id that all processes of one torchrun share, also after a restart; None without torchrun."""
+    """Return an id that all processes of one torchrun share, also after a restart; None without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     return f"of process {os.getppid()}" if name == "none" else name  # torchrun's id if none is set
 
@@ -65,7 +73,12 @@ def _check_same(folder: Path, kept: Any, wanted: Any) -> None:
 
 
 def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
-    """Describe the differences between two trees of settings."""
+    """Describe the differences between two trees of settings. Settings that may change on resuming are ignored.
+
+    kept    the settings saved in the folder
+    wanted  the settings of this run
+    name    path of the tree in the settings
+    """
     if isinstance(kept, dict) and isinstance(wanted, dict):
         names = dict.fromkeys([*wanted, *(each for each in kept if each not in UNCOMPARED_FIELDS)])
         inner = ((f"{name}.{each}".removeprefix("."), kept.get(each), wanted.get(each)) for each in names)
@@ -77,7 +90,10 @@ def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
 
 
 def find_data(folder: Path, given: Path | None) -> Path | None:
-    """The data of the run in a folder: the given path, or else the path used when it started."""
+    """Return the path of the data of the run in a folder: `given`, or the path saved when the run started.
+
+    It is None for built-in data. Raise DataError if the saved path does not exist any more.
+    """
     if given is not None or not (folder / RUN_FILE).is_file():
         return given
     kept = read_json(folder / RUN_FILE, CheckpointError, "data", "data at")
@@ -90,7 +106,7 @@ def find_data(folder: Path, given: Path | None) -> Path | None:
 
 
 def fingerprint(data: Path, run: Path) -> str:
-    """A hash of the names and contents of all files of a data set, without those of the run itself."""
+    """Return a hash of the names and contents of all data files. Files in the folder of the run are left out."""
     own = run.resolve()
     files = [file for file in walk_files(data) if own not in file.resolve().parents] if data.is_dir() else [data]
     try:

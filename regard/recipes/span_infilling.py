@@ -26,7 +26,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class QuestionMix:
-    """Questions, and their share of the training examples."""
+    """Questions, and the share of training examples that are drawn from them."""
 
     share: float
     questions: Sequence[BirthplaceQuestion]
@@ -36,7 +36,7 @@ class QuestionMix:
 class SpanInfillingTask:
     """Training task: infill masked spans of texts, with questions mixed in. Texts that are too long are truncated.
 
-    mixes            kinds of questions, each with its share of the examples; the rest are texts
+    mixes            sets of questions, each with its share of the examples; the rest are texts
     validation       questions for evaluation
     phrase_share     how often a masked span is a whole phrase
     crop_share       how often a text is cropped to its title and a piece around the masked span
@@ -59,7 +59,7 @@ class SpanInfillingTask:
     span_share: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Tokens and next-token targets of one share of a batch."""
+        """Return the tokens and next-token targets of micro-batch `part` of `of` of training step `step`."""
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         drawn = torch.rand(
@@ -87,7 +87,10 @@ class SpanInfillingTask:
         return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets[:, 1:])
 
     def _choose_spans(self, records: Numbers, draws: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Rows of the table, and where the masked span in each begins and ends."""
+        """Choose the examples of a batch and the span to mask in each.
+
+        Returns the row of each example in the table, and where its masked span begins and ends.
+        """
         table = self._table
         if self._pool is not self.texts:
             rows = len(self.texts) + records
@@ -114,7 +117,10 @@ class SpanInfillingTask:
     def _choose_crop(
         self, rows: Numbers, begin: Numbers, end: Numbers, step: int, part: int
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Length of the title that is kept, and where the piece around the masked span begins and ends."""
+        """Choose how each text is cropped.
+
+        Returns the length of the title that is kept, and where the piece around the masked span begins and ends.
+        """
         nothing, length = numpy.zeros_like(begin), self._table.lengths[rows]
         if not self.crop_share:
             return nothing, nothing, length
@@ -132,13 +138,13 @@ class SpanInfillingTask:
 
     @cached_property
     def _titles(self) -> Numbers:
-        """Where the title of each text ends; 0 for questions."""
+        """The position where the title of each text ends; 0 for texts without a title and for questions."""
         asked = sum(len(each.questions) for each in self.mixes)
         return numpy.array([*(size and self.position_offset + size for size in self.title_lengths), *[0] * asked])
 
     @cached_property
     def _pool(self) -> Sequence[str] | Sequence[BirthplaceQuestion]:
-        """What an epoch goes through: the texts, or the questions if they are the only examples."""
+        """The examples that one epoch goes through: the texts, or the questions if there are no other examples."""
         alone = len(self.mixes) == 1 and self.mixes[0].share == 1
         return self.mixes[0].questions if alone else self.texts
 
@@ -152,7 +158,7 @@ class SpanInfillingTask:
 
     @cached_property
     def _table(self) -> "_ExampleTable":
-        """Every text, truncated, with its phrases, and every question with its answer."""
+        """The table of all examples: every truncated text with its phrases, and every question with its answer."""
         room = self.context - 2 - self.position_offset  # two masks, and the end
         short = [PAD * self.position_offset + text[:room] for text in self.texts]
         asked = [question for each in self.mixes for question in each.questions]
@@ -173,21 +179,28 @@ class SpanInfillingTask:
         )
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """Cross-entropy of the learned positions."""
+        """Return the cross-entropy of the tokens in the masked spans, which are the only targets."""
         tokens, targets = batch
         logits = model(tokens).flatten(0, 1).float()
         total = cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
         return Loss(total, (targets != IGNORED).sum())
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Exact-match accuracy on the validation questions."""
+        """Return the exact-match accuracy on the validation questions."""
         assert isinstance(model, GPT)
         return {"accuracy": accuracy(model, self.tokenizer, self.validation)}
 
 
 @dataclass(frozen=True)
 class _ExampleTable:
-    """All texts and questions, a row each: tokens, length, where the answer begins, and the spans of its phrases."""
+    """All texts and questions, one row each.
+
+    tokens         token ids, padded
+    lengths        number of tokens
+    begins         where the answer of a question begins; 0 for texts
+    phrases        begin and end of each phrase of a text
+    phrase_counts  number of phrases of each text
+    """
 
     tokens: Numbers
     lengths: Numbers
@@ -211,13 +224,13 @@ def generate_answers(
 def grade_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]
 ) -> tuple[list[float], list[bool]]:
-    """Log-probability of each answer, and whether it matches exactly."""
+    """Answer questions by greedy decoding. Returns log-probabilities, and whether each answer is exactly right."""
     answers = generate_answers(model, tokenizer, [each.text for each in questions])
     correct = [tokenizer.decode(text.body) == each.place for text, each in zip(answers, questions, strict=True)]
     return [text.log_probability for text in answers], correct
 
 
 def accuracy(model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]) -> float:
-    """The share of questions whose answer matches exactly."""
+    """Return the exact-match accuracy: the share of questions that the model answers exactly right."""
     _, correct = grade_answers(model, tokenizer, questions)
     return sum(correct) / len(correct)

@@ -65,14 +65,15 @@ class SpeechSettings:
     log_mel         how spectrograms are computed
     augmentation    how training strings are augmented
     train_digits    minimum and maximum digits of a training string
-    pause           minimum and maximum silence around digits in training, in seconds; tones have their own
+    pause           minimum and maximum silence around digits in training, in seconds; built-in tones do not use
+                    it
     no_pause_share  share of these silences that are left out, since recordings begin and end without any
     max_seconds     maximum length of a training string: digits that do not fit are left out
     silence_share   share of the training strings, and of the test tones, with long silences
     eval_digits     minimum and maximum digits of a validation or test string
-    validation      recordings for validation; with tones, strings
-    test            recordings for test; with tones, strings
-    eval_strings    strings concatenated from the recordings of validation and of test
+    validation      number of recordings for validation; with built-in tones, number of strings
+    test            number of recordings for test; with built-in tones, number of strings
+    eval_strings    number of strings concatenated from the recordings of validation, and of test
     """
 
     model: SpeechConfig
@@ -107,17 +108,17 @@ class SpeechSettings:
 
     @property
     def max_samples(self) -> int:
-        """Maximum samples of a training string."""
+        """The maximum number of audio samples of a training string."""
         return round(check_number("max_seconds", self.max_seconds) * self.log_mel.sample_rate)
 
     @property
     def latency(self) -> float:
-        """Algorithmic latency in seconds."""
+        """The algorithmic latency in seconds."""
         return algorithmic_latency(self.model, self.log_mel)
 
 
 def built_in() -> SpeechSettings:
-    """Settings for telephone tones."""
+    """Return the settings for built-in telephone tones."""
     model = SpeechConfig(
         vocab=DIGITS.vocab, mels=40, width=64, depth=2, heads=4, chunk=4, look_back=2, dropout=0.0,
         attention_dropout=0.0,
@@ -133,7 +134,7 @@ def built_in() -> SpeechSettings:
 
 
 def real() -> SpeechSettings:
-    """Settings for recordings of spoken digits."""
+    """Return the settings for recordings of spoken digits."""
     model = SpeechConfig(
         vocab=DIGITS.vocab, mels=40, width=128, depth=4, heads=4, chunk=5, look_back=6, dropout=0.1,
         attention_dropout=0.0,
@@ -153,7 +154,7 @@ def real() -> SpeechSettings:
 
 @dataclass(frozen=True)
 class SpeechSplits:
-    """Training strings by number, and strings for validation and test.
+    """The data of the speech recipe: digit strings for training, validation and test.
 
     train              function from the number of a training string to its sound and digits
     validation_single,
@@ -168,7 +169,7 @@ class SpeechSplits:
 
 
 def load_data(path: Path | None, settings: SpeechSettings) -> SpeechSplits:
-    """Read spoken digits from a path, or generate tones."""
+    """Read recordings of spoken digits from a path, or generate telephone tones if the path is None."""
     rate = settings.log_mel.sample_rate
     if path is None:
         generate = partial(tones, sample_rate=rate, silence_share=settings.silence_share)
@@ -198,7 +199,7 @@ def load_data(path: Path | None, settings: SpeechSettings) -> SpeechSplits:
 
 
 class DigitStringSampler:
-    """Random strings of recordings of one speaker; a string is a function of its number."""
+    """Sample training strings: random recordings of one speaker, concatenated. String `number` is always the same."""
 
     def __init__(self, recordings: Recordings, settings: SpeechSettings) -> None:
         self.recordings, self.settings = recordings, settings
@@ -214,7 +215,7 @@ class DigitStringSampler:
             )
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """The sound and the digits of a training string."""
+        """Return the sound and the digits of training string `number`."""
         settings, rate = self.settings, self.recordings.sample_rate
         draw = sampler_generator(settings.seed, number, "joined")
         fewest, most = settings.train_digits
@@ -239,13 +240,13 @@ class DigitStringSampler:
         return torch.cat(parts), self.recordings.labels[digits]
 
     def _pause(self, share: float) -> float:
-        """Seconds of silence for a uniform random number from 0 to 1."""
+        """Convert a uniform random number from 0 to 1 to seconds of silence."""
         none, (shortest, longest) = self.settings.no_pause_share, self.settings.pause
         return 0.0 if share < none else shortest + (longest - shortest) * (share - none) / (1 - none)
 
 
 def _seed(settings: SpeechSettings, use: str, number: int = 0) -> int:
-    """A different seed for each use."""
+    """Return a seed derived from the seed of the settings, different for each use and number."""
     return sampler_generator(settings.seed, number, use).initial_seed()
 
 
@@ -255,7 +256,7 @@ def _first_string(strings: DigitStrings) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SpeechBatch:
-    """One share of a batch of strings, padded with silence at their ends.
+    """A micro-batch of digit strings, padded with silence at their ends.
 
     samples  length of each sound
     targets  CTC targets: digits + 1
@@ -274,13 +275,16 @@ class SpeechBatch:
 
 @dataclass(frozen=True)
 class DigitRecognitionTask:
-    """Training task: CTC on digit strings. A batch has the strings step * batch up to (step + 1) * batch."""
+    """Training task: recognise digit strings with the CTC loss.
+
+    Step `step` uses the training strings from step * batch_size to (step + 1) * batch_size - 1.
+    """
 
     splits: SpeechSplits
     settings: SpeechSettings
 
     def batch(self, step: int, part: int, of: int) -> SpeechBatch:
-        """One share of the batch of a step."""
+        """Return micro-batch `part` of `of` of the batch of training step `step`."""
         settings, size = self.settings, self.settings.plan.batch_size
         share = size // of
         mine = slice(part * share, (part + 1) * share)
@@ -305,7 +309,7 @@ class DigitRecognitionTask:
         return SpeechBatch(sounds, samples, targets, lengths, draws, seeds)
 
     def loss(self, model: nn.Module, batch: SpeechBatch) -> Loss:
-        """CTC loss of the augmented strings."""
+        """Augment the sounds and return the CTC loss."""
         augmentation, settings = self.settings.augmentation, self.settings.log_mel
         with torch.autocast(batch.sounds.device.type, enabled=False):  # half precision cannot represent the powers
             sounds, samples = augment_audio(batch.sounds, batch.samples, batch.draws, batch.seeds, augmentation)
@@ -316,14 +320,17 @@ class DigitRecognitionTask:
         return ctc(logits, batch.targets, rows=frames // STEP, lengths=batch.lengths)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Validation metrics. The score is 1 - token error rate, averaged with the digit accuracy for recordings."""
+        """Return the validation metrics.
+
+        The score is 1 - token error rate; for recordings it is the mean of this and the digit accuracy.
+        """
         assert isinstance(model, Speech)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
             return _validation_metrics(model, self.splits, self.settings.log_mel)
 
 
 def prepare(settings: SpeechSettings, location: RunLocation) -> TrainingSetup:
-    """Build the model and its training task."""
+    """Build the untrained model and its training task."""
     model = build_from_config(settings.model, seed=settings.seed)
     task = DigitRecognitionTask(load_data(location.data, settings), settings)
     # the final evaluation streams the test strings, in small pieces
@@ -333,9 +340,9 @@ def prepare(settings: SpeechSettings, location: RunLocation) -> TrainingSetup:
 def evaluate(
     settings: SpeechSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Token error rate on test strings, streamed, with digits in silence, latency and validation metrics.
+    """Evaluate the trained model: token error rate of streamed test strings, latency and further metrics.
 
-    Streaming runs on the CPU in float32, where streamed and whole logits agree up to rounding.
+    Streaming runs on the CPU in float32, where the logits of a stream and of one pass agree up to rounding.
     """
     assert isinstance(model, Speech)
     model = deepcopy(model).cpu().float().eval()
@@ -355,7 +362,7 @@ def evaluate(
 
 @torch.no_grad()
 def count_digits_in_silence(model: Speech, settings: LogMel) -> int:
-    """Number of digits recognised in silences without noise and with a little noise."""
+    """Return how many digits the model recognises in silence, without noise and with a little noise. 0 is correct."""
     count = 0
     for number, spread in enumerate(SILENCE_NOISE):
         generator = sampler_generator(0, number, "silence")

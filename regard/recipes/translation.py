@@ -70,18 +70,19 @@ LENGTH_PENALTY = "length penalty"  # the metric with the exponent that was chose
 class TranslationSettings:
     """Settings of the translation recipe.
 
-    model             its vocabulary is replaced by that of the byte pairs
+    model             configuration of the Transformer; its vocabulary is replaced by that of the tokenizer
     bpe_vocab         maximum number of byte-pair tokens of both languages together
     label_smoothing   share of each target that is spread over all tokens
-    r_drop            weight of the KL divergence between two passes with different dropout (R-Drop); 0 makes one pass
+    r_drop            weight of the KL divergence between two passes with different dropout (R-Drop); 0 makes
+                      one pass
     bpe_dropout       probability of skipping a merge in training, so that words are split in several ways
     bucket_batches    number of batches that are sorted by length together, to reduce padding; 1 does not sort
-    num_beams         beams of the final search
+    num_beams         number of beams of the beam search in the final evaluation
     length_penalties  exponents of the length to choose from: the one with the best validation BLEU is used
     source            language of the source
     target            language of the translations
-    preprocessing     what real files have between split and language, such as "lc.norm.tok"; "lc" means lower case and
-                      "tok" Moses tokens
+    preprocessing     part of the names of real files between split and language, such as "lc.norm.tok"; "lc"
+                      means lower case and "tok" Moses tokens
     test_split        name of the test split of real data
     """
 
@@ -115,7 +116,7 @@ class TranslationSettings:
 
 
 def built_in() -> TranslationSettings:
-    """Settings for numbers in words."""
+    """Return the settings for the built-in data, numbers in English and German words."""
     model = TransformerConfig(
         vocab=300, context=64, width=64, depth=2, heads=4, ff_width=128, order="pre", dropout=0.0
     )  # fmt: skip
@@ -127,7 +128,10 @@ def built_in() -> TranslationSettings:
 
 
 def real() -> TranslationSettings:
-    """Transformer-Tiny on Multi30k, regularised for few sentences: R-Drop, BPE dropout and checkpoint averaging."""
+    """Return the settings of Transformer-Tiny on Multi30k.
+
+    It is regularised for few sentences: R-Drop, BPE dropout and checkpoint averaging.
+    """
     model = TransformerConfig(
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.1
     )  # fmt: skip
@@ -144,7 +148,7 @@ def real() -> TranslationSettings:
 
 
 def load_data(folder: Path | None, settings: TranslationSettings) -> Splits[SentencePairs]:
-    """Read the pairs of a folder, or generate numbers in words."""
+    """Read sentence pairs from a folder, or generate numbers in words if the folder is None."""
     names = settings.source, settings.target
     if folder is not None:
         splits = ("train", "val", settings.test_split)
@@ -158,7 +162,7 @@ def load_data(folder: Path | None, settings: TranslationSettings) -> Splits[Sent
 
 
 def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
-    """Train byte pairs on both languages; characters that training does not have are replaced."""
+    """Train a byte pair encoding on both languages; it replaces characters that the training text does not have."""
     with name_setting("bpe_vocab"):
         return BytePairTokenizer.train(
             train.source, train.target, vocab=bpe_vocab, special=SPECIAL, words=True, replace_unknown=True
@@ -170,7 +174,7 @@ class TranslationBatch(NamedTuple):
 
     source     tokens of the source
     inputs     decoder inputs: the start token and the target
-    positions  flat positions of `inputs` that are not padding
+    positions  indices into the flattened `inputs` that are not padding
     targets    the next token at each of these positions
     """
 
@@ -183,7 +187,7 @@ class TranslationBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class TranslationTask:
-    """Training task: predict the next target token. Evaluation is BLEU with greedy decoding."""
+    """Training task: predict the next target token. Validation measures BLEU with greedy decoding."""
 
     train: SentencePairs
     validation: SentencePairs
@@ -196,7 +200,7 @@ class TranslationTask:
         return self.settings.model.context
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
-        """One share of the batch of a step."""
+        """Return micro-batch `part` of `of` of the batch of training step `step`."""
         records = self._order.at(step, part, of).tolist()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.settings.plan.batch_size, 2, self._longest)
@@ -219,7 +223,10 @@ class TranslationTask:
         )
 
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
-        """Cross-entropy, with R-Drop the mean of two passes plus their weighted divergence."""
+        """Return the cross-entropy of the next target token.
+
+        With R-Drop it is the mean over two passes, plus the weighted KL divergence between them.
+        """
         logits = model(batch.source, batch.inputs, source_padding=batch.source_padding, indices=batch.positions).float()
         found = cross_entropy(logits, batch.targets, smoothing=self.settings.label_smoothing)
         if not self.settings.r_drop:
@@ -229,7 +236,7 @@ class TranslationTask:
         return Loss((found.total + self.settings.r_drop * divergence) / 2, found.count // 2)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """BLEU and exact matches on the validation pairs, with greedy decoding."""
+        """Return BLEU and the share of exact matches on the validation pairs, with greedy decoding."""
         assert isinstance(model, Transformer)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
             found = translate(model, self.tokenizer, self.validation.source, Greedy())
@@ -247,7 +254,10 @@ class TranslationTask:
 
     @cached_property
     def _words(self) -> tuple[list[list[str]], ...]:
-        """The words of each sentence, for both languages."""
+        """The words of each training sentence: all sources, then all targets.
+
+        Raise DataError if a sentence does not fit into the context.
+        """
         sides = tuple([text.split() for text in side] for side in (self.train.source, self.train.target))
         for side in sides:
             for number, words in enumerate(side):
@@ -267,7 +277,7 @@ class TranslationTask:
 
     @cached_property
     def _tokens_of(self) -> dict[str, list[list[int]]]:
-        """The tokens of each word: without BPE dropout, then samples with it."""
+        """For each word, its possible tokenisations: first the usual one, then random ones with BPE dropout."""
         words = dict.fromkeys(
             word for side in (self.train.source, self.train.target) for text in side for word in text.split()
         )
@@ -301,7 +311,7 @@ class BPEDropout:
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces, len(tokenizer.special))}
 
     def __call__(self, word: str, draw: Callable[[], float]) -> list[int]:
-        """The tokens of a word of known characters; `draw` returns random numbers from 0 to 1."""
+        """Return the tokens of a word, whose characters must be known; `draw` returns random numbers from 0 to 1."""
         parts = [*word[:-1], word[-1] + WORD_END]
         while True:
             possible = [
@@ -316,13 +326,20 @@ class BPEDropout:
 
 
 def symmetric_kl(one: Float[Tensor, "*n w"], other: Float[Tensor, "*n w"]) -> Float[Tensor, "*n"]:
-    """Mean of KL(p, q) and KL(q, p) of two sets of logits, as in R-Drop. Liang et al. 2021, arXiv:2106.14448."""
+    """Return the symmetric KL divergence of two sets of logits, the mean of KL(p, q) and KL(q, p), as in R-Drop.
+
+    Liang et al. 2021, arXiv:2106.14448.
+    """
     one, other = one.log_softmax(-1), other.log_softmax(-1)
     return ((one.exp() - other.exp()) * (one - other)).sum(-1) / 2
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor, "b n"]:
-    """Rows padded at their ends to a common width: a multiple of eight, but at most `most`."""
+    """Pad rows at their ends to a common width and return them as a tensor.
+
+    fill  token used for padding
+    most  maximum width; up to this, widths are multiples of eight
+    """
     padded = numpy.full((len(rows), _padded_width(max(map(len, rows)), most)), fill)
     for padded_row, row in zip(padded, rows, strict=True):
         padded_row[: len(row)] = row
@@ -343,7 +360,8 @@ def generate_translations(
 ) -> list[GeneratedText]:
     """Translate sentences. Sentences of the same padded width form a batch.
 
-    names  what errors call each sentence: by default its number, counted from 1
+    strategy  decoding strategy, such as greedy decoding or beam search
+    names     what error messages call each sentence; by default its number, counted from 1
     """
     context = model.config.context
     encoded = tokenizer.encode_batch(sentences)
@@ -388,30 +406,30 @@ def _generate_batch(
 def translate(
     model: Transformer, tokenizer: BytePairTokenizer, sentences: Sequence[str], strategy: Strategy
 ) -> list[str]:
-    """Translate sentences; sources and translations are preprocessed text."""
+    """Translate sentences. Sources and translations are text preprocessed as in training."""
     return [tokenizer.decode(text.body) for text in generate_translations(model, tokenizer, sentences, strategy)]
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """The share of translations that equal their reference."""
+    """Return the share of translations that equal their reference."""
     pairs = zip(translations, references, strict=True)
     return sum(one == " ".join(other.split()) for one, other in pairs) / len(translations)
 
 
 def preprocess(settings: TranslationSettings, text: str) -> str:
-    """Plain text as the model was trained on it: lower-cased and tokenised if the settings say so."""
+    """Convert plain text to the form the model was trained on: lower case and Moses tokens if the settings say so."""
     parts = settings.preprocessing.split(".")
     text = text.lower() if "lc" in parts else text
     return moses_tokenize(text, settings.source) if "tok" in parts else text
 
 
 def postprocess(settings: TranslationSettings, text: str) -> str:
-    """A translation as plain text: detokenised if the settings say so."""
+    """Convert a translation to plain text: Moses tokens are joined if the settings say so."""
     return moses_detokenize(text) if "tok" in settings.preprocessing.split(".") else text
 
 
 def prepare(settings: TranslationSettings, location: RunLocation) -> TrainingSetup:
-    """Train the tokenizer, and build the model and its training task."""
+    """Train the tokenizer, and build the untrained model and its training task."""
     splits = load_data(location.data, settings)
     tokenizer = train_tokenizer(splits.train, settings.bpe_vocab)
     task = TranslationTask(splits.train, splits.validation, tokenizer, settings)
@@ -421,7 +439,7 @@ def prepare(settings: TranslationSettings, location: RunLocation) -> TrainingSet
 
 
 def run(settings: TranslationSettings, location: RunLocation) -> RecipeResult:
-    """Train and evaluate the model."""
+    """Train and evaluate the model. Raise at once if sacrebleu is not installed."""
     check_sacrebleu()  # before training rather than at the first evaluation
     return train_and_evaluate(prepare, evaluate, settings, location)
 
@@ -429,7 +447,10 @@ def run(settings: TranslationSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: TranslationSettings, model: Model, tokenizer: BytePairTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """BLEU and exact matches on the test set by beam search, with the length penalty that is best on validation."""
+    """Return BLEU and the share of exact matches on the test set, by beam search.
+
+    The length penalty is the one with the best BLEU on the validation set.
+    """
     assert isinstance(model, Transformer)
     splits = load_data(location.data, settings)
 
@@ -454,7 +475,10 @@ def evaluate(
 def _plain_text_bleu(
     settings: TranslationSettings, translations: Sequence[str], location: RunLocation
 ) -> dict[str, float]:
-    """sacreBLEU against the references before tokenisation, if the folder has them."""
+    """Return sacreBLEU of the detokenised translations against plain-text references, as a metric by name.
+
+    It is empty if the data folder has no plain text.
+    """
     if location.data is None:
         return {}  # numbers in words are plain text already
     try:

@@ -40,14 +40,14 @@ def make_unknown_questions(
 
 
 def _split_names(questions: Iterable[str]) -> tuple[list[str], list[str]]:
-    """First names and last names of the people in the questions."""
+    """Return all first names and all last names of the people in the questions, sorted."""
     names = [name for each in questions if (name := extract_name(each))]
     first = sorted({name.rpartition(" ")[0] or name for name in names})
     return first, sorted({name.rpartition(" ")[2] for name in names})
 
 
 def _sample_names(first: Sequence[str], last: Sequence[str], count: int, rng: random.Random) -> list[str]:
-    """A random sample of all combinations of first and last names."""
+    """Return a random sample of the combinations of first and last names, at most `count`."""
     pairs = range(len(first) * len(last))
     sampled = rng.sample(pairs, min(len(pairs), count))
     return [f"{first[pair // len(last)]} {last[pair % len(last)]}" for pair in sampled]

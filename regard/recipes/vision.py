@@ -60,8 +60,8 @@ class VisionSettings:
     model            configuration of the network; image size, channels and classes are set by the data
     alternatives     configurations of the other architectures
     label_smoothing  share of each label that is spread over all classes
-    validation       images for validation during training; 0 trains on them too
-    test             images for test, the same for every seed
+    validation       number of training images held out for validation; 0 trains on all of them
+    test             number of images for test, the same images for every seed
     size             height and width to resize images to; None keeps their size, which must be the same for all
     """
 
@@ -93,7 +93,10 @@ class VisionSettings:
 
 
 def built_in() -> VisionSettings:
-    """Settings for handwritten digits, with Muon: Adam is slow to grow the small initial weights of a ViT."""
+    """Return the settings for the built-in handwritten digits.
+
+    The optimizer is Muon, because Adam is slow to grow the small initial weights of a ViT.
+    """
     plan = TrainingPlan(
         steps=1000, batch_size=64, optimizer=Muon(lr=0.03, weight_decay=0.1, adamw=AdamW(lr=0.01, weight_decay=0.05)),
         schedule=Cosine(warmup=50), averaging=ExponentialAverage(decay=0.99), evaluate_every=200, save_every=200,
@@ -114,7 +117,10 @@ def built_in() -> VisionSettings:
 
 
 def real() -> VisionSettings:
-    """Settings for CIFAR-100: a plain ViT with many narrow blocks, which suits models of 3 to 6 million parameters."""
+    """Return the settings for CIFAR-100: a plain ViT with many narrow blocks.
+
+    This shape suits models of 3 to 6 million parameters.
+    """
     plan = TrainingPlan(
         steps=20_000, batch_size=1024,
         optimizer=Muon(lr=0.01, weight_decay=0.2, adamw=AdamW(lr=2e-3, weight_decay=0.05)),
@@ -139,7 +145,7 @@ def real() -> VisionSettings:
 
 
 def load_data(folder: Path | None, settings: VisionSettings) -> Splits[Images]:
-    """Read the training images of a folder, or the built-in digits, and split them."""
+    """Read the images of a folder, or the built-in digits if the folder is None, and split them."""
     size = None if settings.size is None else (settings.size, settings.size)
     found = digits() if folder is None else read_images(folder, size=size)
     found = found if size is None else resize_images(found, size)
@@ -155,7 +161,7 @@ def load_data(folder: Path | None, settings: VisionSettings) -> Splits[Images]:
 
 
 class ImageBatch(NamedTuple):
-    """Indices of the images of a step, and random numbers for their augmentation."""
+    """The indices of the training images of a micro-batch, and random numbers for their augmentation."""
 
     records: Int64[Tensor, "b"]
     draws: Float[Tensor, "b draws"]
@@ -171,7 +177,7 @@ class ImageClassificationTask:
     _on_device: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> ImageBatch:
-        """One share of the batch of a step."""
+        """Return micro-batch `part` of `of` of the batch of training step `step`."""
         records, settings = self._order.at(step, part, of), self.settings
         if settings.augmentation.mixing and len(records) % 2:
             raise ConfigError(
@@ -184,7 +190,7 @@ class ImageClassificationTask:
         return ImageBatch(records, drawn[part * len(records) : (part + 1) * len(records)])
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> Loss:
-        """Cross-entropy of the augmented images."""
+        """Augment the images and return the cross-entropy of their classes."""
         images, smoothing = self._images_on(batch.records.device), self.settings.label_smoothing
         labels = images.labels[batch.records]
         x, own = self.settings.augmentation(images.pixels[batch.records] / 255, batch.draws)
@@ -196,7 +202,7 @@ class ImageClassificationTask:
         return Loss(total, len(labels))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Accuracy on the validation images."""
+        """Return the accuracy on the validation images; {} if there are none."""
         return {"accuracy": accuracy(model, self.validation)} if len(self.validation) else {}
 
     @cached_property
@@ -216,7 +222,7 @@ def normalize_pixels(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b cha
 
 
 def predict_classes(model: nn.Module, pixels: UInt8[Tensor, "n channels y x"]) -> Int[Tensor, "n"]:
-    """The most likely class of each image."""
+    """Return the most likely class of each image."""
     device = next(model.parameters()).device
     batches = (normalize_pixels(some.to(device) / 255) for some in pixels.split(EVAL_BATCH))
     return torch.cat([model(some).argmax(-1).cpu() for some in batches])
@@ -224,12 +230,12 @@ def predict_classes(model: nn.Module, pixels: UInt8[Tensor, "n channels y x"]) -
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Images) -> float:
-    """The share of images that are classified correctly."""
+    """Return the accuracy: the share of images that are classified correctly."""
     return float((predict_classes(model, images.pixels) == images.labels).double().mean())
 
 
 def adapt_config(config: NetworkConfig, images: Images) -> NetworkConfig:
-    """The configuration of a network for the size, channels and classes of images."""
+    """Return the configuration with the image size, channels and number of classes of these images."""
     channels, height, width = images.pixels.shape[1:]
     if not isinstance(config, ViTConfig):
         return replace(config, channels=channels, classes=len(images.classes))
@@ -239,7 +245,7 @@ def adapt_config(config: NetworkConfig, images: Images) -> NetworkConfig:
 
 
 def prepare(settings: VisionSettings, location: RunLocation) -> TrainingSetup:
-    """Build the model and its training task."""
+    """Build the untrained model and its training task."""
     splits = load_data(location.data, settings)
     model = build_from_config(adapt_config(settings.model, splits.train), seed=settings.seed)
     task = ImageClassificationTask(splits.train, splits.validation, settings)
@@ -247,7 +253,7 @@ def prepare(settings: VisionSettings, location: RunLocation) -> TrainingSetup:
 
 
 def evaluate(settings: VisionSettings, model: Model, tokenizer: None, location: RunLocation) -> dict[str, float]:
-    """Accuracy on the test and validation images."""
+    """Return the accuracy on the test images and, if there are any, on the validation images."""
     splits = load_data(location.data, settings)
     metrics = {"test accuracy": accuracy(model, splits.test)}
     if len(splits.validation):

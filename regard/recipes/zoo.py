@@ -36,7 +36,13 @@ MakeExample = Callable[[Any, Path], str]  # settings and the folder for files; r
 
 @dataclass(frozen=True, kw_only=True)
 class ZooModel:
-    """A pretrained model: how it is trained and measured. The other fields are those of its card."""
+    """A pretrained model of the zoo: how it is trained and measured, and the text of its model card.
+
+    recipe    name of the recipe; `variant` and `changes` modify its settings
+    measure   function from settings, model, tokenizer and number of test records (None for all) to the metric
+    at_least  the metric has to be at least this; `at_most` is an upper bound
+    subset    number of test records for a quick check
+    """
 
     name: str
     about: str
@@ -56,25 +62,25 @@ class ZooModel:
 
     @property
     def command(self) -> str:
-        """The command that trains it."""
+        """The shell command that trains the model."""
         variant = "" if self.variant is None else f" --variant {self.variant}"
         changes = "".join(f" --set {name}={value}" for name, value in self.changes.items())
         return f"regard train {self.recipe}{variant}{changes} --folder runs/{self.name}"
 
 
 def measure_digits(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Accuracy on test images."""
+    """Return the accuracy on the first `count` test images of handwritten digits; None is all."""
     test = vision.load_data(None, settings).test
     return vision.accuracy(model, test.select(torch.arange(len(test))[:count]))
 
 
 def measure_birthplaces(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Exact answers to test questions."""
+    """Return the exact-match accuracy on the first `count` test questions; None is all."""
     return span_infilling.accuracy(model, tokenizer, birthplaces.load_data(None, settings).test[:count])
 
 
 def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Exact translations of test sentences by beam search."""
+    """Return the share of exact translations of the first `count` test sentences, by beam search; None is all."""
     test = translation.load_data(None, settings).test
     strategy = BeamSearch(settings.num_beams, settings.length_penalties[0])  # the built-in settings have one
     found = translation.translate(model, tokenizer, test.source[:count], strategy)
@@ -82,31 +88,31 @@ def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | 
 
 
 def measure_speech(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Token error rate on streamed test strings."""
+    """Return the token error rate on the first `count` test strings, recognised as streams; None is all."""
     test = speech.load_data(None, settings).test
     some = test.select(torch.arange(len(test))[:count])
     return token_error_rate(digit_listener.recognize_streaming(model, some, settings.log_mel)[0], some)
 
 
 def measure_text(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Cross-entropy per character of the test text."""
+    """Return the nats per character on the first `count` characters of the test text; None is all."""
     return language.nats_per_character(model, tokenizer, language.load_data(None, settings).test[:count])
 
 
 def measure_induction(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """The largest induction score of a head."""
+    """Return the largest induction score of a head. The other arguments are not used."""
     return language.evaluate_induction(model)["induction score"]
 
 
 def image_example(settings: Any, folder: Path) -> str:
-    """The first test image as a PNG file."""
+    """Write the first test image to a PNG file and return the file's name."""
     pixels = vision.load_data(None, settings).test.pixels[0, 0]
     Image.fromarray(pixels.numpy()).save(folder / "example.png")
     return "example.png"
 
 
 def sound_example(settings: Any, folder: Path) -> str:
-    """The first test string as a WAV file."""
+    """Write the first test string to a WAV file and return the file's name."""
     sounds = speech.load_data(None, settings).test
     with wave.open(str(folder / "example.wav"), "wb") as file:
         file.setnchannels(1)
@@ -117,7 +123,7 @@ def sound_example(settings: Any, folder: Path) -> str:
 
 
 def question_example(settings: Any, folder: Path) -> str:
-    """The first test question."""
+    """Return the first test question."""
     return birthplaces.load_data(None, settings).test[0].text
 
 
@@ -204,7 +210,10 @@ MODELS = (
 
 
 def train_model(entry: ZooModel, tell: Callable[[str], None]) -> Card:
-    """Train a model, write it into the zoo, load and measure it again, and write its card."""
+    """Train a model, write it into the zoo, load and measure it again, and write its model card.
+
+    tell  called with messages about the progress
+    """
     recipe = get_recipe(entry.recipe)
     settings = override(recipe.settings(real=False, variant=entry.variant), entry.changes)
     target = ZOO / entry.name
@@ -219,7 +228,7 @@ def train_model(entry: ZooModel, tell: Callable[[str], None]) -> Card:
 
 
 def write_card(entry: ZooModel) -> Card:
-    """Load the model of the zoo, measure it, and write its card."""
+    """Load a model of the zoo, measure it, and write its model card."""
     target = ZOO / entry.name
     _, settings, model, tokenizer = load_finished_run(target)
     example = entry.make_example(settings, target)
@@ -245,7 +254,7 @@ def write_card(entry: ZooModel) -> Card:
 
 
 def get_entry(name: str) -> ZooModel:
-    """The model of this name."""
+    """Return the zoo model with this name, else raise UnknownNameError."""
     for entry in MODELS:
         if entry.name == name:
             return entry
@@ -253,7 +262,7 @@ def get_entry(name: str) -> ZooModel:
 
 
 def format_table() -> str:
-    """The table of all models in Markdown, from their cards."""
+    """Return a Markdown table of all zoo models, from their model cards."""
     lines = ["| name | what it is | metric | parameters | size | trained by | data, licence |", "|" + "---|" * 7]
     for card in (read_card(entry.name) for entry in MODELS):
         bound = f"at least {card.format(card.at_least)}" if card.at_least is not None else ""
@@ -272,7 +281,7 @@ def format_table() -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train the named models, or all; or print the table."""
+    """Train the named models, or all if none is named. The argument `--table` prints the table of models instead."""
     if list(arguments) == ["--table"]:
         sys.stdout.write(format_table())
         return

@@ -28,13 +28,16 @@ def as_probe(
     device: torch.device | str | None = None,
     **extra: object,
 ) -> Probe:
-    """The probe of an attention: `probe.call(q, k, v)` takes (b h i c), (b g j c), (b g j e) and returns (b h i e).
+    """Wrap any attention function or module as a `Probe`, which has one fixed signature.
+
+    `probe.call(q, k, v)` takes (b h i c), (b g j c) and (b g j e), and returns (b h i e).
 
     fn                      a function of q, k and v in any known layout, or a module; modules are copied
-    heads, kv_heads, width  sizes to use if they cannot be found by trial: slopes made for 4 heads need heads=4
-    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; found by trial calls by default
-    queries, keys           lengths to try, if something in `extra` fits these lengths only
-    extra                   keywords passed to `fn` at every call
+    heads, kv_heads, width  sizes to use if trial calls cannot find them: slopes made for 4 heads need heads=4
+    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial
+                            calls
+    queries, keys           lengths to use in trial calls, if something in `extra` fits these lengths only
+    extra                   keyword arguments passed to `fn` at every call
 
     >>> as_probe(torch.nn.MultiheadAttention(12, 3)).layout
     'n b (h c)'
@@ -55,7 +58,7 @@ def as_probe(
 
 
 def check_layout(layout: str | None) -> None:
-    """Raise if the layout is unknown."""
+    """Check that a layout is None or a known one such as "b h n c", else raise ConfigError."""
     if layout is not None and layout not in LAYOUTS:
         raise ConfigError(f"layout is one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}")
 
@@ -87,7 +90,7 @@ def _probe_module(module: nn.Module, name: str, options: ProbeOptions) -> Probe:
 
 
 def _attentions_inside(module: nn.Module) -> list[str]:
-    """The paths of the attentions among its submodules; parts of an attention are not listed."""
+    """Return the paths of the attention modules inside a module, without attention modules nested in those."""
     found: list[str] = []
     for path, part in module.named_modules():
         within = not path or any(path.startswith(f"{other}.") for other in found)

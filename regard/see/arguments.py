@@ -9,7 +9,10 @@ from regard.base.validation import LARGEST_INTEGER, check_integer
 
 
 def check_indices(what: str, indices: object) -> tuple[int, ...] | None:
-    """Check a list of indices, negative from the end; None is all. `what` is the name of the argument."""
+    """Check that `indices` is a list of integers, else raise ConfigError. Returns a tuple, or None (all) for None.
+
+    what  name of the argument, for the error message
+    """
     if indices is None:
         return None
     if isinstance(indices, str | bytes) or not isinstance(indices, Iterable) or getattr(indices, "ndim", 1) != 1:
@@ -18,7 +21,12 @@ def check_indices(what: str, indices: object) -> tuple[int, ...] | None:
 
 
 def resolve_indices(what: str, indices: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
-    """Convert negative indices, and raise an error for one that is out of range."""
+    """Convert negative indices to positive ones; raise ShapeError if an index is out of range.
+
+    what  name of the argument, for the error message
+    size  length of the indexed axis
+    name  name of the indexed layer, for the error message
+    """
     for number in indices:
         if not -size <= number < size:
             raise ShapeError(f"{what} has index {number}, but {name} has {size} {what}; choose from 0 to {size - 1}")
@@ -26,7 +34,10 @@ def resolve_indices(what: str, indices: tuple[int, ...], size: int, name: str) -
 
 
 def check_device(what: str, device: torch.device | str | None) -> torch.device | None:
-    """Check that torch can use a device; None is no device."""
+    """Check that torch can compute on a device, else raise ConfigError; returns the device, or None for None.
+
+    what  name of the argument, for the error message
+    """
     if device is None:
         return None
     try:

@@ -24,21 +24,24 @@ MARGIN = 40.0  # exp(-40) is far below the rounding error of float32
 
 @runtime_checkable
 class OutputTransform(Protocol):
-    """The map from the output of the heads to the output of the intercepted call."""
+    """Converts between the output of the attention heads and the output of the intercepted operation."""
 
     def apply(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
-        """The output of the call, of the shape of `out`, from the output of its heads."""
+        """Convert the output of the heads to the output of the intercepted operation, in the shape of `out`."""
 
     def read_heads(self, out: Tensor) -> Float[Tensor, "b h i e"] | None:
-        """The output of the heads, from the output of the call; None if it does not determine them."""
+        """Recover the output of the heads from the output of the operation; None if that is not possible."""
 
     def pull_back(self, gradient: Tensor) -> Tensor:
-        """Map a gradient of the output to one of the heads, (..., i, e)."""
+        """Map the gradient of the operation's output to the gradient of the output of the heads, (..., i, e)."""
 
 
 @dataclass(frozen=True)
 class AxisPermutation:
-    """The output has the axes of the heads in another order."""
+    """An output transform that permutes the axes.
+
+    axes  the permutation from the axes of the output to those of the heads
+    """
 
     axes: list[int]
 
@@ -54,7 +57,11 @@ class AxisPermutation:
 
 @dataclass(frozen=True, eq=False)
 class HeadTransform:
-    """From (b h i e) to the leading axes of a call, and then to its output."""
+    """An output transform that first converts (b h i e) to the leading axes of the call, then applies another one.
+
+    axes  converts between (b h i e) and the leading axes of the call
+    rest  the transform that follows
+    """
 
     axes: LeadingAxes
     rest: OutputTransform
@@ -72,7 +79,11 @@ class HeadTransform:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlexMask(Mask):
-    """A mask_mod of flex_attention: a function of batch, head, query and key index, called for one pair at a time."""
+    """The mask of a recorded flex_attention call, given by its mask_mod.
+
+    fn    the mask_mod: a function of the batch, head, query and key indices of one pair
+    data  further tensor arguments of `fn`
+    """
 
     fn: Callable[..., Tensor]
     data: tuple[Tensor, ...] = ()
@@ -83,7 +94,7 @@ class FlexMask(Mask):
         return _map_pairs(self.fn, (), (grid.batch, head, grid.row, grid.column), self.data)
 
     def key(self) -> None:
-        """No cache key: the tensors that the function reads may change."""
+        """Return None: the mask cannot be cached, because the tensors that the mask_mod reads may change."""
 
     def opaque(self) -> bool:
         return True
@@ -94,7 +105,13 @@ class FlexMask(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlexScore(ScoreTerm):
-    """A score_mod of flex_attention: a function of the score, batch, head, query and key index of one pair."""
+    """The score term of a recorded flex_attention call, given by its score_mod.
+
+    fn      the score_mod: a function of the score and the batch, head, query and key indices of one pair
+    data    further tensor arguments of `fn`
+    chosen  indices of the recorded heads in the model; None is all
+    rows    indices of the recorded queries in the model; None is all
+    """
 
     fn: Callable[..., Tensor]
     data: tuple[Tensor, ...] = ()
@@ -114,7 +131,7 @@ class FlexScore(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeasuredScores(ScoreTerm):
-    """The scores that the softmax was taken of, in place of beta q . k."""
+    """A score term that replaces beta q . k by the scores that entered the model's softmax."""
 
     scores: Float[Tensor, "b h i j"]
     name = "measured"
@@ -130,7 +147,11 @@ class MeasuredScores(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UniformRows(ScoreTerm):
-    """Rows with equal weights: the lowest number of the dtype was added to every score, which rounded them away."""
+    """A score term that gives the marked rows equal scores, and so equal weights.
+
+    This is what happens if the lowest number of the dtype is added to all scores of a row: they round to one
+    value.
+    """
 
     rows: Bool[Tensor, "#b #h i 1"]
     name = "uniform"
@@ -151,7 +172,13 @@ class UniformRows(ScoreTerm):
 def _map_pairs(
     fn: Callable[..., Tensor], first: tuple[Tensor, ...], indices: tuple[Tensor, ...], data: tuple[Tensor, ...]
 ) -> Tensor:
-    """Apply a function of one pair to every pair of a grid, with vmap."""
+    """Apply a function of one query-key pair to all pairs of a grid, with torch.vmap.
+
+    fn       the function: fn(*first, *indices, *data)
+    first    tensors that come before the indices, such as the scores
+    indices  batch, head, query and key indices; they are broadcast together
+    data     further arguments, the same for each pair
+    """
     parts = torch.broadcast_tensors(*first, *indices)
     flat = [part.reshape(-1) for part in parts]
     if not flat[0].numel():
@@ -171,9 +198,11 @@ def from_sdpa(
     enable_gqa: bool = False,
     axes: LeadingAxes | None = None,
 ) -> Record:
-    """Record a call of scaled_dot_product_attention. With is_causal, queries and keys both start at position 0.
+    """Build the record of a scaled_dot_product_attention call from its arguments.
 
-    axes  how the leading axes of the output are read, if they are not (b, h)
+    With is_causal=True, the first query and the first key are both at position 0.
+
+    axes  how the axes before (n, c) map to batch and heads; None if they are (b, h)
     """
     q, k, v = cast_for_autocast(query, key, value)
     note = ""
@@ -202,7 +231,10 @@ def from_flex(
     score_data: tuple[Any, ...] = (),
     mask_data: tuple[Any, ...] = (),
 ) -> Record:
-    """Record a call of flex_attention. Its two functions are kept and called when a statistic is computed."""
+    """Build the record of a flex_attention call from its arguments.
+
+    score_mod and the mask_mod are kept, and called later when a statistic is computed.
+    """
     terms = () if score_mod is None or _is_identity(score_mod) else (FlexScore(score_mod, _copy_data(score_data)),)
     mask = Full() if block_mask is None else FlexMask(block_mask[-1], _copy_data(mask_data))
     q, k, v = expand_batch(query, key, value)
@@ -219,19 +251,23 @@ def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
 
 
 def _copy_data(data: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Copies of tensors that a function reads: they may be overwritten before it is called."""
+    """Copy the tensors that a mask_mod or score_mod reads, because they may be overwritten before it is called."""
     return tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in data)
 
 
 def from_attend(kernel: str, call: Request) -> Record:
-    """Record a call of `regard.attend`."""
+    """Build the record of a `regard.attend` call.
+
+    kernel  name of the kernel that ran
+    call    the inputs of the call
+    """
     return Record(
         call.q, call.k, call.v, call.mask, call.terms, call.beta, call.positions, f"attend, {kernel}", call.dropout
     )
 
 
 def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast as autocast does for the operator."""
+    """Cast q, k and v to the autocast dtype if autocast is on for their device."""
     if is_autocasting(q):
         low = torch.get_autocast_dtype(q.device.type)
         return q.to(low), k.to(low), v.to(low)
@@ -239,14 +275,14 @@ def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
-    """Add missing leading axes, as broadcasting does, or merge the first ones."""
+    """Reshape a tensor to four axes: add leading axes of size 1, or merge all axes before the last three."""
     if x.ndim < 4:
         return x.reshape(*(1,) * (4 - x.ndim), *x.shape)
     return x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
 
 
 def expand_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Broadcast batch and heads of q, k and v, as torch's attention does."""
+    """Broadcast the batch axes of q, k and v, and their head axes as torch's attention does."""
     b = max(x.shape[0] for x in (q, k, v))
     g = max(k.shape[1], v.shape[1])
     h = max(q.shape[1], g)
@@ -260,12 +296,14 @@ def read_mask(
     beta: float,
     has_sink: bool = False,
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
-    """The mask, score terms and positions that a tensor `attn_mask` means: boolean (True is visible) or additive.
+    """Convert an `attn_mask` tensor, boolean (True is visible) or additive, to a mask, score terms and positions.
 
-    Numbers so low that they hide a key, whatever the scores are, become a mask if the row has a visible key. If it has
-    none, the softmax is that of the other keys, or uniform where the number rounds all scores away.
+    Additive values that are so low that they hide a key become a mask. If a row hides all keys in this way, its
+    keys with the highest values stay visible; its weights are uniform if the added value rounds all scores
+    away.
 
-    has_sink  whether a sink takes part in the softmax: then such a row has no weights
+    has_sink  whether an attention sink takes part in the softmax; a row that would be uniform then hides all
+              keys
     """
     i, j = q.shape[2], k.shape[2]
     positions = Positions.last_rows(i, j)
@@ -284,7 +322,7 @@ def read_mask(
 
 
 def score_bound(q: Tensor, k: Tensor, beta: float) -> float:
-    """A number that no |beta q . k| exceeds; inf if q or k is not finite."""
+    """Return an upper bound of |beta q . k|: |beta| times the largest norms of q and k; inf if not finite."""
     if not q.numel() or not k.numel():
         return 0.0
     longest = [torch.linalg.vector_norm(x.detach().float(), dim=-1).amax() for x in (q, k)]
@@ -295,12 +333,13 @@ def score_bound(q: Tensor, k: Tensor, beta: float) -> float:
 def split_hidden(
     added: Float[Tensor, "b h i j"], bound: float
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
-    """Split added numbers into what is visible, the numbers at visible pairs, and the rows that become uniform.
+    """Split an additive mask into the visible pairs, the values at these pairs, and the rows with uniform weights.
 
-    In a row that is hidden as a whole, the keys with the highest numbers are visible. It is uniform if adding such a
-    number rounds all scores away.
+    In a row that hides all keys with finite values, the keys with the highest values count as visible. The row
+    is uniform if adding its highest value rounds all scores to one number.
 
-    bound  of the scores
+    added  the additive mask
+    bound  upper bound of the absolute scores
     """
     hidden = is_hiding(added, bound)
     empty = hidden.all(-1, keepdim=True) & (added > -torch.inf).any(-1, keepdim=True)
@@ -314,10 +353,13 @@ def split_hidden(
 
 
 def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
-    """Where added numbers are so low that they hide a pair: its weight is below rounding error, whatever the scores.
+    """Return where an additive mask hides a pair: the weight is below rounding error for all possible scores.
 
-    They are lower than all other numbers by more than scores can make up for: -inf, the lowest number of the dtype,
-    -1e9, -1e4, or -100 if scores are small. A bias that falls gradually, such as ALiBi, hides nothing.
+    A hiding value is lower than all other values by more than scores can make up for: -inf, the lowest number
+    of the dtype, -1e9, -1e4, or -100 if scores are small. A bias that falls gradually, such as ALiBi, hides
+    nothing.
+
+    bound  upper bound of the absolute scores
     """
     added, lowest = added.detach(), torch.finfo(added.dtype).min / 2
     if not added.numel() or float(added.amin()) > -MARGIN:
@@ -336,12 +378,15 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
 
 
 def _negligible(bound: float) -> float:
-    """How much lower a score has to be for a weight below rounding error."""
+    """Return how far a score must be below the others for a weight below rounding error.
+
+    bound  upper bound of the absolute scores
+    """
     return 2 * bound + MARGIN
 
 
 def collapse_repeated(x: Tensor) -> Tensor:
-    """Reduce the batch and head axes to size one where all entries along them are equal."""
+    """Reduce the leading axes (all but the last two) to size 1 where all entries along an axis are equal."""
     for axis in range(x.ndim - 2):
         if x.shape[axis] > 1 and (x.stride(axis) == 0 or bool((x == x.narrow(axis, 0, 1)).all())):
             x = x.narrow(axis, 0, 1)
@@ -349,7 +394,10 @@ def collapse_repeated(x: Tensor) -> Tensor:
 
 
 def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
-    """`Full()` or `causal()` if the matrix equals one of them, else a dense mask."""
+    """Convert a boolean matrix to `Full()` or `causal()` if it equals one of them, else to a dense mask.
+
+    i, j  numbers of queries and keys
+    """
     if bool(visible.all()):
         return Full()
     if visible.shape[:2] == (1, 1) and visible.shape[2:] == (i, j):
@@ -360,7 +408,11 @@ def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
 
 
 def copy_record(record: Record, device: torch.device | None, values: bool) -> Record:
-    """Copy all tensors, to another device if given: the model may overwrite them later, as in a KV cache."""
+    """Copy all tensors of a record, because the model may overwrite them later, as in a KV cache.
+
+    device  device of the copies; None keeps the device
+    values  whether to keep v
+    """
 
     def copy(x: Tensor) -> Tensor:
         x = x.detach() if device is None else x.detach().to(device)
@@ -389,7 +441,10 @@ def copy_record(record: Record, device: torch.device | None, values: bool) -> Re
 
 
 def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
-    """The record of some heads. Each head has its own copy of its keys."""
+    """Return the record restricted to some heads.
+
+    With grouped-query attention, each head gets its own copy of the keys.
+    """
 
     def keep_in_term(term: ScoreTerm) -> ScoreTerm:
         if isinstance(term, Additive) and (1, *term.values.shape)[-3] == 1:
@@ -428,7 +483,10 @@ def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
 
 
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
-    """The record of some queries. Masks and terms that depend on positions become matrices of these rows."""
+    """Return the record restricted to some queries.
+
+    Masks and score terms that depend on positions become matrices.
+    """
     j = record.k.shape[2]
     seen = to_four_axes(record.mask.see(pair_grid(record, rows)))
     terms: list[ScoreTerm] = []
@@ -452,7 +510,10 @@ def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
 
 
 def term_values(term: ScoreTerm, record: Record, rows: Int[Tensor, "r"] | None = None) -> Float[Tensor, "b h r j"]:
-    """What an additive term adds to every pair, or to those of some queries."""
+    """Return what an additive score term adds to the score of each pair.
+
+    rows  indices of the queries; None is all
+    """
     b, h, i, _ = record.q.shape
     rows = torch.arange(i, device=record.q.device) if rows is None else rows
     exact = torch.promote_types(record.q.dtype, torch.float32)

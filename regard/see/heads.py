@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """Statistics of one head, averaged over sequences and queries. None if a number does not apply.
+    """Statistics of one attention head, averaged over sequences and queries; None if one does not apply.
 
-    entropy    of the weights of a query, in nats
+    entropy    entropy of the weights of a query, in nats
     spread     entropy divided by its maximum, the log of the number of visible keys
-    distance   |i - j|; None, like the next three, if the positions of the queries are unknown
+    distance   weighted mean of |i - j|; None, like the next three, if the positions of the queries are unknown
     previous   weight on the previous position
     first      weight on the first position (attention sink), without the query at that position
     induction  weight on the token after the previous occurrence of the same token
@@ -51,12 +51,12 @@ COLUMNS = tuple(column.name for column in fields(HeadSummary))
 
 @dataclass(frozen=True)
 class HeadTable(TextDisplay):
-    """A table with one row for each head, which can be printed and sorted."""
+    """A table with one row of statistics for each attention head; it can be printed and sorted."""
 
     heads: tuple[HeadSummary, ...]
 
     def sorted(self, column: str, descending: bool = True) -> "HeadTable":
-        """The table sorted by one column: NaN first, None last."""
+        """Return the table sorted by one column, with NaN first and None last."""
         check_column(column)
         values = [(head, getattr(head, column)) for head in self.heads]
         missing = [head for head, value in values if value is None]
@@ -67,7 +67,7 @@ class HeadTable(TextDisplay):
 
     @property
     def broken(self) -> tuple[HeadSummary, ...]:
-        """The heads with NaN or infinite scores in some row."""
+        """The heads whose entropy is NaN, because a query has NaN or infinite scores."""
         return tuple(head for head in self.heads if math.isnan(head.entropy))
 
     def __iter__(self) -> Iterator[HeadSummary]:
@@ -97,23 +97,29 @@ def _is_nan(value: object) -> bool:
 
 
 def format_cell(value: object) -> str:
-    """A cell of the table as text."""
+    """Format a table cell: "-" for None, three decimals for a float."""
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def build_head_table(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
-    """The table of every head of every record."""
+    """Compute the statistics of every head of every recorded attention call, as a table.
+
+    tokens  token ids of the input, for the induction score; None leaves the score out
+    """
     return HeadTable(tuple(head for record in seen.records for head in measure_heads(record, tokens)))
 
 
 def check_column(column: str) -> None:
-    """Raise an error if there is no column of this name."""
+    """Check that the head table has a column of this name, else raise ConfigError."""
     if column not in COLUMNS:
         raise ConfigError(f"there is no column {column!r} to sort by; choose from {', '.join(COLUMNS)}")
 
 
 def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[HeadSummary]:
-    """The statistics of every head of one record."""
+    """Compute the statistics of every head of one recorded attention call.
+
+    tokens  token ids of the input, for the induction score; None leaves the score out
+    """
     nonempty = record.lse != -math.inf  # True for NaN, so that its mean is NaN
     previous = first = after_repeat = distance = None
     if (distances := record.distance) is not None:
@@ -131,26 +137,29 @@ def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> l
 
 
 def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) -> Float[Tensor, "h"]:
-    """The mean over the sequences and queries that count, 0 if there are none."""
+    """Return the mean of each head over the sequences and queries where `counted` is True; 0 if there are none."""
     counted = counted.expand(values.shape)
     return values.masked_fill(~counted, 0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
 
 def spread(record: Record) -> Float[Tensor, "b h i"]:
-    """The entropy of each row divided by its maximum, the log of the number of visible keys. 0 for one key."""
+    """Return the entropy of each query's weights divided by its maximum, the log of the number of visible keys.
+
+    It is 0 for a query that sees one key or none.
+    """
     most = visible_keys(record).to(record.entropy.dtype).log().clamp(min=0)
     return torch.where(most > 0, record.entropy / most.masked_fill(most <= 0, 1), record.entropy * 0)
 
 
 def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
-    """The number of visible keys of each row."""
+    """Return the number of visible keys of each query."""
     b, h, i, _ = record.q.shape
     counts = [seen.sum(-1).expand(b, h, -1) for _, seen in iterate_visible(record)]
     return torch.cat(counts, -1) if counts else torch.zeros(b, h, i, dtype=torch.long, device=record.q.device)
 
 
 def hidden_cells(record: Record, rows: int, columns: int) -> Bool[Tensor, "b h rows columns"]:
-    """The cells of `record.pooled((rows, columns))` that hold hidden pairs only."""
+    """Return which cells of `record.pooled((rows, columns))` contain only hidden query-key pairs."""
     (b, h, i, _), j = record.q.shape, record.k.shape[2]
     counts = torch.zeros(b, h, rows, columns, device=record.q.device)
     row_cell, key_cell = (
@@ -163,20 +172,23 @@ def hidden_cells(record: Record, rows: int, columns: int) -> Bool[Tensor, "b h r
 
 
 def iterate_visible(record: Record) -> Iterator[tuple[Int[Tensor, "r"], Bool[Tensor, "#b #h r j"]]]:
-    """Yield some rows at a time, and which keys they see."""
+    """Yield the query indices in chunks, each with a boolean tensor of the keys that these queries see."""
     (_, _, i, _), j = record.q.shape, record.k.shape[2]
     for rows in torch.arange(i, device=record.q.device).split(max(1, (1 << 20) // max(1, j))):
         yield rows, see_rows(record.mask, pair_grid(record, rows))
 
 
 def previous_token(record: Record) -> Float[Tensor, "h"] | None:
-    """The mean weight on the key at the position before the query; None if there is no such key."""
+    """Return the mean weight of each head on the key before the query; None if no query has such a key."""
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     return _mean_weight_at(record, i - 1, j)
 
 
 def first_token(record: Record) -> Float[Tensor, "h"] | None:
-    """The mean weight on the first key, over the queries at other positions."""
+    """Return the mean weight of each head on the first key, over the queries at other positions.
+
+    Returns None if there is no key or no such query.
+    """
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     if not len(j):
         return None
@@ -185,7 +197,11 @@ def first_token(record: Record) -> Float[Tensor, "h"] | None:
 
 
 def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"]) -> Float[Tensor, "h"] | None:
-    """The mean weight of each query on the key at the wanted position, over the queries that have one."""
+    """Return the mean weight of each head on one key for each query; None if no query has such a key.
+
+    wanted  position of the key for each query; queries without a key at this position are not counted
+    j       positions of the keys
+    """
     order = j.argsort()
     at = torch.searchsorted(j[order], wanted).clamp(max=max(len(j) - 1, 0))
     column = order[at] if len(j) else at
@@ -198,9 +214,10 @@ def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"
 
 
 def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] | None:
-    """The induction score: mean weight of a repeated token on the token after its previous occurrence.
+    """Return the induction score: the mean weight of a repeated token on the token after its previous occurrence.
 
-    Olsson et al. 2022, arXiv:2209.11895. None if no token is repeated, or if the keys are not these tokens.
+    Olsson et al. 2022, arXiv:2209.11895. Returns None if no token is repeated, or if the keys are not these
+    tokens.
     """
     b, n = tokens.shape
     if b != record.q.shape[0]:
@@ -224,7 +241,7 @@ def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] 
 
 
 def _previous_occurrence(tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-    """The index of the previous occurrence of each token, -1 if there is none. A stable sort makes them neighbours."""
+    """Return the index of the previous occurrence of each token in its sequence; -1 if there is none."""
     order = tokens.argsort(dim=1, stable=True)
     ordered = tokens.gather(1, order)
     repeats = torch.zeros_like(ordered, dtype=torch.bool)
@@ -234,7 +251,11 @@ def _previous_occurrence(tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
 
 
 def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "#b p"]) -> Float[Tensor, "b h p"]:
-    """The weights exp(score - lse) of single pairs, by the indices of queries and keys in the record."""
+    """Return the attention weights exp(score - lse) of single query-key pairs.
+
+    rows     query indices of the pairs
+    columns  key indices of the pairs
+    """
     b, h, _, c = record.q.shape
     g = record.k.shape[1]
     if abs(record.beta) > STEEP_BETA:

@@ -33,7 +33,10 @@ ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-3}
 
 @contextmanager
 def intercept_registry(wrap: Wrap) -> Iterator[None]:
-    """Replace every function that a registry returns by `wrap(name, function)`."""
+    """Context manager: wrap the attention functions that transformers looks up in its AttentionInterface registry.
+
+    wrap  wrap(name, function) returns the function to use instead
+    """
     utils = sys.modules.get("transformers.modeling_utils")
     interface = getattr(utils, "AttentionInterface", None)
     if interface is None:
@@ -68,7 +71,11 @@ def from_interface(
     position_bias: Tensor | None = None,
     **rest: object,
 ) -> Record:
-    """Record a call of a registered function by its arguments, as transformers defines them."""
+    """Build the record of a call of a transformers attention function from its arguments.
+
+    name    its name in the registry, such as "sdpa"
+    module  the attention layer that called it
+    """
     q, k, v = expand_batch(query, key, value)
     i, j = q.shape[2], k.shape[2]
     flash = "flash" in name
@@ -92,27 +99,29 @@ _softcap = softcap
 
 
 def heads_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HeadCount | None:
-    """The number of heads in the arguments of a registered function: q is (b h i c)."""
+    """Return the number of heads from the arguments of a transformers attention call; None if q is not (b h i c)."""
     query = args[0] if args else kwargs.get("query")
     return HeadCount(query.shape[1]) if isinstance(query, Tensor) and query.ndim == 4 else None
 
 
 def is_compiled_flex(function: Callable[..., Any]) -> bool:
-    """Whether this is transformers' own function that runs a compiled flex_attention."""
+    """Whether the function is transformers' own wrapper of compiled flex_attention."""
     return getattr(function, "__module__", "") == "transformers.integrations.flex_attention"
 
 
 def is_library_function(function: Callable[..., Any]) -> bool:
-    """Whether a function is part of transformers, and so uses its arguments as defined."""
+    """Whether the function is part of transformers, so that its arguments have the documented meaning."""
     return getattr(function, "__module__", "").startswith("transformers.")
 
 
 def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trusted: bool = False) -> Record:
-    """Compare a call recorded by its arguments with the output of the function. Adds a note, or raises an error.
+    """Check a record built from the arguments of a function against the function's output.
+
+    Returns the record with a note that says how it was made. Raises an error if the outputs differ.
 
     out             the output of the function, (b i h e)
-    attention_mask  the argument of the function; a row of real keys for each sequence excludes padding
-    trusted         whether the function uses its arguments as defined, so that dropout need not be an error
+    attention_mask  the argument of the function; a (b, n) mask excludes padded queries from the comparison
+    trusted         whether the function is part of transformers; then dropout adds a note instead of an error
     """
     b, h, i, _ = record.q.shape
     if record.v is None or out.shape != (b, i, h, record.v.shape[-1]):
@@ -147,7 +156,11 @@ def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trust
 
 
 def is_causal_call(module: object, arguments: Mapping[str, object]) -> bool:
-    """Whether a call is causal self-attention, by an attribute of its module or by its arguments."""
+    """Whether an attention call of transformers is causal.
+
+    module     the attention layer; its attribute `is_causal` decides if it has one
+    arguments  otherwise the call is causal if it has an argument position_ids or cache_position
+    """
     causal_attribute = getattr(module, "is_causal", None)
     if causal_attribute is not None:
         return bool(causal_attribute)
@@ -157,7 +170,11 @@ def is_causal_call(module: object, arguments: Mapping[str, object]) -> bool:
 def _read_mask(
     mask: Any, q: Tensor, k: Tensor, beta: float, has_sink: bool
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
-    """Read an attention_mask of transformers: a matrix, a row of real keys for each sequence, or a block mask."""
+    """Convert an attention_mask of transformers to a mask, score terms and positions.
+
+    mask      a matrix, a (b, n) mask that is True for real keys, or a FlexAttention BlockMask
+    has_sink  whether an attention sink takes part in the softmax
+    """
     i, j = q.shape[2], k.shape[2]
     if hasattr(mask, "mask_mod"):
         return FlexMask(mask.mask_mod), (), Positions.last_rows(i, j)

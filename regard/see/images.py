@@ -22,7 +22,7 @@ def read_image(
 ) -> UInt8[Tensor, "y x channels"]:
     """Read an image file, rotate it upright and resize it to a square.
 
-    side      pixels a side
+    side      height and width in pixels
     channels  3 for RGB, 1 for grey
     resample  a resampling filter of pillow; 2 is bilinear
     """
@@ -37,7 +37,7 @@ def read_image(
 def normalise_pixels(
     pixels: UInt8[Tensor, "y x channels"], mean: Sequence[float] = HALF, std: Sequence[float] = HALF
 ) -> Float[Tensor, "1 channels y x"]:
-    """Scale pixels to 0 to 1, subtract the mean and divide by std in each channel: the input of an image model."""
+    """Convert 8-bit pixels to the input of an image model: scale to 0..1, subtract `mean`, divide by `std`."""
     channels = pixels.shape[-1]
     centre, scale = (torch.tensor(each[:channels], dtype=torch.float32) for each in (mean, std))
     return ((pixels.float() / 255 - centre) / scale).permute(2, 0, 1)[None]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HeadCount:
-    """The number of heads of a call, and a note on where it was read."""
+    """The number of heads of an attention call, and a note on where it was found."""
 
     heads: int
     note: str = ""
@@ -18,10 +18,13 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class LeadingAxes:
-    """How the axes before (n, c) are read: axes `first` to `last` are the heads, all others the batch.
+    """How the axes before (n, c) map to batch and heads.
 
-    sizes   of these axes, where an axis that holds sequences times heads is split in two
-    merged  the sizes before that split
+    Axes `first` to `last` (excluded) are the heads, all others the batch.
+
+    sizes   sizes of the leading axes; an axis of sequences times heads is split in two
+    merged  sizes of the leading axes before this split
+    note    a remark on how the heads were found, for the record
     """
 
     sizes: tuple[int, ...]
@@ -36,13 +39,13 @@ class LeadingAxes:
         return math.prod(self.sizes[self.first : self.last])
 
     def to_heads(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
-        """Reshape to (b, h, n, c). Axes that are missing or of size one are broadcast."""
+        """Reshape a tensor to (b, h, n, c); leading axes that are missing or of size 1 are broadcast."""
         x = x.expand(*self.merged, *x.shape[-2:]).reshape(*self.sizes, *x.shape[-2:])
         order = self._order()
         return x.permute(*order, *(len(order) + at for at in range(2))).reshape(-1, self.heads, *x.shape[-2:])
 
     def from_heads(self, x: Shaped[Tensor, "b h n c"]) -> Shaped[Tensor, "..."]:
-        """The inverse of `to_heads`."""
+        """Reshape (b, h, n, c) back to the original leading axes: the inverse of `to_heads`."""
         order = self._order()
         x = x.reshape(*(self.sizes[at] for at in order), *x.shape[-2:])
         back = [order.index(at) for at in range(len(order))]
@@ -54,11 +57,14 @@ class LeadingAxes:
 
 
 def read_leading_axes(sizes: Sequence[int], count: HeadCount | None) -> LeadingAxes:
-    """Find the heads: by the usual order of one or two axes, else by the number of heads of the module.
+    """Find which of the axes before (n, c) are heads.
 
-    One axis holds sequences with one head each, or sequences times heads if it is a multiple of the number of heads.
-    Two axes are (b, h). Of more axes, the heads are the one with as many entries as the module has heads, or neighbours
-    whose product that is, as in grouped attention.
+    One axis is the batch, or sequences times heads if its size is a multiple of the number of heads. Two axes
+    are (b, h). Of three or more axes, the heads are the axis whose size is the number of heads, or two adjacent
+    axes whose product it is, as in grouped-query attention; otherwise the last axis.
+
+    sizes  sizes of the axes before (n, c)
+    count  the number of heads of the module; None if it is unknown
     """
     sizes = tuple(sizes)
     if len(sizes) == 0:

@@ -23,7 +23,10 @@ def layered_max_flow(capacities: Integers, sink: int) -> Integers:
 
 
 class _ResidualGraph:
-    """The residual graph of Dinic's algorithm: the remaining capacity of each edge, restored after every source."""
+    """The residual graph of Dinic's maximum-flow algorithm: the remaining capacity of each edge.
+
+    All capacities are restored after each computed flow.
+    """
 
     def __init__(self, capacities: Integers) -> None:
         self.depth, self.n, _ = capacities.shape
@@ -37,7 +40,7 @@ class _ResidualGraph:
         self.open_edges.append([0] * self.n)
 
     def max_flow(self, source: int, sink: int) -> int:
-        """The maximum flow from one position of the first layer."""
+        """Return the maximum flow from a position of the first layer to a position of the last layer."""
         self.forward = [edges.copy() for edges in self.open_edges]
         self.backward = [[0] * self.n for _ in range(self.depth + 1)]
         self.changed: set[int] = set()
@@ -50,7 +53,10 @@ class _ResidualGraph:
         return total
 
     def _levels(self, source: int, sink: int) -> list[list[int]] | None:
-        """The positions of each layer by their distance from the source; None if the sink cannot be reached."""
+        """Breadth-first search: return the positions by distance from the source; None if the sink is unreachable.
+
+        Entry d has one bit mask for each layer: the positions at distance d.
+        """
         seen = [0] * (self.depth + 1)
         frontier = [1 << source, *([0] * self.depth)]
         levels = [frontier]
@@ -71,7 +77,7 @@ class _ResidualGraph:
         return levels
 
     def _paths(self, levels: list[list[int]], source: int) -> Iterator[list[tuple[int, int]]]:
-        """Shortest paths with something left on every edge, as (layer, position), until there are none."""
+        """Yield augmenting paths of shortest length as (layer, position) nodes, until there are none."""
         path = [(0, source)]
         while path:
             layer, j = path[-1]
@@ -89,7 +95,7 @@ class _ResidualGraph:
                 path.pop()
 
     def _augment(self, path: list[tuple[int, int]]) -> int:
-        """Send as much as possible along a path."""
+        """Send the largest possible flow along a path, update the residual capacities, and return the amount."""
         steps = []
         for (layer, j), (after, i) in pairwise(path):
             ahead = after > layer

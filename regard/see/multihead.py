@@ -34,7 +34,10 @@ SAME_NAMES = (
 
 @contextmanager
 def disable_fused_layers() -> Iterator[None]:
-    """Run torch's layers operation by operation: a layer that runs as one operator has no output of heads to change."""
+    """Context manager: turn off the fused fast path of torch's Transformer layers.
+
+    A layer that runs as one operator has no output of heads to change.
+    """
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -44,7 +47,7 @@ def disable_fused_layers() -> Iterator[None]:
 
 
 def from_functional(*args: Any, **kwargs: Any) -> Record:
-    """Record a call of functional.multi_head_attention_forward, with its arguments."""
+    """Build the record of a functional.multi_head_attention_forward call from its arguments."""
     bound = FUNCTIONAL.bind(*args, **kwargs)
     bound.apply_defaults()
     given = SimpleNamespace(**bound.arguments)
@@ -77,7 +80,12 @@ def from_functional(*args: Any, **kwargs: Any) -> Record:
 
 
 def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
-    """The two masks of torch's layers as one additive mask. A boolean True hides a key."""
+    """Merge attn_mask and key_padding_mask of a torch layer into one additive mask; None if both are None.
+
+    In a boolean mask, True hides a key.
+
+    j  number of keys, with those that the layer appends; appended keys are visible
+    """
     parts = []
     if attn is not None:
         shape = attn.shape if attn.ndim == 2 else (b, -1, *attn.shape[-2:])
@@ -90,7 +98,7 @@ def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dty
 
 
 def to_additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """An additive mask, with -inf where a boolean mask is True."""
+    """Convert a boolean mask to an additive one, with -inf where it is True; additive masks stay unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)
@@ -107,7 +115,7 @@ def from_module(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Record:
-    """Record a call of nn.MultiheadAttention."""
+    """Build the record of an nn.MultiheadAttention call from the layer and its arguments."""
     if query.is_nested:
         return from_nested(layer, query)
     if layer.batch_first and query.ndim == 3:
@@ -132,7 +140,10 @@ def from_module(
 
 
 def from_nested(layer: nn.MultiheadAttention, x: Tensor) -> Record:
-    """Record a call with a nested tensor: sequences are padded, and padding is masked on both sides."""
+    """Build the record of an nn.MultiheadAttention call with a nested tensor.
+
+    Sequences are padded. The mask hides padded keys, and all keys from padded queries.
+    """
     lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)
     record = from_module(layer, *(padded if layer.batch_first else padded.transpose(0, 1),) * 3)
@@ -148,14 +159,14 @@ def from_encoder_layer(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Record:
-    """Record the attention of an nn.TransformerEncoderLayer that ran as one fused operator."""
+    """Build the record of the attention in an nn.TransformerEncoderLayer that ran as one fused operator."""
     x = layer.norm1(src) if layer.norm_first else src
     return from_module(layer.self_attn, x, x, x, src_key_padding_mask, True, src_mask)
 
 
 @dataclass(frozen=True, eq=False)
 class OutputProjection:
-    """The output is a linear projection of the concatenated heads."""
+    """An output transform: the output of the call is a linear projection of the concatenated heads."""
 
     weight: Float[Tensor, "d f"]
     bias: Float[Tensor, "d"] | None
@@ -168,7 +179,7 @@ class OutputProjection:
         return (flat if self.batch_first else flat.transpose(0, 1)).reshape(out.shape)
 
     def read_heads(self, out: Tensor) -> None:
-        """The heads are projected together, so the output does not determine them."""
+        """Return None: the output is a projection of all heads together and does not determine them."""
 
     def pull_back(self, gradient: Tensor) -> Float[Tensor, "b h i e"]:
         flat = gradient @ self.weight.to(gradient.dtype)

@@ -24,9 +24,9 @@ NO_DIAGONAL = (
 
 
 def infer_query_positions(record: Record, causal: bool = False, cross: bool = False) -> Record:
-    """The record with the positions of its queries as its mask shows them, or marked as unknown.
+    """Return the record with the positions of its queries, inferred from its mask, or marked as unknown.
 
-    causal  whether the call is causal self-attention: then a single row of the mask shows the position of its query,
+    causal  whether the call is causal self-attention. Then one row of the mask shows the position of its query,
             and without a mask the queries are the last positions
     cross   whether queries and keys are different sequences
     """
@@ -57,9 +57,10 @@ def _without_positions(record: Record, reason: str) -> Record:
 
 
 def is_over_channels(record: Record, module: nn.Module | None) -> bool:
-    """Whether rows and columns are channels, as in the channel attention of DaViT and XCiT.
+    """Whether attention is over channels instead of positions, as in the channel attention of DaViT and XCiT.
 
-    Heads times rows is then a width of the parameters of the module, and heads times the width of q is not.
+    This is inferred from sizes: heads times rows is a size of the module's parameters, and heads times the
+    width of q is not.
     """
     (_, h, i, c), j = record.q.shape, record.k.shape[2]
     if module is None or i != j or i == c or not isinstance(record.mask, Full):
@@ -69,7 +70,10 @@ def is_over_channels(record: Record, module: nn.Module | None) -> bool:
 
 
 def _visible_to_first_head(record: Record, rows: Tensor) -> Tensor:
-    """What the first head sees in some rows, (b r j): masks for a KV cache are the same for all heads."""
+    """Return which keys the first head sees from some queries, (b r j).
+
+    Masks for a KV cache are the same for all heads.
+    """
     b, j, device = record.q.shape[0], record.k.shape[2], record.q.device
     row, column = rows[:, None], torch.arange(j, device=device)[None, :]
     batch = torch.arange(b, device=device)[:, None, None, None]

@@ -27,17 +27,18 @@ CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")  # in t
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Record(Statistics):
-    """One attention call with its statistics, the module that made it, and how it was intercepted.
+    """One recorded attention call: its inputs and statistics, its module, and how it was intercepted.
 
     route            the function that the model called: "sdpa", "flex", "softmax" (written by hand),
                      "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
-    dropout          the dropout probability of the weights; statistics are of the weights before dropout
-    note             what was done to the weights afterwards, or what is unknown
+    dropout          the dropout probability of the weights; statistics are those of the weights before dropout
+    note             what was done to the weights after the softmax, or what is unknown
     positions_known  whether the positions of queries and keys are known and related; if not, distances are None
-    over_channels    whether rows and columns are channels, not positions, as in the channel attention of a DaViT
+    over_channels    whether rows and columns are channels, not positions, as in the channel attention of a
+                     DaViT
     name             the path of the module; its second call is `path:2`
-    heads            indices of the recorded heads in the model, None for all
-    rows_kept        indices of the recorded queries in the model, None for all
+    heads            indices of the recorded heads in the model; None for all
+    rows_kept        indices of the recorded queries in the model; None for all
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -58,12 +59,12 @@ class Record(Statistics):
 
     @property
     def gradient(self) -> Float[Tensor, "b h i e"] | None:
-        """The gradient of the attention output in the latest backward pass; None before any."""
+        """The gradient of the attention output in the latest backward pass; None before the first one."""
         return self.gradients[-1] if self.gradients else None
 
     @property
     def distance(self) -> Float[Tensor, "b h i"] | None:  # type: ignore[override]
-        """The mean of |i - j| under the weights; None if the positions of the queries are unknown."""
+        """The weighted mean of |i - j| for each query; None if the positions of the queries are unknown."""
         if not self.positions_known:
             return None
         if self.rows_kept is None or _is_contiguous(self.rows_kept):
@@ -90,7 +91,7 @@ class Record(Statistics):
         return f"{self.name}: b={b} h={h} i={i} j={self.k.shape[2]}{over}, {self.mask!r}{terms}, by {self.route}"
 
     def _repr_html_(self) -> str:
-        """The picture that a notebook shows: the maps of the first heads of the first sequence, pooled."""
+        """Return the picture that a notebook shows: pooled maps of the first heads for the first sequence."""
         cells = min(self.q.shape[2], DRAWN_CELLS), min(self.k.shape[2], DRAWN_CELLS)
         maps = self.pooled(cells)[0, :DRAWN_HEADS].cpu()
         heads = self.heads or range(len(maps))
@@ -103,10 +104,11 @@ def _is_contiguous(rows: tuple[int, ...]) -> bool:
 
 
 def pair_grid(record: Record, rows: Tensor, columns: Tensor | None = None) -> Grid:
-    """The `Grid` of pairs of queries and keys, by their indices in the record.
+    """Return the `Grid` of query-key pairs, the input of masks and score terms, from indices in the record.
 
-    rows     (r,) for a grid against every key, or (b, 1, p) together with columns (b, 1, p) for single pairs
-    columns  None is every key
+    rows     (r,) for these queries with every key; or (b, 1, p), with columns of the same shape, for single
+             pairs
+    columns  key indices of single pairs; None is every key
     """
     b, h = record.q.shape[:2]
     device = record.q.device
@@ -121,7 +123,9 @@ def pair_grid(record: Record, rows: Tensor, columns: Tensor | None = None) -> Gr
 
 
 class Seen(Mapping[str, Record]):
-    """The recorded attention calls by the names of their modules, in the order of the calls.
+    """A mapping from names to the recorded attention calls of `watch`, in the order of the calls.
+
+    A name is the path of the module; its second call is `path:2`.
 
     left_out  why calls were not recorded: each reason with the number of calls
 
@@ -162,44 +166,47 @@ class Seen(Mapping[str, Record]):
 
     @property
     def records(self) -> list[Record]:
-        """All records in the order of the calls."""
+        """A list of all records, in the order of the calls."""
         return list(self._records.values())
 
     def calls(self, name: str) -> list[Record]:
-        """Every call of one module: `name`, `name:2`, and so on."""
+        """Return the records of all calls of one module: `name`, `name:2`, and so on."""
         first = self[name]
         return [first, *(record for record in self.records if _is_repeat(record.name, name))]
 
     def table(self, tokens: Int[Tensor, "b n"] | None = None) -> "HeadTable":
-        """A table of all heads: entropy, distance, and the weight on the previous, first and induction token.
+        """Return a table of all heads: entropy, distance, and the weight on the previous, first and induction token.
 
-        tokens  the input ids, for the induction score
+        tokens  the token ids of the input, for the induction score
         """
         from regard.see.heads import build_head_table  # heads imports this module
 
         return build_head_table(self, tokens)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Save all records in one safetensors file. Records that cannot be saved are added to `left_out`."""
+        """Save all records in one safetensors file.
+
+        Reasons for records that cannot be saved are added to `left_out`.
+        """
         from regard.see.serialization import save  # serialization imports this module
 
         save(self, path)
 
     @staticmethod
     def load(path: str | PathLike[str], *, device: torch.device | str = "cpu") -> "Seen":
-        """Load the records that `save` wrote."""
+        """Load the records of a file that `save` wrote."""
         from regard.see.serialization import load
 
         return load(path, device=device)
 
     def add(self, record: Record) -> None:
-        """Append a record, whose name must be new."""
+        """Append a record; raise ConfigError if there is already a record of this name."""
         if record.name in self._records:
             raise ConfigError(f"{record.name!r} is already recorded")
         self._records[record.name] = record
 
     def _repr_html_(self) -> str:
-        """The text that a notebook shows: every record, and a table of its heads."""
+        """Return the text that a notebook shows: all records, and a table of the heads."""
         return show_text(f"{self!r}\n\n{self.table()}" if self._records else repr(self))
 
     def __repr__(self) -> str:
@@ -213,7 +220,7 @@ def _is_repeat(name: str, first: str) -> bool:
 
 
 def attention_role(name: str) -> str:
-    """ "encoder", "decoder" or "cross", by the name of a layer."""
+    """Return "encoder", "decoder" or "cross" (cross-attention), guessed from the name of a layer."""
     last = name.lower().rpartition(".")[2]
     if any(word in last for word in CROSS):
         return "cross"

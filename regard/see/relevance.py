@@ -26,7 +26,7 @@ SCALE = 10**9  # capacities of the flow solver are integers, in units of 1e-9
 
 
 class Roles(NamedTuple):
-    """The attention calls of an encoder-decoder by their role, each in the order of the layers."""
+    """The recorded attention calls of an encoder-decoder by their role, each list in the order of the layers."""
 
     encoder: list[Record]
     decoder: list[Record]
@@ -41,9 +41,9 @@ class EncoderDecoderRelevance(NamedTuple):
 
 
 def assign_roles(seen: Seen) -> Roles:
-    """Sort attention calls into encoder, decoder and cross attention, by the names of their modules.
+    """Sort recorded attention calls into encoder, decoder and cross-attention, by the names of their modules.
 
-    For a model with other names, build `Roles(encoder, decoder, cross)` from the records by hand.
+    For a model with other names, build `Roles(encoder, decoder, cross)` from the records yourself.
     """
     _refuse_repeats(seen, "Roles(encoder, decoder, cross) of the calls of one pass")
     encoder, decoder, cross = (
@@ -61,16 +61,16 @@ def assign_roles(seen: Seen) -> Roles:
 def rollout(
     maps: Maps, *, residual: float = 0.5, heads: Fusion = "mean", rows: Sequence[int] | None = None
 ) -> Float[Tensor, "b r n"]:
-    """Attention rollout: R = A_L ... A_2 A_1 with A = residual I + (1 - residual) W, where W is the map of a layer.
-    Abnar and Zuidema 2020, arXiv:2005.00928.
+    """Attention rollout: R = A_L ... A_2 A_1 with A = residual I + (1 - residual) W, W the weights of a layer.
 
-    Rows of R sum to one if all rows of the weights do, so without empty rows and sinks. residual=1 gives the identity,
-    residual=0 the product of the maps.
+    Abnar and Zuidema 2020, arXiv:2005.00928. Rows of R sum to one if all rows of the weights do, so without
+    empty rows and sinks. residual=1 gives the identity, residual=0 the product of the weights.
 
-    maps      records of `watch`, or maps (b h i j)
+    maps      records of `watch`, or weights (b h i j), one for each layer
     residual  the weight of the identity
-    heads     how the heads of a layer are fused: "mean", or "max" or "min", after which rows are divided by their sum
-    rows      indices of the outputs; only vector-matrix products are computed then
+    heads     how the heads of a layer are combined: "mean", or "max" or "min", after which rows are divided by
+              their sum
+    rows      indices of the outputs to compute; this needs only vector-matrix products. None is all
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -91,10 +91,13 @@ def rollout(
 
 
 def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> EncoderDecoderRelevance:
-    """Attention rollout through an encoder and a decoder with cross attention.
+    """Attention rollout through an encoder and a decoder with cross-attention.
 
-    A decoder layer mixes its rows by self-attention and then adds rows of the encoder output by cross attention. A row
-    of target and source together sums to one.
+    A decoder layer mixes its rows by self-attention and then adds rows of the encoder output by cross-
+    attention. A row of target and source together sums to one.
+
+    parts     records of `watch`, or `Roles`
+    residual  the weight of the identity
     """
     encoder, decoder, cross = assign_roles(parts) if isinstance(parts, Seen) else parts
     share = _check_residual(residual)
@@ -111,10 +114,12 @@ def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> En
 def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusion = "mean") -> Float[Tensor, "b r n"]:
     """Attention flow: the maximum flow from each input to some outputs. Abnar and Zuidema 2020, arXiv:2005.00928.
 
-    The capacity of an edge is its entry of A = residual I + (1 - residual) W. A flow is at most one and at least the
-    rollout. Capacities are rounded to 1e-9, so with L layers of n positions a flow is exact to L n 1e-9.
+    The capacity of an edge is its entry of A = residual I + (1 - residual) W. A flow is at most one and at
+    least the rollout. Capacities are rounded to 1e-9, so with L layers of n positions a flow is exact to L n
+    1e-9.
 
-    maps, residual and heads are those of `rollout`; rows are the indices of the outputs.
+    maps, residual, heads  as in `rollout`
+    rows                   indices of the outputs
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -134,14 +139,15 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 
 
 def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | None = None) -> Float[Tensor, "b r n"]:
-    """Gradient relevance: R = R + A R for each layer from R = I, with A = mean of max(0, gradient * weight) over heads.
-    Chefer et al. 2021, arXiv:2103.15679, equations 5 and 6.
+    """Gradient relevance: start with R = I and set R = R + A R for each layer.
 
-    The gradient is that of the number on which `backward` was called, with respect to each weight. It is computed from
-    the gradient of the attention output, dL/dA_ij = dL/dout_i . v_j. R is at least the identity, and equal to it where
-    the gradient is zero.
+    A is the mean over heads of max(0, gradient * weight). Chefer et al. 2021, arXiv:2103.15679, equations 5 and
+    6. Call `backward` on the number to explain first. The gradient of each weight is computed from the gradient
+    of the attention output: dL/dA_ij = dL/dout_i . v_j. R is at least the identity, and equal to it where the
+    gradient is zero.
 
-    rows  indices of the outputs, computed without any matrix
+    maps  records of `watch`, one for each layer
+    rows  indices of the outputs to compute, without a full matrix; None is all
 
     >>> with watch(model) as seen:
     ...     model(tokens)[0, -1].max().backward()
@@ -164,10 +170,11 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
 
 
 def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> EncoderDecoderRelevance:
-    """Gradient relevance through an encoder and a decoder. Chefer et al. 2021, arXiv:2103.15679, equations 6 to 10.
+    """Gradient relevance through an encoder and a decoder with cross-attention.
 
-    Self-attention adds A R to the relevance of its rows. Cross attention adds R_tt' A R_ss to the relevance of the
-    source, where both R are normalised by `normalise_off_identity`.
+    Chefer et al. 2021, arXiv:2103.15679, equations 6 to 10. Self-attention adds A R to the relevance of its
+    rows. Cross-attention adds R_tt' A R_ss to the relevance of the source, where R_tt (target) and R_ss
+    (source) are normalised by `normalise_off_identity` and ' is the transpose.
     """
     encoder, decoder, cross = assign_roles(parts) if isinstance(parts, Seen) else parts
     memory = gradient_relevance(encoder)
@@ -182,20 +189,26 @@ def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> EncoderDecoderRel
 
 
 def normalise_off_identity(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
-    """Subtract the identity, divide rows by their sum, and add the identity. A row of zeros stays zero."""
+    """Subtract the identity, divide each row by its sum, and add the identity. A row of zeros is not divided."""
     own = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     return normalise_rows(relevance - own) + own
 
 
 def positive_contributions(record: Record, rows: Tensor | None = None) -> Float[Tensor, "b r j"]:
-    """The mean over heads of max(0, gradient * weight), for all rows or some."""
+    """Return the mean over heads of max(0, gradient * weight).
+
+    rows  indices of the queries; None is all
+    """
     gradient = weight_gradients(record, rows)
     weights = record.weights() if rows is None else record.rows(rows)
     return (gradient * weights).clamp(min=0).mean(1)
 
 
 def weight_gradients(record: Record, rows: Tensor | None = None) -> Float[Tensor, "b h r j"]:
-    """The gradient of each weight, dL/dA_ij = dL/dout_i . v_j, for all rows or some."""
+    """Return the gradient of each attention weight, dL/dA_ij = dL/dout_i . v_j.
+
+    rows  indices of the queries; None is all
+    """
     if record.gradient is None:
         raise ConfigError(
             f"no gradient has reached {record.name}; run the model with gradients enabled and call backward() on the "
@@ -211,10 +224,12 @@ def weight_gradients(record: Record, rows: Tensor | None = None) -> Float[Tensor
 def value_weighted(
     record: Record, *, projection: Float[Tensor, "d f"] | None = None, normalised: bool = False
 ) -> Float[Tensor, "b h i j"]:
-    """Value-weighted attention |w_ij v_j|, the norm of each contribution. Kobayashi et al. 2020, arXiv:2004.10102.
+    """Return value-weighted attention |w_ij v_j|, the norm of each key's contribution.
 
-    projection  the weight of the output projection (f = concatenated heads): then |w_ij v_j W| as in the paper
-    normalised  divide rows by their sum; then values of equal norm give the weights
+    Kobayashi et al. 2020, arXiv:2004.10102.
+
+    projection  the weight of the output projection (f = concatenated heads): then |w_ij v_j W|, as in the paper
+    normalised  divide rows by their sum; if all values have the same norm, this gives the weights
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -250,11 +265,12 @@ def patch_map(
     pool: Literal["class", "mean"] = "class",
     grid: tuple[int, int] | None = None,
 ) -> Float[Tensor, "b rows columns"]:
-    """The relevance of each image patch for the pooled output of a vision transformer, as a grid.
+    """Return the relevance of each image patch for the output of a vision Transformer, as a grid.
 
-    prefix  tokens before the patches: the class token and registers, which are not on the map
-    pool    "class" takes the row of the first token, "mean" the mean over the rows of all patches
-    grid    rows and columns of patches; None is a square
+    relevance  relevance of tokens, as `rollout` returns it
+    prefix     number of tokens before the patches (class token and registers), which are left out
+    pool       "class" takes the row of the first token, "mean" the mean over the rows of all patches
+    grid       rows and columns of patches; None is a square
     """
     r, n = relevance.shape[-2:]
     patches = n - prefix
@@ -279,7 +295,10 @@ def patch_map(
 
 
 def fuse_heads(layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b i j"]:
-    """The map of one layer, with its heads fused by their mean, maximum or minimum."""
+    """Combine the weights of the heads of a layer by "mean", "max" or "min".
+
+    After "max" or "min", rows are divided by their sum.
+    """
     weights = layer if isinstance(layer, Tensor) else layer.weights()
     if heads == "mean":
         return weights.mean(1)
@@ -289,7 +308,7 @@ def fuse_heads(layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b i j"]:
 
 
 def normalise_rows(x: Float[Tensor, "... j"]) -> Float[Tensor, "... j"]:
-    """Divide rows by their sum. A row of zeros stays zero."""
+    """Divide each row by its sum; a row of zeros stays zero."""
     total = x.sum(-1, keepdim=True)
     return x / total.masked_fill(total == 0, 1)
 
@@ -302,7 +321,7 @@ def _identity(layer: Record | Tensor) -> Float[Tensor, "b n n"]:
 
 
 def _multiply_rows(x: Float[Tensor, "b r i"], layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b r j"]:
-    """Rows times the map of a layer, without the matrix where possible."""
+    """Multiply rows by the weights of a layer; for a record with heads="mean", without forming the weight matrix."""
     if isinstance(layer, Tensor) or heads != "mean":
         return x @ fuse_heads(layer, heads)
     return torch.stack([layer.mixed(x[:, row]).mean(1) for row in range(x.shape[1])], 1)
@@ -315,9 +334,9 @@ def _split_rows(record: Record) -> Sequence[Tensor]:
 
 
 def _check_stack(maps: Maps) -> list[Record | Tensor]:
-    """The layers, after a check that each takes the positions that the previous one outputs.
+    """Return the layers as a list; raise an error if they are not a stack of self-attention layers of equal size.
 
-    The names in a `Seen` must be those of one stack. The order of a list is the caller's.
+    The records of a `Seen` must belong to one stack by their names. A list is taken in the order of the caller.
     """
     layers: list[Record | Tensor] = list(maps.records) if isinstance(maps, Seen) else list(maps)
     if not layers:
@@ -341,7 +360,7 @@ def _check_stack(maps: Maps) -> list[Record | Tensor]:
 
 
 def _check_one_stack(seen: Seen) -> None:
-    """Raise an error if the names show more than one stack of layers, or repeated calls."""
+    """Raise ConfigError if the names show more than one stack of layers (encoder and decoder), or repeated calls."""
     found = sorted({attention_role(name.partition(":")[0]) for name in seen})
     if len(found) > 1:
         raise ConfigError(
@@ -363,7 +382,7 @@ def _refuse_repeats(seen: Seen, instead: str) -> None:
 
 
 def _resolve_rows(rows: Sequence[int], n: int) -> list[int]:
-    """The indices of the outputs, counted from the start."""
+    """Return the output indices with negative ones resolved; None is all."""
     chosen = check_indices("rows", rows)
     return list(range(n) if chosen is None else resolve_indices("rows", chosen, n, "the last layer"))
 

@@ -30,7 +30,7 @@ WHITESPACE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 @dataclass(frozen=True, eq=False)
 class TokenLabels:
-    """The labels of the positions of a sequence, their token ids, and the Python variable of the ids."""
+    """The labels of the positions of a sequence, its token ids, and the name of the Python variable of the ids."""
 
     labels: tuple[str, ...]
     ids: Int[Tensor, "1 n"] | None = None
@@ -38,7 +38,7 @@ class TokenLabels:
 
 
 class Sides(NamedTuple):
-    """The labels of the queries and of the keys of a layer."""
+    """The labels of the queries and of the keys of a layer; they differ in cross-attention."""
 
     queries: TokenLabels
     keys: TokenLabels
@@ -54,13 +54,13 @@ class HeadMap:
 
     @property
     def top(self) -> float:
-        """The largest weight, 0 if there is none."""
+        """The largest pooled weight; 0 if the map is empty."""
         return float(self.values.nan_to_num(0.0).max()) if self.values.numel() else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class TokenRelevance:
-    """The relevance of each position of a sequence for one output."""
+    """The relevance of each token of a sequence for one output, and the Python code that computes it."""
 
     title: str
     words: TokenLabels
@@ -70,7 +70,7 @@ class TokenRelevance:
 
 @dataclass(frozen=True, eq=False)
 class Overlay:
-    """Numbers on a grid that covers the image."""
+    """A grid of numbers to draw over the image, and the Python code that computes it."""
 
     title: str
     values: Float[Tensor, "rows columns"]
@@ -79,12 +79,13 @@ class Overlay:
 
 @dataclass(frozen=True, eq=False)
 class AttentionReport:
-    """The contents of a report. `render_report(report)` makes a page of it, `draw_report(report)` a figure.
+    """The contents of an attention report; `render_report` converts it to an HTML page, `draw_report` to a figure.
 
-    prompt  the text or image file that the model was given
-    setup   Python code that makes `seen`; all other code continues it
-    sides   the labels of positions for each layer
-    table   heads in the order to show them
+    prompt       the text or image file that the model was given
+    setup        Python code that creates `seen`; the other code snippets continue it
+    sides        the labels of queries and keys of each layer
+    table        statistics of the heads, in the order to show them
+    layer, head  the head that is shown large
     """
 
     title: str
@@ -103,22 +104,25 @@ class AttentionReport:
     notes: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
-        """The page that a notebook shows."""
+        """Return the HTML page that a notebook shows."""
         from regard.see.report_html import render_report  # imports this module
 
         return show_page(render_report(self))
 
     def small_maps(self, name: str, most: int) -> list[HeadMap]:
-        """The map of every head of a layer, pooled to at most `most` cells a side."""
+        """Return the map of every head of a layer, pooled to at most `most` rows and columns."""
         record = self.seen[name]
         return [head_map(record, head, most) for head in record.heads or range(record.q.shape[1])]
 
     def chosen_map(self, most: int = LARGE) -> HeadMap:
-        """The map of the chosen head."""
+        """Return the map of the report's chosen head, pooled to at most `most` rows and columns."""
         return head_map(self.seen[self.layer], self.head, most)
 
     def chosen_labels(self) -> tuple[list[str] | None, list[str] | None]:
-        """Labels of the rows and the columns of the chosen map; None if there are too many."""
+        """Return the labels of the rows and the columns of the chosen head's map.
+
+        None for both if there are too many.
+        """
         record, sides = self.seen[self.layer], self.sides[self.layer]
         if max(record.q.shape[2], record.k.shape[2]) > LABELLED:
             return None, None
@@ -126,17 +130,17 @@ class AttentionReport:
 
     @property
     def small_cells(self) -> int:
-        """Cells a side of the small maps: fewer if there are many heads, so that a page stays small."""
+        """The maximum rows and columns of the small maps; smaller with more heads, so that the page stays small."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 
 def build_labelled_table(seen: Seen, sides: Mapping[str, Sides]) -> HeadTable:
-    """The table of all heads, with induction scores where queries and keys are the same tokens."""
+    """Compute the statistics of all heads, with induction scores where queries and keys are the same tokens."""
     return HeadTable(tuple(head for name in seen for head in measure_heads(seen[name], _own_tokens(sides[name]).ids)))
 
 
 def table_code(seen: Seen, sides: Mapping[str, Sides]) -> str:
-    """Python code that makes this table."""
+    """Return the Python code that computes the table of heads."""
     names = {_own_tokens(sides[name]).code for name in seen}
     if len(names) == 1:
         (one,) = names
@@ -154,17 +158,24 @@ def _own_tokens(sides: Sides) -> TokenLabels:
 
 
 def rank_heads(table: HeadTable, column: str) -> HeadTable:
-    """Sort heads by a column: smallest first for entropy and spread, largest first for others; "layer" does nothing."""
+    """Sort the heads by a column: smallest first for entropy and spread, largest first for others.
+
+    column  name of the column; "layer" keeps the order
+    """
     return table if column == "layer" else table.sorted(column, descending=column not in ASCENDING)
 
 
 def rank_code(column: str) -> str:
-    """Python code of `rank_heads`."""
+    """Return the Python code that sorts the table as `rank_heads` does."""
     return "table" if column == "layer" else f"table.sorted({column!r}, descending={column not in ASCENDING})"
 
 
 def choose_head(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> HeadSummary:
-    """The head of a layer (by name or index) and index; the one with the smallest spread among those that match."""
+    """Return the head with the smallest spread among those that match `layer` and `head`.
+
+    layer  name or index of a layer; None is any
+    head   index of a head; None is any
+    """
     name = None if layer is None else _resolve_layer(seen, layer)
     there = [each for each in table if name is None or each.layer == name]
     if head is not None and not any(each.head == head for each in there):
@@ -189,14 +200,14 @@ def _resolve_layer(seen: Seen, layer: str) -> str:
 
 
 def head_map(record: Record, head: int, most: int) -> HeadMap:
-    """The map of one head, pooled to at most `most` cells a side; the mean over the batch."""
+    """Return the map of one head, averaged over the batch and pooled to at most `most` rows and columns."""
     cells, at = map_cells(record, most), _head_index(record, head)
     values = record.pooled(cells)[:, at].mean(0).cpu()
     return HeadMap(head, values, hidden_cells(record, *cells)[:, at].all(0).cpu())
 
 
 def head_code(record: Record, head: int, most: int) -> str:
-    """Python code that makes this map."""
+    """Return the Python code that computes the map of `head_map`."""
     return f"seen[{record.name!r}].pooled({map_cells(record, most)})[:, {_head_index(record, head)}].mean(0)"
 
 
@@ -205,31 +216,37 @@ def _head_index(record: Record, head: int) -> int:
 
 
 def map_cells(record: Record, most: int) -> tuple[int, int]:
-    """Rows and columns of a pooled map. All cells but the last have equally many positions, to avoid stripes."""
+    """Return the numbers of rows and columns of a pooled map, each at most `most`.
+
+    All cells but the last cover the same number of positions, to avoid stripes.
+    """
     down, across = (-(-size // max(1, -(-size // most))) for size in (record.q.shape[2], record.k.shape[2]))
     return down, across
 
 
 def query_labels(record: Record, sides: Sides) -> list[str]:
-    """The labels of the recorded queries."""
+    """Return the shortened labels of the recorded queries."""
     labels = sides.queries.labels
     rows = range(len(labels)) if record.rows_kept is None else record.rows_kept
     return [shorten(labels[row]) for row in rows]
 
 
 def escape_control_characters(text: str) -> str:
-    """The text with control characters as escape sequences, so that a terminal does not execute them."""
+    """Replace control characters by escape sequences, so that a terminal does not execute them."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def shorten(label: str) -> str:
-    """A label for the margin of a map, with visible whitespace."""
+    """Shorten a token label for the axis of a map, and make whitespace visible."""
     shown = escape_control_characters("".join(WHITESPACE.get(letter, letter) for letter in label))
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
 
 
 def relevance_cells(relevance: TokenRelevance, most: int = MOST_TOKENS) -> tuple[list[str], Float[Tensor, "cells"]]:
-    """Labels and relevance of each token; with more than `most` tokens, sums over neighbours."""
+    """Return the labels and relevance of the tokens to draw.
+
+    More than `most` tokens are summed in groups of neighbours.
+    """
     labels, values = relevance.words.labels, relevance.values.cpu()
     n = len(values)
     if n <= most:

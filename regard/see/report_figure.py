@@ -29,7 +29,7 @@ OVERLAY_OPACITY = 0.6
 
 
 def draw_report(report: AttentionReport) -> Figure:
-    """Return one figure with the chosen head, the overlays on the image and all heads."""
+    """Return a figure with the chosen head, the overlays on the image, and small maps of all heads."""
     rows = [report.small_maps(name, MOST_CELLS) for name in report.seen]
     overlays = () if report.image is None else report.overlays
     shape = min(max(max(map(len, rows)) / len(rows), 0.5), 3.0)  # of all heads together: width by height
@@ -46,14 +46,17 @@ def draw_report(report: AttentionReport) -> Figure:
 
 
 def head_figure(report: AttentionReport) -> Figure:
-    """Return the figure of the chosen head."""
+    """Return the figure of the report's chosen head."""
     figure = Figure(figsize=(7, 6), layout="constrained", dpi=100)
     draw_head(figure.subplots(), report)
     return figure
 
 
 def layer_figure(report: AttentionReport, name: str, most: int) -> Figure:
-    """Return a figure with all heads of a layer, in rows of eight."""
+    """Return a figure with the maps of all heads of a layer, in rows of eight.
+
+    most  largest number of rows and columns of a map
+    """
     maps = report.small_maps(name, most)
     rows = [maps[start : start + 8] for start in range(0, len(maps), 8)]
     figure = Figure(figsize=(1.1 * len(rows[0]) + 1.4, 1.2 * len(rows) + 0.5), layout="constrained", dpi=100)
@@ -62,7 +65,7 @@ def layer_figure(report: AttentionReport, name: str, most: int) -> Figure:
 
 
 def overlay_figure(report: AttentionReport, overlay: Overlay) -> Figure:
-    """Return the figure of one overlay."""
+    """Return a figure of the image with one overlay."""
     figure = Figure(figsize=(5, 4.5), layout="constrained", dpi=100)
     draw_overlay(figure.subplots(), report, overlay)
     return figure
@@ -99,7 +102,10 @@ def draw_head(ax: Any, report: AttentionReport) -> None:
 
 
 def draw_small_maps(ax: Any, rows: Sequence[Sequence[HeadMap]], names: Sequence[str]) -> None:
-    """Draw maps in rows, each with its own scale from zero to its largest cell."""
+    """Draw the maps of heads in rows, each scaled from zero to its own largest cell.
+
+    names  labels of the rows
+    """
     side = max(max(each.values.shape) for row in rows for each in row)
     step = side + GAP
     sheet = np.ones((len(rows) * step - GAP, max(map(len, rows)) * step - GAP, 4))
@@ -117,7 +123,7 @@ def draw_small_maps(ax: Any, rows: Sequence[Sequence[HeadMap]], names: Sequence[
 
 
 def _enlarge(drawn: HeadMap, side: int) -> NDArray[np.float64]:
-    """The colours of a map, repeated to a square."""
+    """Return the RGBA colours of a map, enlarged to `side` x `side` pixels by repeating cells."""
     values = np.ma.array(drawn.values.numpy(), mask=drawn.hidden.numpy())
     colours = COLORMAP(root_norm(drawn.top)(values))
     down, across = (np.arange(side) * size // side for size in values.shape)
@@ -126,7 +132,7 @@ def _enlarge(drawn: HeadMap, side: int) -> NDArray[np.float64]:
 
 
 def draw_overlay(ax: Any, report: AttentionReport, overlay: Overlay) -> None:
-    """Draw numbers over the grey image, without interpolation between cells."""
+    """Draw an overlay on the image in grey, without interpolation between cells."""
     assert report.image is not None
     y, x, _ = report.image.shape
     place = {"extent": (-0.5, x - 0.5, y - 0.5, -0.5), "interpolation": "nearest"}
@@ -138,19 +144,19 @@ def draw_overlay(ax: Any, report: AttentionReport, overlay: Overlay) -> None:
 
 
 def root_norm(top: float) -> PowerNorm:
-    """A square-root scale from zero to the largest weight."""
+    """Return a matplotlib norm with a square-root scale from zero to `top`, the largest weight."""
     return PowerNorm(0.5, 0.0, top if top > 0 else 1.0, clip=True)
 
 
 def encode_png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
+    """Return the figure as the bytes of a PNG file."""
     file = BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
 
 
 def _query_limits(record: Record) -> tuple[float, float]:
-    """The edges of the axis of queries: their positions if they are known, else their indices."""
+    """Return the limits of the query axis in a drawing: positions if they are known, else indices."""
     start = record.positions.queries if record.positions_known and record.rows_kept is None else 0
     return start - 0.5, start + record.q.shape[2] - 0.5
 

@@ -49,7 +49,10 @@ def _code(text: str) -> Markup:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", class_: str = "") -> Markup:
-    """A table whose first column is a header of each row."""
+    """Return an HTML table; the first column is the header of each row.
+
+    columns  names of the columns
+    """
     header = tag("tr", *(tag("th", name, scope="col", title=MEANINGS.get(name)) for name in columns))
     lines = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     parts = [tag("caption", caption)] if caption else []
@@ -83,7 +86,7 @@ def _heads(report: AttentionReport) -> Markup:
 
 
 def format_number(value: object) -> str:
-    """A number as shown on the page."""
+    """Format a value for the page: "-" for None, four decimals for a float."""
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
@@ -154,7 +157,7 @@ def _one_relevance(relevance: TokenRelevance) -> list[Markup]:
 
 
 def _token_style(share: float) -> str:
-    """The background colour of a share from 0 to 1, and black or white for the text on it."""
+    """Return the CSS style of a token: a background colour for a share from 0 to 1, and black or white text."""
     red, green, blue, _ = colour = COLORMAP(share)
     text = "#000" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#fff"
     return f"background:{to_hex(colour)};color:{text}"

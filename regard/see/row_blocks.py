@@ -24,7 +24,7 @@ LOW = -1e30  # the score of a hidden pair: exp gives 0, and 0 * LOW is 0, which 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The weights of some queries for the keys that any of them may see."""
+    """The attention weights and statistics of a block of queries, for the keys that any of these queries may see."""
 
     rows: Int[Tensor, "r"]
     columns: Int[Tensor, "s"] | slice  # a slice if the keys are neighbours
@@ -40,9 +40,11 @@ class RowBlock:
 def iterate_row_blocks(
     call: Request, rows: Int[Tensor, "r"] | None = None, lse: Float[Tensor, "b h i"] | None = None
 ) -> Iterator[RowBlock]:
-    """Yield blocks of all rows, or of some, in order, each within the memory budget.
+    """Yield the attention weights in blocks of queries, in order, each within a memory budget.
 
-    lse  of all rows, if it is known: then only the weights are computed, in half the time
+    call  the inputs of the attention call
+    rows  indices of the queries; None is all
+    lse   the log-sum-exp of all queries if known; then only the weights are computed, in half the time
     """
     b, h, _, i, j, _, _ = call.sizes
     device = call.q.device
@@ -61,9 +63,12 @@ def iterate_row_blocks(
 
 
 def see_rows(mask: Mask, grid: Grid, columns: Tensor | slice = slice(None)) -> Bool[Tensor, "#b #h r s"]:
-    """Which keys some rows see. A matrix is sliced, which is faster than `see`.
+    """Return which keys some queries see, as a boolean tensor.
 
-    grid     of these rows and columns, which are all keys by default
+    A dense mask is sliced, which is faster than `mask.see`.
+
+    grid     the grid of these queries and keys
+    columns  indices of the keys; by default all
     """
     if isinstance(mask, DenseMask):
         data = mask.data.reshape(*(1,) * (4 - mask.data.ndim), *mask.data.shape)
@@ -118,7 +123,10 @@ def _compute_block(
 
 
 def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The log-sum-exp, the entropy, the largest weight with its index, and the weights, which overwrite the scores."""
+    """Apply the softmax to scores in place.
+
+    Returns the log-sum-exp, the entropy, the largest weight, the index of the largest weight, and the weights.
+    """
     if not scores.shape[-1]:
         empty = scores.sum(-1)
         return empty - math.inf, empty, empty, empty.long(), scores
@@ -144,7 +152,10 @@ def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _exp(x: Tensor) -> Tensor:
-    """exp(x), and 0 where that is about the smallest normal number: underflow takes ten times as long. Clamps x."""
+    """Return exp(x), with 0 in place of values near the smallest normal number; x is clamped in place.
+
+    This avoids denormal numbers, which are about ten times as slow.
+    """
     smallest = 2 * torch.finfo(x.dtype).tiny
     found = x.clamp_(min=math.log(smallest)).exp()
     return torch.nn.functional.threshold(found, 1.1 * smallest, 0.0, inplace=True)
@@ -160,7 +171,7 @@ def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _table(call: Request) -> BlockTable | None:
-    """The block table of the mask, or None if it would skip too little to pay."""
+    """Return the block table of the mask; None if it has none, or if at most 10 % of the blocks are hidden."""
     if isinstance(call.mask, Full) or call.mask.opaque() or not isinstance(call.positions.keys, int):
         return None
     table = block_table(call.mask, call.q.shape[2], call.k.shape[2], BLOCK, positions=call.positions)
@@ -177,7 +188,10 @@ def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor | slice:
 
 
 def _dense_columns(mask: Mask, rows: Tensor, j: int) -> slice:
-    """From the first to the last key that some row of a matrix sees."""
+    """Return the range from the first to the last key that any of these queries sees.
+
+    For masks that are not dense matrices, it is the range of all keys.
+    """
     if not isinstance(mask, DenseMask) or mask.data.shape[-1] != j or not len(rows):
         return slice(None)
     data = mask.data if mask.data.shape[-2] == 1 else mask.data.index_select(-2, rows.to(mask.data.device))

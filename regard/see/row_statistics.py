@@ -25,11 +25,11 @@ SPANS = 64  # rows of the map that is computed together with the statistics of e
 
 @dataclass(frozen=True)
 class Top:
-    """The keys with the largest weights of each row, exactly.
+    """The keys with the largest weights for each query; exact.
 
-    keys     their indices, -1 if fewer keys are visible
-    weights  their weights, largest first
-    rest     the sum of all other weights
+    keys     indices of the keys; -1 if fewer keys are visible
+    weights  weights of these keys, largest first
+    rest     sum of all other weights
 
     >>> statistics(q, k).top(3).keys.shape
     torch.Size([1, 4, 5, 3])
@@ -42,7 +42,7 @@ class Top:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Statistics:
-    """Statistics of the weights of one attention call, computed on first access and then cached.
+    """Statistics of the attention weights of one call, each computed on first access and then cached.
 
     They are computed in float32, or in float64 for float64 inputs, and have no gradient.
 
@@ -66,50 +66,56 @@ class Statistics:
 
     @property
     def lse(self) -> Float[Tensor, "b h i"]:
-        """The log-sum-exp of the scores of each row, a sink included; -inf for an empty row.
+        """The log-sum-exp of the scores of each query, including a sink; -inf if the query sees no key.
 
-        It is NaN, like the entropy, distance and weights of the row, if a visible score is NaN or inf.
+        If a visible score is NaN or inf, the log-sum-exp, entropy, distance and weights of the query are NaN.
         """
         return self._row_statistics.lse
 
     @property
     def entropy(self) -> Float[Tensor, "b h i"]:
-        """The entropy -sum w log w of each row, in nats: 0 for a single key, log n for n equal weights."""
+        """The entropy -sum w log w of each query's weights, in nats: 0 for a single key, log n for n equal weights."""
         return self._row_statistics.entropy
 
     @property
     def largest(self) -> Float[Tensor, "b h i"]:
-        """The largest weight of each row."""
+        """The largest weight of each query."""
         return self._row_statistics.largest
 
     @property
     def where(self) -> Int[Tensor, "b h i"]:
-        """The index of the key with the largest weight: the first of equals, -1 for an empty or NaN row."""
+        """The index of the key with the largest weight for each query.
+
+        It is the first of equal weights, and -1 for a query that sees no key or has NaN weights.
+        """
         return self._row_statistics.where
 
     @property
     def distance(self) -> Float[Tensor, "b h i"]:
-        """The mean of |i - j| under the weights, divided by their sum if a sink takes a share."""
+        """The weighted mean of |i - j| for each query.
+
+        With a sink, it is divided by the sum of the weights of the keys.
+        """
         return self._row_statistics.distance
 
     @property
     def received(self) -> Float[Tensor, "b h j"]:
-        """The sum of the weights that each key receives from all queries."""
+        """The sum of the weights on each key, over all queries."""
         return self._row_statistics.received
 
     @cached_property
     def out(self) -> Float[Tensor, "b h i e"]:
-        """The output of the attention, if values were passed."""
+        """The output of the attention; raises ConfigError if no values were passed."""
         if self.v is None:
             raise ConfigError("there is no output without values; pass them: statistics(q, k, v=...)")
         return self._forward[0]
 
     def pooled(self, cells: int | tuple[int, int]) -> Float[Tensor, "b h rows columns"]:
-        """The map of weights at a lower resolution: summed over the keys of a cell, averaged over its queries.
+        """Return the weights at a lower resolution: summed over the keys of a cell, averaged over its queries.
 
-        Position n of N is in cell n * cells // N. Rows of the map have the sum of the rows of weights.
+        Position n of N is in cell n * cells // N. A row of cells sums to the mean sum of its rows of weights.
 
-        cells  the number of cells a side, or (rows, columns)
+        cells  the number of cells per side, or (rows, columns)
         """
         pair = cells if isinstance(cells, tuple) else (cells, cells)
         if len(pair) != 2:
@@ -148,7 +154,10 @@ class Statistics:
         return sums / counts[:, None]
 
     def top(self, count: int, rows: list[int] | Tensor | None = None) -> Top:
-        """The `count` keys with the largest weights in each row, or in some rows."""
+        """Return the `count` keys with the largest weights for each query.
+
+        rows  indices of the queries; None is all
+        """
         b, h, _, _, j, _, _ = self._request.sizes
         count = check_integer("top(count)", count, 1, "keys")
         found: list[tuple[Tensor, ...]] = []
@@ -170,17 +179,17 @@ class Statistics:
         return Top(*(torch.cat(parts, 2) for parts in zip(*found, strict=True)))
 
     def rows(self, rows: list[int] | Tensor) -> Float[Tensor, "b h r j"]:
-        """The weights of some queries for all keys."""
+        """Return the weights of some queries for all keys."""
         chosen = self._resolve_rows(rows)
         assert chosen is not None
         return self._weights(chosen)
 
     def weights(self) -> Float[Tensor, "b h i j"]:
-        """The whole matrix of weights."""
+        """Return the full matrix of attention weights."""
         return self._weights(torch.arange(self.q.shape[2], device=self.q.device))
 
     def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
-        """The vector-matrix product of x and the weights: the sum over queries of x_i w_ij."""
+        """Return the vector-matrix product of x and the weights, sum_i x_i w_ij, without forming the matrix."""
         b, h, _, i, _, _, _ = self._request.sizes
         x = x[:, None] if x.ndim == 2 else x
         if x.ndim != 3 or x.shape[0] != b or x.shape[1] not in (1, h) or x.shape[2] != i:
@@ -224,7 +233,7 @@ class Statistics:
 
     @cached_property
     def _forward(self) -> tuple[Tensor, Tensor | None]:
-        """The output, and the log-sum-exp if the kernel returns it."""
+        """The output of the attention, and its log-sum-exp if the kernel returns one, else None."""
         with torch.no_grad():
             return triton_statistics.attend_with_lse(self._request)
 
@@ -269,7 +278,7 @@ class Statistics:
 
 
 def _mean_distance(block: RowBlock, call: Request) -> Float[Tensor, "b h r"]:
-    """The sum of w_ij |i - j| of each row."""
+    """Return the sum of w_ij |i - j| for each query of the block."""
     i, j = (each.to(block.weights.dtype) for each in (block.grid.i, block.grid.j))
     band = call.mask.as_window()
     if len(i) and band is not None and band[1] is not None and band[1] <= 0:
@@ -288,10 +297,10 @@ def statistics(
     positions: Positions | None = None,
     v: Float[Tensor, "b g j e"] | None = None,
 ) -> Statistics:
-    """Return statistics of the weights of `attend(q, k, v, ...)`, without the i x j matrix.
+    """Return statistics of the weights of `attend(q, k, v, ...)`, without forming the i x j matrix.
 
     mask, scores, beta, positions  as in `attend`
-    v                              values; then `.out` is the output of the attention
+    v                              values; if passed, `.out` is the output of the attention
 
     >>> q, k = torch.randn(2, 1, 4, 100, 16)
     >>> found = regard.see.statistics(q, k, mask=regard.causal())

@@ -30,7 +30,10 @@ LARGEST_MASK = 1 << 28  # entries of a mask that is saved as a matrix
 
 
 def save(seen: Seen, path: str | os.PathLike[str]) -> None:
-    """Save all records. The file is replaced as a whole, or not at all."""
+    """Save all records in a safetensors file; an existing file is replaced completely, or not at all on error.
+
+    Reasons for records that cannot be saved are added to `seen.left_out`.
+    """
     file = Path(path)
     if not file.parent.is_dir():
         raise CheckpointError(f"{file} cannot be written: there is no folder {file.parent}; create it first")
@@ -53,7 +56,7 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Seen:
-    """Load the records of a file, with the same statistics as when they were saved."""
+    """Load the records of a file that `save` wrote; their statistics are the same as before saving."""
     file = Path(path)
     if not file.is_file():
         raise CheckpointError(f"there is no file {file}; seen.save(path) writes one")
@@ -74,7 +77,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 
 
 def _classes() -> dict[str, type]:
-    """The dataclasses that a file may name."""
+    """Return the dataclasses that a saved file may contain, by name."""
 
     def subclasses(kind: type) -> list[type]:
         below: list[type] = kind.__subclasses__()
@@ -85,7 +88,10 @@ def _classes() -> dict[str, type]:
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON. Tensors are added to `tensors` and replaced by their key."""
+    """Convert a value to JSON; tensors are added to `tensors` and replaced by their key.
+
+    key  the key of the value if it is a tensor, and the prefix of the keys of tensors inside
+    """
     if isinstance(value, Tensor):
         tensors[key] = value.detach().cpu().contiguous().clone()
         return {"tensor": key}
@@ -116,7 +122,10 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _without_functions(record: Record) -> Record:
-    """The record with a matrix for each mask that is a function."""
+    """Return the record with a dense matrix in place of each mask that is a function.
+
+    Raises CheckpointError if the record has a score_mod.
+    """
     if any(isinstance(term, FlexScore) for term in record.terms):
         raise CheckpointError(
             f"the score_mod of {record.name} is a function and cannot be saved; save the model's inputs and watch again"

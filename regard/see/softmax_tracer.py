@@ -72,7 +72,7 @@ MOVES = (
 
 @dataclass(frozen=True, eq=False)
 class TracedScores:
-    """A tensor of scores: beta q . k plus what was added."""
+    """What the tracer knows of a tensor of attention scores: beta q . k plus added tensors."""
 
     q: Tensor  # (..., i, c), with the leading axes of the product
     k: Tensor  # (..., j, c)
@@ -86,7 +86,7 @@ class TracedScores:
 
 @dataclass(frozen=True, eq=False)
 class TracedWeights:
-    """A tensor of weights, and the scores that its softmax was taken of."""
+    """What the tracer knows of a tensor of attention weights: the scores whose softmax it is, and later changes."""
 
     scores: TracedScores | None  # None if they are not a traced product
     shape: torch.Size  # of the scores at the softmax
@@ -97,21 +97,21 @@ class TracedWeights:
 
 @dataclass(frozen=True, eq=False)
 class Unsupported:
-    """A tensor that may be attention weights, made in a way that is not supported."""
+    """Marks a tensor that may be attention weights but was computed in an unsupported way."""
 
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class PairProducts:
-    """The elementwise product of every query with every key, (..., i, j, c); its sum over c are scores."""
+    """Marks an elementwise product of every query with every key, (..., i, j, c); its sum over c gives the scores."""
 
     scores: TracedScores
 
 
 @dataclass(frozen=True, eq=False)
 class WeightedValues:
-    """The product of every weight with every value, (..., i, j, e); its sum over keys is the attention output."""
+    """Marks the product of each weight with each value, (..., i, j, e); its sum over keys is the attention output."""
 
     weights: TracedWeights | Unsupported
     v: Tensor  # (..., j, e)
@@ -124,7 +124,7 @@ Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedVal
 
 @dataclass(frozen=True, eq=False)
 class EinsumProjection:
-    """The einsum of the heads with other factors, such as an output projection."""
+    """An output transform: an einsum of the output of the heads with other factors, such as an output projection."""
 
     heads: str  # the letters of (..., i, e)
     sizes: tuple[int, ...]
@@ -147,7 +147,7 @@ class EinsumProjection:
 
 
 def function_name(func: Any) -> str:
-    """The name of a torch function: that of a property such as mT, without underscores, namespace and overload."""
+    """Return the name of a torch function, without underscores, namespace and overload; for a property, its name."""
     name: str = getattr(func, "__name__", str(func))
     name = (func.__self__.__name__ if name == "__get__" else name).partition(".")[0].strip("_")
     return name.removeprefix("special_").removeprefix("linalg_")
@@ -155,7 +155,7 @@ def function_name(func: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One call of a torch function, with one tensor of its output."""
+    """One call of a torch function: its arguments and one output tensor."""
 
     func: Any
     args: tuple[Any, ...]
@@ -174,11 +174,11 @@ class Operation:
 
     @property
     def creates(self) -> bool:
-        """Whether the function creates new numbers and takes only a shape or dtype from its argument."""
+        """Whether the function creates a new tensor from the shape or dtype of its argument only, as zeros_like."""
         return self.name.endswith("_like") or self.name.startswith("new_")
 
     def option(self, name: str, at: int, default: Any) -> Any:
-        """An option by keyword or by position."""
+        """Return an argument by its keyword `name` or its position `at`; `default` if it was not passed."""
         return self.kwargs.get(name, self.args[at] if len(self.args) > at else default)
 
     @property
@@ -186,11 +186,11 @@ class Operation:
         return self.name == "softmax" and self.option("dim", 1, None) in (-1, self.out.ndim - 1)
 
     def has_other_numbers(self, source: Tensor) -> bool:
-        """Whether floating-point tensors other than the source are arguments, not only indices."""
+        """Whether the positional arguments contain a floating-point tensor other than `source`."""
         return any(isinstance(x, Tensor) and x is not source and x.is_floating_point() for x in self.args)
 
     def reshapes(self, source: Tensor) -> bool:
-        """Whether all entries stay in order, and axes are only split, merged, added or removed."""
+        """Whether the function only reshapes `source`: entries stay in order, axes are split, merged or added."""
         if self.name == "getitem":
             key = self.args[1] if isinstance(self.args[1], tuple) else (self.args[1],)
             basic = all(part is None or part is ... or type(part) in (int, slice) for part in key)
@@ -202,13 +202,13 @@ class Operation:
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
-        """Whether entries of the source are in the output, not only their sums or a larger product of them."""
+        """Whether the output contains the single entries of `source`, not only sums or a larger product of them."""
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()
         return self.name not in REDUCTIONS
 
     def summed_axis(self, source: Tensor) -> int | None:
-        """The single axis that a sum removes."""
+        """Return the axis that a sum removes; None if the function is not a sum over one axis."""
         axis = self.option("dim", 1, None)
         axis = axis[0] if isinstance(axis, tuple | list) and len(axis) == 1 else axis
         if self.name != "sum" or not isinstance(axis, int) or self.option("keepdim", 2, False):
@@ -217,12 +217,13 @@ class Operation:
 
 
 class SoftmaxTracer:
-    """Traces scores and weights through the torch functions that a model calls.
+    """Finds attention that is written by hand: traces scores and weights through the torch functions of a model.
 
-    found       called with the record of an attention call, its output and the transform from (..., i, e) to that
-    head_count  the number of heads of the current call, if known
+    Traced tensors keep their gradients unless `trace` is called without gradients.
 
-    Traced tensors have gradients unless `trace` is called without them.
+    found       called for each attention call with its record, its output, and the transform from (..., i, e)
+                to it
+    head_count  returns the number of heads of the current call; None if unknown
     """
 
     def __init__(
@@ -238,7 +239,7 @@ class SoftmaxTracer:
         self._traced: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def trace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Trace one call of a torch function."""
+        """Process one call of a torch function: remember what its output is, and report a completed attention call."""
         if func is Tensor.__setitem__ and args[0].is_inference() and args[0] in self._traced:
             self._keep(args[0], _overwritten(self._traced[args[0]][0]))  # inference tensors have no version
         if isinstance(out, tuple | list):
@@ -268,19 +269,22 @@ class SoftmaxTracer:
         self._traced[x] = (traced, version(x))
 
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
-        """What is traced of a tensor, or of one that was written into since; None if nothing is."""
+        """Return what is known of a tensor; None if it is not traced.
+
+        changed  whether the current operation itself has written into the tensor
+        """
         if x not in self._traced:
             return None
         traced, then = self._traced[x]
         return traced if version(x) == then + changed else _overwritten(traced)
 
     def _find_source(self, values: Sequence[Any]) -> Tensor | None:
-        """The traced argument of a function, a supported one first."""
+        """Return the traced tensor among arguments, preferring supported ones; None if no argument is traced."""
         traced = [x for x in _tensors(values) if x in self._traced]
         return min(traced, key=lambda x: isinstance(self._traced[x][0], Unsupported), default=None)
 
     def _trace_part(self, operation: Operation) -> None:
-        """One of several output tensors, of chunk or unbind for instance: it may be a part of the weights."""
+        """Trace one of several output tensors, as of chunk or unbind; a piece of the weights becomes unsupported."""
         source = self._find_source(operation.args)
         traced = None if source is None else self._recall(source)
         if isinstance(traced, Unsupported):
@@ -289,7 +293,11 @@ class SoftmaxTracer:
             self._keep(operation.out, _changed_weights(operation.name))
 
     def _trace_product(self, left: Tensor, right: Tensor, beta: float, added: tuple[Tensor, ...], out: Tensor) -> None:
-        """A matrix product: the output if the first factor is weights, else it may be scores."""
+        """Trace a matrix product: an attention output if the left factor is weights; otherwise it may be scores.
+
+        beta   factor of the product
+        added  tensors added to the product
+        """
         traced = self._recall(left)
         other = self._recall(right)
         for factor in (traced, other):
@@ -308,7 +316,7 @@ class SoftmaxTracer:
             self._keep(out, replace(scores, beta=beta, added=added))
 
     def _trace_step(self, traced: Traced, operation: Operation, source: Tensor) -> Traced | None:
-        """What the output of an operation on a traced tensor is; None if it is not to be traced."""
+        """Return what the output of an operation on a traced tensor is; None if it is not traced further."""
         if operation.creates:
             return None
         if isinstance(traced, PairProducts):
@@ -341,7 +349,7 @@ class SoftmaxTracer:
         return _trace_weights(traced, operation, source)
 
     def _sum_values(self, traced: WeightedValues, operation: Operation, source: Tensor) -> None:
-        """Values multiplied elementwise by weights are attention once they are summed over keys."""
+        """Report an attention call if the operation sums weights times values over keys, else raise RuntimeError."""
         summed = operation.summed_axis(source) == source.ndim + traced.key_axis
         if isinstance(traced.weights, Unsupported):
             axis = operation.option("dim", 1, None)
@@ -354,7 +362,10 @@ class SoftmaxTracer:
         self._finish(traced.weights, source.shape[:-1], traced.v, operation.out, permutation, operation.out.shape[:-2])
 
     def _trace_einsum(self, args: tuple[Any, ...], out: Tensor) -> None:
-        """A product of any number of tensors: the output if one of them is weights, else it may be scores."""
+        """Trace an einsum: if one operand is weights, it is an attention output; otherwise it may be scores.
+
+        args  the equation and the operands
+        """
         equation, *operands = args
         if len(operands) == 1 and isinstance(operands[0], tuple | list):
             operands = list(operands[0])
@@ -385,7 +396,13 @@ class SoftmaxTracer:
         operands: list[Tensor],
         out: Tensor,
     ) -> None:
-        """Weights times values in an einsum; other factors become part of the output transform."""
+        """Report an attention call for an einsum of weights and values.
+
+        Other factors become part of the output transform.
+
+        at               index of the weights among the operands
+        letters, result  letters of the operands and of the result
+        """
         own = letters[at]
         leading, i, j = own[:-2], own[-2], own[-1]
         rest = [n for n in range(len(operands)) if n != at]
@@ -466,7 +483,11 @@ class SoftmaxTracer:
         self._found(record, out, HeadTransform(axes, transform))
 
     def _read_axes(self, leading: torch.Size, factor: torch.Size) -> LeadingAxes:
-        """How the leading axes of the scores are read. The product with the values may show the heads."""
+        """Return how the leading axes of the scores map to batch and heads.
+
+        leading  leading axes of the scores
+        factor   leading axes of the weights in the product with the values, which may show the heads
+        """
         if len(leading) == 1 and len(factor) == 2 and leading.numel() == factor.numel():
             return read_leading_axes(leading, HeadCount(factor[1]))
         return read_leading_axes(leading, None if len(leading) in (0, 2) else self._head_count())
@@ -493,9 +514,10 @@ def _changed_weights(name: str) -> Unsupported:
 
 
 def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
-    """The mask and the score terms that all tensors added to the scores mean, each (b h i j).
+    """Convert the tensors that were added to the scores, each (b h i j), to a mask and score terms.
 
-    Numbers that hide are summed first: in a row without visible keys, those with the highest sum have the weights.
+    Values that hide keys are summed first. If a row has no visible key, the keys with the highest sum get the
+    weights.
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []
@@ -514,7 +536,10 @@ def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> t
 
 
 def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Tensor, ...]] | None:
-    """The two factors of a matrix product, the number before it, and what is added to it."""
+    """Return the factors of a matrix product, the number that multiplies it, and the tensors added to it.
+
+    Returns None if the operation is not a matrix product, or is a linear layer.
+    """
     if operation.name in PRODUCTS:
         named = [operation.kwargs[name] for name in FACTORS if name in operation.kwargs]
         factors: list[Any] = [*operation.args, *named, None, None]
@@ -534,7 +559,7 @@ def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Te
 
 
 def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
-    """The arguments of torch.einsum that give the same product; None if it is another function."""
+    """Return arguments of torch.einsum that compute the same as einsum, multi_dot or tensordot; None for others."""
     if operation.func is torch.einsum:
         return operation.args
     if operation.name == "multi_dot":
@@ -554,7 +579,7 @@ def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
 
 
 def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) -> Traced | None:
-    """The output of an operation on scores: weights after a softmax, scores after most others."""
+    """Return what an operation on scores gives: weights after a softmax, changed scores after most others."""
     if operation.name == "softmax":
         if not operation.is_softmax_over_keys:
             return _no_softmax("a softmax over another axis")
@@ -567,7 +592,7 @@ def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) ->
 
 
 def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -> TracedScores | None:
-    """The scores after one more operation; None if the output is not scores."""
+    """Return the scores after an operation; None if the output is no longer scores."""
     name, args, out = operation.name, operation.args, operation.out
     inexact = replace(scores, exact=False)
     if name in SAME:
@@ -601,7 +626,10 @@ def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -
 
 
 def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, source: Tensor) -> TracedScores:
-    """Scores with a very low number at some pairs: as if it were added there, in place of a low number before."""
+    """Return the scores after masked_fill with a low value, as a low number that is added at the hidden pairs.
+
+    The scores are marked as not exact if the value is not low enough to hide a pair.
+    """
     lowest = torch.finfo(source.dtype).min
     if value is None or (value > lowest / 2 and not _hides(scores, value)):
         return replace(scores, exact=False)
@@ -613,14 +641,17 @@ def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, sour
 
 
 def _hides(scores: TracedScores, value: float) -> bool:
-    """Whether a pair with this score has a weight below rounding error, whatever the other scores are."""
+    """Whether a pair with this score has a weight below rounding error for all possible other scores."""
     bound = score_bound(scores.q, scores.k, scores.beta)
     visible = (x.detach().masked_fill(is_hiding(x, bound), 0) for x in scores.added)
     return -value > 2 * (bound + sum(float(x.abs().max()) for x in visible if x.numel())) + MARGIN
 
 
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
-    """The weights after one more operation, which becomes a note."""
+    """Return the weights after an operation: dropout is stored, other changes are added to the note.
+
+    An operation that moves entries makes the weights unsupported.
+    """
     if operation.name in SAME or operation.reshapes(source):
         return weights
     if operation.name == "dropout":
@@ -633,7 +664,7 @@ def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor)
 
 
 def _overwritten(traced: Traced) -> Traced:
-    """What is known of a tensor that was written into."""
+    """Return what is still known of a traced tensor after it was changed in place."""
     if isinstance(traced, TracedScores):
         return replace(traced, exact=False)
     if isinstance(traced, TracedWeights):
@@ -646,19 +677,22 @@ def _overwritten(traced: Traced) -> Traced:
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    """The tensors among arguments, and those in lists, as torch.cat takes them."""
+    """Return the tensors among arguments, including those in lists, as torch.cat takes them."""
     each = (x for value in values for x in (value if isinstance(value, tuple | list) else (value,)))
     return [x for x in each if isinstance(x, Tensor)]
 
 
 def _scores(q: Tensor, k: Tensor, out: Tensor, learned: bool) -> TracedScores:
-    """The scores of a product, with each factor expanded to its leading axes."""
+    """Return the traced scores of a product q k', with q and k expanded to the leading axes of the output.
+
+    learned  whether k is a parameter
+    """
     q, k = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (q, k))
     return TracedScores(q, k, _versions(q, k), learned)
 
 
 def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | None:
-    """The factors (..., i, 1, c) and (..., 1, j, c) of an elementwise product, in either order."""
+    """Recognise an elementwise product of queries (..., i, 1, c) and keys (..., 1, j, c); None if it is not one."""
     if len(args) != 2 or not all(isinstance(x, Tensor) and x.ndim >= 2 for x in args) or out.ndim < 4:
         return None
     leading, (i, j, c) = out.shape[:-3], out.shape[-3:]
@@ -674,7 +708,7 @@ def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | No
 def _read_weighted_values(
     traced: TracedWeights | Unsupported, operation: Operation, source: Tensor
 ) -> WeightedValues | None:
-    """Weights (..., i, j, 1) times values (..., 1, j, e)."""
+    """Recognise an elementwise product of weights (..., i, j, 1) and values (..., 1, j, e); None if it is not one."""
     values = next((x for x in operation.args[:2] if isinstance(x, Tensor) and x is not source), None)
     if values is None or values.ndim < 2 or source.ndim < 3 or source.shape[-1] != 1:
         return None
@@ -692,7 +726,7 @@ def _read_weighted_values(
 
 
 def _expand_letters(equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
-    """The letters of every operand and of the result of an einsum, with letters for dots and an implicit result."""
+    """Return the letters of the operands and the result of an einsum, with "..." and an implicit result expanded."""
     equation = equation.replace(" ", "")
     inputs, arrow, result = equation.partition("->")
     parts = inputs.split(",")
@@ -709,7 +743,7 @@ def _expand_letters(equation: str, operands: list[Tensor]) -> tuple[list[str], s
 
 
 def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
-    """The size of every axis of an einsum, after broadcasting."""
+    """Return the size of each letter of an einsum, after broadcasting."""
     sizes: dict[str, int] = {}
     for part, x in zip(letters, operands, strict=True):
         for letter, size in zip(part, x.shape, strict=True):
@@ -718,7 +752,11 @@ def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
 
 
 def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor], out: Tensor) -> TracedScores | None:
-    """The scores that an einsum may be: keys in one operand, and the product of all others as queries."""
+    """Recognise an einsum that may compute scores; None if it does not.
+
+    The keys are the operand with the last letter of the result. The product of all other operands is the
+    queries.
+    """
     if len(result) < 2 or len(operands) < 2:
         return None
     leading, i, j = result[:-2], result[-2], result[-1]
@@ -742,21 +780,21 @@ def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor],
 
 
 def _sums_with_another(at: int, letters: list[str], result: str, operands: list[Tensor]) -> bool:
-    """Whether an einsum sums the last axis of an operand with that of another that is not a parameter."""
+    """Whether an einsum sums the last axis of operand `at` with another operand that is not a parameter."""
     others = [n for n in range(len(operands)) if n != at and not isinstance(operands[n], nn.Parameter)]
     key = letters[at][-1]
     return key not in result and any(key in letters[n] and operands[n].ndim >= 3 for n in others)
 
 
 def _to_number(x: Any) -> float | None:
-    """A Python number or a tensor of one element as a float."""
+    """Convert a Python number or a tensor of one element to a float; None for other values."""
     if isinstance(x, Tensor):
         return float(x.detach()) if x.numel() == 1 and not x.is_complex() else None
     return float(x) if isinstance(x, int | float) else None
 
 
 def _arrange_axes(x: Tensor, letters: str, wanted: str) -> Tensor | None:
-    """Permute axes to the wanted order, with size one for missing letters; None if that is impossible."""
+    """Permute the axes to the order `wanted`, with size 1 for missing letters; None if that is impossible."""
     if any(letter not in wanted for letter in letters) or len(set(letters)) != len(letters):
         return None
     x = x.permute([letters.index(letter) for letter in wanted if letter in letters])
@@ -772,7 +810,10 @@ def _is_parameter(x: Tensor) -> bool:
 
 
 def _spreads_over_values(traced: TracedWeights | Unsupported, operation: Operation, source: Tensor) -> bool:
-    """Whether an elementwise product repeats weights for values that have the same last axis, that of keys."""
+    """Whether an elementwise product broadcasts weights over values with the same last axis (keys).
+
+    Then each query has its own values, as in deformable attention.
+    """
     is_own_softmax = isinstance(traced, Unsupported) or traced.scores is None
     repeated = operation.out.numel() > source.numel() > 0 and operation.out.shape[-1] == source.shape[-1] > 1
     return is_own_softmax and repeated and operation.has_other_numbers(source)
@@ -789,5 +830,5 @@ def _versions(q: Tensor, k: Tensor) -> tuple[int, int]:
 
 
 def version(x: Tensor) -> int:
-    """How often a tensor was written into; always 0 for inference tensors, which do not count it."""
+    """Return how often a tensor was changed in place; 0 for inference tensors, which have no version counter."""
     return 0 if x.is_inference() else x._version

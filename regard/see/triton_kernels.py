@@ -14,7 +14,7 @@ def _scores(
     q, K, start, j, stride_n, stride_c, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """The tile of scores of some queries and the keys from `start` on."""
+    """Compute a tile of scores: some queries and the keys from `start` on."""
     columns = start + tl.arange(0, BN)
     features = tl.arange(0, WIDTH)
     at = K + columns[None, :].to(tl.int64) * stride_n + features[:, None] * stride_c
@@ -40,7 +40,7 @@ def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.con
 
 @triton.jit
 def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """The first and last key of the band of some rows, and the range of tiles that are fully visible."""
+    """Return the first and last visible key of some rows, and the range of key tiles that are fully visible."""
     last = tl.minimum(first + BM, i) - 1
     begin, end, inner, outer = 0, j, 0, (j // BN) * BN
     if LOW:
@@ -69,7 +69,7 @@ def normalise(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The log-sum-exp of each row, in nats."""
+    """Compute the log-sum-exp of each row of scores, in nats."""
     first = tl.program_id(0) * BM
     both = tl.program_id(1)
     b, h = (both // H).to(tl.int64), (both % H).to(tl.int64)
@@ -93,7 +93,7 @@ def normalise(
 
 @triton.jit
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """The first and last row that see a tile of keys, and the range of rows that see all of it."""
+    """Return the first and last row that see a tile of keys, and the range of rows that see the whole tile."""
     first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
     begin, end, inner, outer = 0, i, 0, i // BM * BM
     if HIGH:
@@ -109,7 +109,7 @@ def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constex
 
 @triton.jit
 def _products(Q, k, b, h, start, BM: tl.constexpr, WIDTH: tl.constexpr):
-    """q . k of the rows from `start` on."""
+    """Compute q . k for the rows from `start` on."""
     q = tl.reshape(Q.load([b.to(tl.int32), h.to(tl.int32), start, 0]), [BM, WIDTH])
     return tl.dot(q, k, input_precision="ieee")
 
@@ -120,7 +120,7 @@ def _tile(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile to every statistic."""
+    """Add the weights of one tile to all statistics, and return the new received mass."""
     rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
     weights = tl.exp2(logs)
     if CUT:
@@ -160,7 +160,7 @@ def _tile(
 
 @triton.jit
 def _cell(CELLS, mass, before, row, SPAN):
-    """Add the mass received since `before` to the span of the row, and return the mass received so far."""
+    """Add the mass received since `before` to the pooled cell of the row; return the total received so far."""
     now = tl.sum(tl.sum(mass, 4), 2)
     tl.atomic_add(CELLS + (row // SPAN).to(tl.int64) * tl.num_programs(0), tl.sum(now - before), sem="relaxed")
     return now
@@ -172,7 +172,7 @@ def _edge(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Process rows from `begin` to `end` that need the mask, or have keys on both sides of the diagonal."""
+    """Process rows from `begin` to `end` whose tiles need the mask or cross the diagonal."""
     for row in tl.range(begin, end, BM):
         rows = row + tl.arange(0, BM)
         lse = tl.load(LSE + rows, mask=rows < i, other=float("inf"))
@@ -187,7 +187,7 @@ def _edge(
 
 @triton.jit
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
-    """The first row of tile `turn`, of tiles before and after a gap."""
+    """Return the first row of tile number `turn`; the tiles lie before and after a gap, and numbers wrap around."""
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)
 
@@ -199,10 +199,11 @@ def gather(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute every statistic of the weights exp(score - lse), each pair once.
+    """Compute all row and key statistics of the weights exp(score - lse), visiting each pair once.
 
-    A program owns a tile of keys, so the received mass stays in its registers. Row statistics are added to memory
-    atomically, one number for each row and tile. Sums over spans of rows are the cells of pooled maps.
+    A program owns a tile of keys, so the sums received by its keys stay in registers. Row statistics are added
+    to memory atomically, one number for each row and tile. Sums over spans of rows are the cells of pooled
+    maps.
     """
     number = tl.program_id(0)
     both = tl.program_id(1).to(tl.int64)
@@ -261,7 +262,7 @@ def pool(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The mass that each key receives from the rows between two edges."""
+    """Compute the sum of weights on each key over the rows between two edges."""
     number, cell = tl.program_id(0), tl.program_id(1)
     both = tl.program_id(2).to(tl.int64)
     b, h = both // H, both % H
@@ -288,7 +289,7 @@ def locate(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Find the key with the largest weight of each row, within the group that has it."""
+    """Find the key with the largest weight of each row, inside the group of keys that `gather` found."""
     both = tl.program_id(1).to(tl.int64)
     b, h = both // H, both % H
     rows, features = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, WIDTH)

@@ -28,7 +28,7 @@ AT_ONCE = 1 << 26  # numbers in memory at a time while a map is pooled: 256 MiB
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Statistics of each row and key."""
+    """The statistics of the weights of each query, and the sum that each key receives."""
 
     lse: Float[Tensor, "b h i"]
     entropy: Float[Tensor, "b h i"]
@@ -41,7 +41,10 @@ class RowStatistics:
 
 
 def is_supported(call: Request) -> bool:
-    """Whether the kernel supports this call."""
+    """Whether the Triton kernels support this attention call.
+
+    They need CUDA, a dtype other than float64, a width of at most 256, a window mask and no score terms.
+    """
     fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
     plain = (
         not call.terms and not call.steep and isinstance(call.positions.keys, int) and call.mask.as_window() is not None
@@ -55,7 +58,7 @@ def _has_triton() -> bool:
 
 
 def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:
-    """The attention output, and the log-sum-exp if the kernel returns it."""
+    """Return the attention output, and the log-sum-exp if the kernel returns one, else None."""
     if call.q.is_cuda and call.plain and not sdpa.refusals(call):
         found = sdpa.fused_attention_with_lse(call)
         if found is not None:
@@ -64,7 +67,10 @@ def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tens
 
 
 def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) -> RowStatistics:
-    """Run the kernel, after one for the log-sum-exp if it is None."""
+    """Compute the statistics of all rows with the Triton kernels.
+
+    lse  the log-sum-exp of each row; None computes it first
+    """
     from regard.see import triton_kernels  # needs triton
 
     b, h, _, i, j, _, _ = call.sizes
@@ -94,13 +100,17 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
 
 
 def is_exact(found: RowStatistics) -> bool:
-    """Whether all statistics are finite, and no score is so large that rounding spoils the weights."""
+    """Whether all statistics are finite, and no log-sum-exp is so large that rounding makes the weights wrong."""
     finite_lse = found.lse.masked_fill(found.lse == -math.inf, 0)
     return bool((found.entropy.isfinite() & (finite_lse.abs() < LARGEST_LSE)).all())
 
 
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
-    """A pooled map: from the sums of `compute_row_statistics` if its cells align with them, else by another kernel."""
+    """Return the pooled weights of a call.
+
+    They are added up from the cells in `found` if these fit the requested cells, else another kernel computes
+    them.
+    """
     from regard.see import triton_kernels
 
     assert found.cells is not None
@@ -126,7 +136,7 @@ def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Fl
 
 
 def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
-    """The arguments of every kernel: lengths, band and scale, and its compile-time constants."""
+    """Return the arguments that all kernels share: lengths, window and scale, and the compile-time constants."""
     _, h, g, i, j, c, _ = call.sizes
     low, high = _band(call)
     assert isinstance(call.positions.keys, int)
@@ -140,25 +150,25 @@ def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
 
 
 def _occupancy_options(width: int, q: Tensor) -> dict[str, int]:
-    """Limits on registers and stages that let a multiprocessor run three programs without spilling."""
+    """Return launch options that limit registers and stages, so that a multiprocessor runs three programs."""
     if q.element_size() != 2 or width > 128:
         return {}
     return {"maxnreg": 168} if width <= 64 else {"maxnreg": 168, "num_stages": 2}
 
 
 def _band(call: Request) -> tuple[int | None, int | None]:
-    """The limits low <= j - i <= high of the mask, which `is_supported` has checked to be a window."""
+    """Return the limits low <= j - i <= high of a window mask; None is no limit."""
     before, after = call.mask.as_window() or (None, None)
     return None if before is None else -before, after
 
 
 def _lse_in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
-    """The log-sum-exp in units of log 2, as in the kernels; inf for an empty row, so that its weights are 0."""
+    """Convert the log-sum-exp to base 2, as the kernels use it; inf for an empty row, so that its weights are 0."""
     return torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
 
 
 def _tile_descriptor(q: Float[Tensor, "b h i c"], width: int) -> Any:
-    """A tensor descriptor of q for tiles of rows, padded with zeros."""
+    """Return a Triton tensor descriptor of q for tiles of rows; q is copied and padded if it is not aligned."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     aligned = all(stride * q.element_size() % 16 == 0 for stride in q.stride()[:3]) and q.data_ptr() % 16 == 0
@@ -168,5 +178,5 @@ def _tile_descriptor(q: Float[Tensor, "b h i c"], width: int) -> Any:
 
 
 def _span(i: int) -> int:
-    """The number of rows of a cell of the pooled map that the kernel computes."""
+    """Return the number of rows in each cell of the pooled map that the kernel computes."""
     return ROWS * max(1, i // ROWS // SPANS)

@@ -27,19 +27,19 @@ def value_zeroing(
     normalised: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "b i r"]:
-    """Value zeroing: how much output i of a block changes when the value of key j is zero in all heads of a layer.
+    """Value zeroing: how much output i of a block changes if the value of key j is zero in all heads of a layer.
 
-    Mohebbi et al. 2023, arXiv:2301.12971: 1 - cos(y_i, y_i without v_j) for every row y_i of the block around an
-    attention layer.
+    Mohebbi et al. 2023, arXiv:2301.12971: 1 - cos(y_i, y_i without v_j) for every row y_i of the block around
+    an attention layer. A key with a zero value or zero weights has a column of zeros.
 
-    A key with a zero value or zero weights has a column of zeros. Attention is linear in its values, so w_ij v_j is
-    subtracted from its output. Weights do not change, and any kind of attention is supported. The model runs once for
-    each key and should be in eval mode.
+    Attention is linear in its values, so w_ij v_j is subtracted from its output; the weights do not change.
+    Every attention call that `watch` records is supported. The model runs once for each key and should be in
+    eval mode.
 
     run         calls the model on its inputs, for instance lambda: model(x)
     layer       the name of the attention in `watch(model)`
     keys        indices of the keys to zero; None is all
-    block       the path of the module whose output is compared; None is the numbered block that contains the layer
+    block       path of the module whose output is compared; None is the numbered block that contains the layer
     normalised  divide rows by their sum, as in the paper
     progress    called with the number of keys done and the total
 
@@ -65,7 +65,10 @@ def value_zeroing(
 def _run_without(
     model: nn.Module, run: Callable[[], Any], layer: str, block: str, key: int | None
 ) -> tuple[Float[Tensor, "b i d"], Record]:
-    """Run the model with the value of one key zeroed; return the output of the block and the record of the layer."""
+    """Run the model with the value of one key set to zero; return the block's output and the layer's record.
+
+    key  index of the key; None changes nothing
+    """
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, args: Any, output: Any) -> None:
@@ -96,7 +99,7 @@ def _run_without(
 
 
 def _value_contribution(record: Record, key: int) -> Float[Tensor, "b h i e"]:
-    """w_ij v_j of one key j, for every row i."""
+    """Return the contribution w_ij v_j of key j to every output row i."""
     assert record.v is not None
     rows = torch.arange(record.q.shape[2], device=record.q.device)[None]
     weights = weights_at(record, rows, torch.full_like(rows, key))
@@ -105,7 +108,7 @@ def _value_contribution(record: Record, key: int) -> Float[Tensor, "b h i e"]:
 
 
 def _enclosing_block(model: nn.Module, layer: str) -> str:
-    """The path of the innermost numbered module that contains a layer, or of its parent."""
+    """Return the path of the innermost numbered module that contains a layer; without one, the path of its parent."""
     parts = layer.partition(":")[0].split(".")
     numbered = [at for at, part in enumerate(parts) if part.isdigit()]
     end = numbered[-1] + 1 if numbered else max(len(parts) - 1, 0)

@@ -56,15 +56,16 @@ def watch(
     device: torch.device | str | None = None,
     values: bool = True,
 ) -> AbstractContextManager[Seen]:
-    """Record every attention call of the model inside the `with` block, using hooks.
+    """Context manager: record every attention call of a model inside the block, using hooks.
 
-    Intercepts scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder layers, the
-    functions of Hugging Face's attention registry, attention written by hand as a softmax between two products, and
-    `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only the thread that opened the block
-    is recorded; modules of the model that other threads call are listed in `left_out` too. Outputs and gradients are
-    bitwise the same as without watching, except in code that `torch.compile` compiled: it runs eagerly inside the block
-    (`torch.compiler.set_stance("force_eager")`), and `record.note` says so.
-    All hooks are removed at the end of the block, and after an error; the records remain usable.
+    Recorded are scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder layers, the
+    functions of Hugging Face's attention registry, attention written by hand as a softmax between two products,
+    and `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only the thread that
+    opened the block is recorded; modules of the model that other threads call are listed in `left_out` too.
+
+    Outputs and gradients are bitwise the same as without watching, except in code that `torch.compile`
+    compiled: it runs eagerly inside the block (`torch.compiler.set_stance("force_eager")`), and `record.note`
+    says so. All hooks are removed at the end of the block, also after an error; the records remain usable.
 
     model    the model to record; None, or a function that is not a method of a model, records all calls
     layers   names or glob patterns of modules, such as "encoder.layer.3" or "*.cross_attention"; None is all
@@ -83,9 +84,10 @@ def watch(
 
 
 class Watcher(TorchFunctionMode):
-    """The function mode that intercepts attention calls, finds their module and records them.
+    """Torch function mode that intercepts attention calls, finds their module and records them.
 
-    change  called with each call in place of recording it; may return another output of its heads, (b h i e)
+    change  called for each attention call instead of recording it; returns a new output of the heads (b h i e),
+            or None
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def recording(self) -> Iterator[Seen]:
-        """Install all hooks; remove them on exit."""
+        """Context manager: install all hooks, and remove them on exit."""
         with ExitStack() as stack:
             stack.callback(self._tracer.clear)
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -164,11 +166,11 @@ class Watcher(TorchFunctionMode):
         return out if changed is None else _replace_output(out, changed, kwargs.get("out"))
 
     def _is_disabled(self) -> bool:
-        """Whether a call is part of one that is recorded as a whole, or is not to be recorded."""
+        """Whether the current call must not be recorded: it is foreign, or inside a call recorded as a whole."""
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:
-        """Whether a call is traced by a compiler, made by another thread or by an edit, or recomputed in a backward."""
+        """Whether the current call is traced by a compiler, by another thread or an edit, or in a backward pass."""
         return (
             torch.compiler.is_compiling()
             or threading.get_ident() != self._thread
@@ -178,7 +180,10 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _disabled(self) -> Iterator[None]:
-        """Pop this mode while the original runs: torch skips its fast paths while any function mode is active."""
+        """Context manager: remove this function mode while the original function runs.
+
+        torch skips its fast paths while any function mode is active.
+        """
         stack = [_get_function_stack_at(at) for at in range(_len_torch_function_stack())]
         above = len(stack) - 1 - stack.index(self) if self in stack else None
         self._disabled_depth += 1
@@ -198,7 +203,7 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Let code whose arguments are recorded run compiled."""
+        """Context manager: let a function whose arguments are recorded run compiled."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -215,7 +220,10 @@ class Watcher(TorchFunctionMode):
         return self._record_call(lambda: from_sdpa(*args, **(kwargs | {"axes": axes})), out, transform)
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """List that another thread calls the model, once for each thread: function modes belong to one thread."""
+        """Call a module, and add a reason to `left_out` if another thread calls it, once for each thread.
+
+        Function modes belong to one thread, so calls of other threads cannot be recorded.
+        """
         thread = threading.get_ident()
         if thread != self._thread and thread not in self._other_threads and self._is_own_module(module):
             self._other_threads.add(thread)
@@ -224,7 +232,7 @@ class Watcher(TorchFunctionMode):
         return original(module, *args, **kwargs)
 
     def _is_own_module(self, module: nn.Module) -> bool:
-        """Whether a module is part of the model, or of a copy made by nn.DataParallel."""
+        """Whether a module belongs to the watched model, or to a replica made by nn.DataParallel."""
         return id(module) in self.paths or getattr(module, "_is_replica", False)
 
     def _attend(self, kernel: str, call: Request, out: Tensor) -> Tensor | None:
@@ -239,7 +247,7 @@ class Watcher(TorchFunctionMode):
         self._changed = self._record_call(lambda: record, out, transform)
 
     def _registered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function of Hugging Face's registry to record its calls."""
+        """Wrap an attention function of Hugging Face's registry, so that its calls are recorded."""
 
         @wraps(function)
         def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -272,9 +280,11 @@ class Watcher(TorchFunctionMode):
         out: Tensor,
         left_out: dict[str, int],
     ) -> Tensor | None:
-        """Record a registered function by its arguments, after no call was intercepted inside it.
+        """Record a call of a registered attention function by its arguments.
 
-        left_out  the reasons before the call, restored when the arguments could be recorded
+        This is used if no operation inside the function was intercepted.
+
+        left_out  `seen.left_out` before the call; it is restored if the arguments could be recorded
         """
 
         def build() -> Record:
@@ -340,12 +350,15 @@ class Watcher(TorchFunctionMode):
         owner: object = None,
         positions_given: bool = False,
     ) -> Tensor | None:
-        """Record one call, if its module is selected, or let `change` replace its output, which is returned then.
+        """Record one attention call if its module is selected, or let `change` replace its output.
 
-        build            makes the record from the arguments of the call
-        transform        from the output of the heads to `out`; None where `out` is that output
+        Returns the new output, or None if it does not change.
+
+        build            builds the record from the arguments of the call
+        transform        converts the output of the heads to `out`; None if they are the same
         owner            the module of the call, if known
-        positions_given  whether the call states the positions of its queries; otherwise they are read from the mask
+        positions_given  whether the call states the positions of its queries; otherwise they are inferred from the
+                         mask
         """
         self._intercepted += 1
         name = self._module_name(owner)
@@ -387,7 +400,7 @@ class Watcher(TorchFunctionMode):
         out: Tensor,
         transform: OutputTransform,
     ) -> Tensor | None:
-        """The output of a call with changed heads; None if it does not change."""
+        """Let `change` edit an attention call and return the new output; None if it does not change."""
         call = AttentionCall(path, name, build, out, transform)
         with self._disabled():
             _edits.running = True  # no other watcher records what an edit computes
@@ -398,7 +411,7 @@ class Watcher(TorchFunctionMode):
                 _edits.running = False
 
     def _select(self, record: Record) -> Record:
-        """A copy of the record with the selected heads and rows."""
+        """Return a copy of the record with only the selected heads and rows."""
         h, i = record.q.shape[1:3]
         heads = None if self.heads is None else resolve_indices("heads", self.heads, h, record.name)
         rows = None if self.rows is None else resolve_indices("rows", self.rows, i, record.name)
@@ -421,7 +434,7 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _catch_errors(self) -> Iterator[None]:
-        """Turn an error while recording into a reason in `left_out`: it must not stop the model."""
+        """Context manager: turn an error while recording into a reason in `left_out`; the model continues."""
         try:
             yield
         except RegardError:
@@ -433,7 +446,7 @@ class Watcher(TorchFunctionMode):
         self.seen.left_out[reason] = self.seen.left_out.get(reason, 0) + 1
 
     def _head_count(self) -> HeadCount | None:
-        """The number of heads of the current call, from the registered function or an attribute of its module."""
+        """Return the number of heads of the current call, from its arguments or its module; None if unknown."""
         if self._call_heads is not None:
             return self._call_heads
         for module, name in product(islice(_calling_modules(), 2), HEAD_COUNTS):
@@ -442,7 +455,10 @@ class Watcher(TorchFunctionMode):
         return None
 
     def _module_name(self, owner: object) -> str | None:
-        """The path of the innermost module of the model that makes the current call; None if there is none."""
+        """Return the path of the innermost module of the model that makes the current call; None if there is none.
+
+        owner  the module of the call, if known
+        """
         if self.model is None:
             return NO_MODULE
         found = (self.paths[id(caller)] for caller in chain((owner,), _callers()) if id(caller) in self.paths)
@@ -450,7 +466,7 @@ class Watcher(TorchFunctionMode):
 
 
 def call_frames() -> Iterator[FrameType]:
-    """The frames of the call stack, innermost first."""
+    """Yield the frames of the call stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -458,12 +474,12 @@ def call_frames() -> Iterator[FrameType]:
 
 
 def _callers() -> Iterator[object]:
-    """The `self` of each method on the call stack, innermost first."""
+    """Yield the `self` of each method on the call stack, innermost first."""
     return (frame.f_locals["self"] for frame in call_frames() if "self" in frame.f_locals)
 
 
 def _calling_modules() -> Iterator[nn.Module]:
-    """The different modules on the call stack, innermost first."""
+    """Yield the different modules on the call stack, innermost first."""
     seen: set[int] = set()
     for caller in _callers():
         if isinstance(caller, nn.Module) and id(caller) not in seen:
@@ -472,7 +488,10 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 
 def _is_compiled_call() -> bool:
-    """Whether the current call was made through torch.compile. flex_attention itself does so when called eagerly."""
+    """Whether the current call was made through torch.compile.
+
+    An eager call of flex_attention, which uses torch.compile itself, does not count.
+    """
     # torch has no public sign of a compiled function that a stance runs eagerly, so its frame is looked for;
     # tests/see/test_watch_compiled.py fails if the frame is renamed
     return any(
@@ -484,9 +503,9 @@ def _is_compiled_call() -> bool:
 
 
 def _replace_output(out: Any, changed: Tensor, buffer: Tensor | None = None) -> Any:
-    """The result of a call with another output, which is the first entry of a tuple.
+    """Return the result of a call with its output replaced; in a tuple, the output is the first entry.
 
-    buffer  the argument `out` of the function, which the caller may read instead of the result
+    buffer  the argument `out` of the function; the new output is copied into it
     """
     if buffer is not None:
         return buffer.copy_(changed)
@@ -505,7 +524,10 @@ def _find_module(model: object) -> nn.Module | None:
 
 
 def _module_paths(model: nn.Module) -> dict[int, str]:
-    """The path of every module by its id, without the "_orig_mod" of torch.compile. The model has its class name."""
+    """Return the path of every module by its id, without the "_orig_mod" of torch.compile.
+
+    The path of the model itself is its class name.
+    """
     own = type(getattr(model, "_orig_mod", model)).__name__
     return {
         id(module): ".".join(part for part in path.split(".") if part != "_orig_mod") or own
@@ -527,7 +549,7 @@ def _check_patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -
 
 
 def _is_selected(path: str, patterns: tuple[str, ...] | None) -> bool:
-    """Whether a pattern matches the module or one that contains it."""
+    """Whether a glob pattern matches the path of the module or of a module that contains it; None selects all."""
     if patterns is None:
         return True
     parts = path.split(".")
@@ -536,12 +558,12 @@ def _is_selected(path: str, patterns: tuple[str, ...] | None) -> bool:
 
 
 def _is_standard(kind: type[nn.Module]) -> bool:
-    """Whether a class is an encoder layer of torch with torch's own self-attention."""
+    """Whether a class is nn.TransformerEncoderLayer or a subclass that does not override the self-attention."""
     return issubclass(kind, nn.TransformerEncoderLayer) and kind._sa_block is nn.TransformerEncoderLayer._sa_block
 
 
 def _reason_unusable(q: Tensor) -> str | None:
-    """Why a call cannot be recorded, or None."""
+    """Return why a call with this q cannot be recorded, or None if it can."""
     if torch._C._functorch.is_functorch_wrapped_tensor(q):
         return "calls inside a transform of torch.func, whose tensors end with it"
     if q.device.type == "meta" or type(q).__name__ == "FakeTensor":
@@ -551,7 +573,7 @@ def _reason_unusable(q: Tensor) -> str | None:
 
 @contextmanager
 def _patch_method(kind: type[nn.Module], name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-    """Call `wrapper(original, module, ...)` in place of a method of a class."""
+    """Context manager: call `wrapper(original, module, ...)` in place of a method of a class."""
     inherited = name not in vars(kind)
     original = getattr(kind, name)
 

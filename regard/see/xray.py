@@ -29,7 +29,7 @@ from regard.see.measure.scale import ScoreReading
 
 @dataclass(frozen=True, kw_only=True)
 class XRay(LinearityReading, MaskReading, ScoreReading, BiasReading, HeadReading):
-    """The measured conventions of one attention. `print` it to read it.
+    """The measured conventions of an attention function: mask, scale, bias, heads and more. Print it to read them.
 
     >>> xray(torch.nn.functional.scaled_dot_product_attention).grouping
     'one to one'
@@ -114,12 +114,12 @@ def xray(
 ) -> XRay:
     """Measure the weights, mask, scale, bias, sink, grouping, rotary pairing and dropout of any attention.
 
-    fn       a function of q, k and v in any known layout, or a module: see `regard.see.as_probe`
-    queries  number of queries; a window or chunk wider than that is not seen
-    keys     number of keys; as many as queries by default
-    layout   "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; found by trial calls by default
-    dtype    of q, k and v; float32 is used if the function raises
-    extra    keywords passed to the function at every call: is_causal=True, attn_mask=...
+    fn       a function of q, k and v in any known layout, or a module; see `regard.see.as_probe`
+    queries  number of queries; a window or chunk that is wider cannot be detected
+    keys     number of keys; by default as many as queries
+    layout   "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial calls
+    dtype    dtype of q, k and v; float32 is used if the function raises an error
+    extra    keyword arguments passed to the function at every call: is_causal=True, attn_mask=...
 
     >>> xray(torch.nn.functional.scaled_dot_product_attention).scale_name
     '1/sqrt(c)'
@@ -144,7 +144,7 @@ def xray(
 
 
 def _present(measured: AttentionMeasurement) -> XRay:
-    """All parts of a measurement in one flat result."""
+    """Combine all parts of a measurement into one `XRay`."""
     raw = measured.raw
     measured.notes.extend(_filled_in_notes(raw.reader.probe, raw.reader.extra))
     values: dict[str, Any] = {
@@ -170,7 +170,7 @@ def _present(measured: AttentionMeasurement) -> XRay:
 
 
 def _filled_in_notes(probe: Probe, extra: object) -> list[str]:
-    """Required arguments that the caller did not pass: another value may give another attention."""
+    """Return notes on required arguments that the caller did not pass; other values may give other results."""
     notes = [probe.note] if probe.note else []
     for name in probe.filled_in:
         if name not in (extra if isinstance(extra, dict) else {}):

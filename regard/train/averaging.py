@@ -14,8 +14,8 @@ from regard.base.validation import check_integer, check_range
 class ExponentialAverage:
     """Exponential moving average (EMA) of the weights.
 
-    decay  weight of the average at each step; after n steps it is at most n / (n + 9), so that the first weights are
-           forgotten soon
+    decay  weight of the old average at each step; at step n it is at most n / (n + 9), so that the first
+           weights are forgotten soon
     """
 
     decay: float = 0.999
@@ -40,7 +40,7 @@ class LastKAverage:
         check_integer("LastKAverage(every)", self.every, 1, "steps")
 
     def snapshots(self, steps: int) -> int:
-        """Return the number of snapshots that a run of this number of steps has at its end."""
+        """Return the number of snapshots at the end of a run with this number of steps."""
         return min(self.count, steps // self.every)
 
 
@@ -48,7 +48,7 @@ AveragingConfig = ExponentialAverage | LastKAverage
 
 
 class Averager:
-    """The averaged weights of a model during training."""
+    """Keeps averaged weights of a model during training: an exponential moving average or the last snapshots."""
 
     def __init__(self, config: AveragingConfig, model: nn.Module) -> None:
         self._config, self._model = config, model
@@ -56,7 +56,10 @@ class Averager:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the current weights to the average, after `step` optimizer steps."""
+        """Add the current weights to the average. Called after every optimizer step.
+
+        step  number of optimizer steps done
+        """
         if isinstance(self._config, LastKAverage):
             if step % self._config.every == 0:
                 self._snapshots = [*self._snapshots, self._copy()][-self._config.count :]
@@ -70,7 +73,7 @@ class Averager:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the model the averaged weights inside the block; restore its own on exit."""
+        """Context manager: the model has the averaged weights inside the block, and its own weights again on exit."""
         own = self._copy()
         self.apply()
         try:
@@ -79,17 +82,17 @@ class Averager:
             self._load(own)
 
     def apply(self) -> None:
-        """Give the model the averaged weights."""
+        """Copy the averaged weights into the model. Do nothing if nothing was averaged yet."""
         if self._snapshots:
             names = self._snapshots[0]
             self._load({name: torch.stack([each[name] for each in self._snapshots]).mean(0) for name in names})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the snapshots as `number/name`: tensor."""
+        """Return the saved weights as a flat state dict; the key of a tensor is `snapshot number/parameter name`."""
         return {f"{number}/{name}": t for number, each in enumerate(self._snapshots) for name, t in each.items()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+        """Load a state dict that `state_dict` returned."""
         own = dict(_weights(self._model))
         snapshots: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
@@ -107,6 +110,6 @@ class Averager:
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and the floating-point buffers, shared ones once."""
+    """Yield the names and tensors of all parameters and floating-point buffers. Shared ones are yielded once."""
     yield from model.named_parameters()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point())

@@ -69,7 +69,8 @@ class CheckpointFolder:
 
     keep        number of latest checkpoints to keep
     on_message  called with a message about each damaged checkpoint
-    like        returns the tensor of this run whose sharding a tensor of a checkpoint gets, by name
+    like        with FSDP: function from the name of a tensor in a checkpoint to the tensor whose sharding it
+                gets
     """
 
     folder: Path
@@ -79,7 +80,7 @@ class CheckpointFolder:
     like: Callable[[str], Tensor | None] = lambda name: None
 
     def steps(self) -> list[int]:
-        """Return the steps of all finished checkpoints, damaged ones included."""
+        """Return the step numbers of all finished checkpoints, damaged ones included."""
         return self.group.run_on_main(lambda: [_step(file) for file in _finished(self.folder)])
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -95,7 +96,10 @@ class CheckpointFolder:
             self.group.run_on_main(lambda: self._finish(checkpoint, _save_tensors(file, checkpoint.tensors)))
 
     def load_latest(self) -> Checkpoint | None:
-        """Return the latest valid checkpoint; None if there are no checkpoints."""
+        """Return the latest valid checkpoint; None if there are no checkpoints.
+
+        Raise CheckpointError if all of them are damaged.
+        """
         files = self.group.run_on_main(lambda: _finished(self.folder)[::-1])
         found = self._load_first_valid(files, "the one before it is used")
         if files and found is None:
@@ -103,7 +107,10 @@ class CheckpointFolder:
         return found
 
     def load_best(self) -> Checkpoint | None:
-        """Return the valid checkpoint with the highest score, the latest if scores are equal."""
+        """Return the valid checkpoint with the highest validation score, the latest if scores are equal.
+
+        Return None if no valid checkpoint has a score.
+        """
         return self._load_first_valid(self.group.run_on_main(lambda: _by_score(self.folder)), "the next best is used")
 
     def remove_unfinished(self) -> None:
@@ -119,7 +126,7 @@ class CheckpointFolder:
         return None
 
     def load(self, file: Path) -> Checkpoint:
-        """Return the checkpoint of a JSON file. Raises CheckpointError if it is damaged."""
+        """Load the checkpoint that a JSON file describes. Raises CheckpointError if it is damaged."""
         if self.group.is_sharded:
             return self._load(self.group, file)
         return self.group.run_on_main(lambda: self._load(SINGLE_PROCESS, file))  # other machines may not have the file
@@ -149,7 +156,7 @@ class CheckpointFolder:
 
 
 def prepare_run_folder(folder: Path, resume: bool) -> None:
-    """Remove temporary files of a killed run. Raises ConfigError if the folder has a run that is not resumed."""
+    """Remove temporary files of a killed run. Raises ConfigError if the folder has a run and `resume` is False."""
     for file in folder.glob(f"{UNFINISHED}*"):  # left by a killed run
         file.unlink()
     begun = CheckpointFolder(folder / CHECKPOINTS).steps()
@@ -160,13 +167,16 @@ def prepare_run_folder(folder: Path, resume: bool) -> None:
 
 
 def write_plan(folder: Path, plan: TrainingPlan) -> None:
-    """Write the plan of a run to plan.json, for readers. Resuming uses the plan in the checkpoint."""
+    """Write the training plan of a run to plan.json, for people to read. Resuming uses the plan in the checkpoint."""
     text = json.dumps(to_json(plan), indent=1) + "\n"
     write_atomically(folder / PLAN, lambda path: path.write_text(text))
 
 
 def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], step: int) -> None:
-    """Raise if a run is resumed with another plan; what `RESUMABLE` names may change."""
+    """Raise ConfigError if a run is resumed with another training plan.
+
+    Only the settings in `RESUMABLE` may change.
+    """
     changed = sorted(name for name in {*saved, *wanted} - RESUMABLE if saved.get(name) != wanted.get(name))
     if changed:
         changes = ", ".join(f"{name} was {saved.get(name)!r} and is {wanted.get(name)!r}" for name in changed)
@@ -177,7 +187,7 @@ def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], ste
 
 
 def capture(trainer: "Trainer") -> Checkpoint:
-    """Return the checkpoint of a run: all that is needed to resume it bit for bit."""
+    """Return a checkpoint of a training run: all that is needed to resume it bit for bit."""
     rng_states = trainer.group.all_gather(lambda: rng_state.save_rng_state(trainer.group.device))
     sections: dict[str, dict[str, Tensor]] = {
         "model": dict(trainer.model.state_dict()),
@@ -234,7 +244,11 @@ def resume(trainer: "Trainer", checkpoints: CheckpointFolder) -> None:
 
 @contextmanager
 def convert_os_errors(folder: Path, what: str = "the run", fix: str = " or choose another --folder") -> Iterator[None]:
-    """Raise TrainingError instead of OSError if something cannot be written, such as on a full disk."""
+    """Context manager: raise TrainingError instead of OSError if a file cannot be written, such as on a full disk.
+
+    what  what was to be saved, for the error message
+    fix   further advice, for the error message
+    """
     try:
         yield
     except OSError as error:
@@ -254,7 +268,10 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def _verify(file: Path, group: ProcessGroup) -> dict[str, Any]:
-    """Return the content of a checkpoint's JSON file. Each process verifies the checksums of its part of the files."""
+    """Verify a checkpoint and return the content of its JSON file. Raises CheckpointError if it is damaged.
+
+    The files are divided among the processes; each process verifies the checksums of its own files.
+    """
     about = _read_json(file)
     path, names = file.with_suffix(""), sorted(about["sha256"])
     if path.is_dir() and sorted(f"{path.name}/{each.name}" for each in path.iterdir()) != names:
@@ -285,7 +302,7 @@ def _step(file: Path) -> int:
 
 
 def _by_score(folder: Path) -> list[Path]:
-    """Return the checkpoints that have a score, best first, the latest of equal scores first."""
+    """Return the JSON files of checkpoints with a validation score, best first, the latest of equal scores first."""
     scored: list[tuple[float, Path]] = []
     for file in _finished(folder):
         try:
@@ -298,7 +315,10 @@ def _by_score(folder: Path) -> list[Path]:
 
 
 def _remove_old(folder: Path, step: int, keep: int) -> None:
-    """Keep the latest checkpoints up to a step and the best of them. Checkpoints of later steps were damaged."""
+    """Remove all checkpoints but the `keep` latest ones up to `step` and the best of these.
+
+    Checkpoints of later steps are removed too: they were damaged, and the run was resumed from an earlier one.
+    """
     past = [file for file in _finished(folder) if _step(file) <= step]
     kept = {*past[-keep:], *[file for file in _by_score(folder) if file in past][:1]}
     for file in _finished(folder):

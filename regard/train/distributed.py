@@ -33,10 +33,12 @@ _GROUP_NUMBER = itertools.count()  # process groups that this process has joined
 
 @contextmanager
 def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iterator[ProcessGroup]:
-    """Join the process group that torchrun started; without torchrun, yield a group of this process alone.
+    """Context manager: join the process group that torchrun started.
 
-    parallel  "ddp": every process has the whole model. "fsdp": every process has a shard of each parameter, and all
-              processes write checkpoints to a folder that all of them can reach
+    Without torchrun the group is this process alone.
+
+    parallel  "ddp": every process has the whole model. "fsdp": every process has a shard of each parameter, and
+              all processes write checkpoints to a folder that all of them can reach
     device    "cpu" or "cuda"; None uses GPUs if there are any, one per process
     """
     if parallel not in PARALLEL:
@@ -64,7 +66,10 @@ def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iter
 
 
 def _local_device(device: str | None) -> torch.device:
-    """Return the device of this process: the GPU with its local rank, or the device of that name."""
+    """Return the device of this process: the GPU with its local rank, or another device by name.
+
+    device  "cuda", another device name, or None for a GPU if there is one
+    """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind != "cuda":
         return parse_device(kind)
@@ -173,7 +178,7 @@ class FSDPGroup(DistributedGroup):
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module inside a module that torch.compile returned."""
+    """Return the module inside a module that torch.compile returned, or the module itself if it is not compiled."""
     inside: nn.Module = getattr(module, "_orig_mod", module)
     return inside
 
@@ -186,7 +191,7 @@ def _try(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _raise_first_error(results: list[tuple[T, Exception | None]]) -> list[T]:
-    """Return the values of `_try` from several processes, or raise the first error among them."""
+    """Return the values in (value, error) pairs of several processes, or raise the first error among them."""
     for _, error in results:
         if error is not None:
             raise error

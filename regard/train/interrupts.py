@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterruptedError(KeyboardInterrupt):
-    """A run was stopped by a signal after a checkpoint was saved."""
+    """A training run was stopped by a signal, after a checkpoint was saved."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -17,7 +17,10 @@ class TrainingInterruptedError(KeyboardInterrupt):
 
 
 class SignalRecorder:
-    """Record the first SIGINT or SIGTERM inside the `with` block instead of stopping at once; a second one stops."""
+    """Context manager: record the first SIGINT or SIGTERM instead of stopping at once.
+
+    A second signal stops at once.
+    """
 
     def __init__(self, enabled: bool = True) -> None:
         # Python allows handlers in the main thread only

@@ -15,11 +15,11 @@ NAME = "log.jsonl"
 
 
 class MetricsLog:
-    """Writes `log.jsonl`, and TensorBoard events to `tensorboard/`.
+    """Writes the metrics of a training run to `log.jsonl` and, if asked, to TensorBoard.
 
     folder       the folder of the run
     start        the step from which the run is resumed; lines of later steps are removed
-    tensorboard  write TensorBoard events too
+    tensorboard  write TensorBoard events too, to the subfolder `tensorboard`
     """
 
     def __init__(self, folder: Path, start: int, *, tensorboard: bool = False) -> None:
@@ -27,7 +27,7 @@ class MetricsLog:
         self._file: TextIO = _open_log(folder / NAME, start)
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
-        """Write the metrics of a step."""
+        """Write the metrics of a training step."""
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
         if self._board is not None:

@@ -42,7 +42,10 @@ MEASURED_SAMPLES = 8  # from which the time of a step is estimated before a run
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run, for `on_progress`."""
+    """The progress of a training run, the argument of `on_progress`.
+
+    metrics  metrics of the latest validation; {} before the first one
+    """
 
     step: int
     steps: int
@@ -73,9 +76,9 @@ class Timing:
 class TrainingResult:
     """The result of `fit`.
 
-    model    the trained model, with the weights that the plan selects
-    losses   (step, mean loss since the entry before)
-    metrics  (step, metrics of a validation)
+    model    the trained model, with the last, the best or the averaged weights, as the plan says
+    losses   pairs (step, mean loss since the previous pair)
+    metrics  pairs (step, validation metrics)
     """
 
     model: nn.Module
@@ -139,7 +142,7 @@ def fit(
 
 
 def score(metrics: dict[str, float]) -> float:
-    """Return the score of a validation: its first metric. Larger is better."""
+    """Return the validation score, which is the first of the metrics. Larger is better."""
     return next(iter(metrics.values()))
 
 
@@ -260,7 +263,7 @@ class Trainer:
         return TrainingResult(self.original, self.step, self.losses, self.metrics, before + time.perf_counter() - start)
 
     def load_batch(self, step: int) -> list[Any]:
-        """Return the micro-batches of a step for this process."""
+        """Return the micro-batches of a training step for this process."""
         count = self.plan.gradient_accumulation_steps
         first, of = self.group.rank * count, self.group.world_size * count
         return [self.task.batch(step, first + number, of) for number in range(count)]
@@ -283,7 +286,10 @@ class Trainer:
         return total, count
 
     def _update(self, factor: Tensor, lr_factor: float) -> None:
-        """Multiply the gradients by a factor, clip them and step the optimizer."""
+        """Multiply the gradients by a factor, clip them and do the optimizer step.
+
+        lr_factor  factor of the learning rate schedule
+        """
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         # DDP and FSDP average gradients over processes, and the loss is a sum
@@ -299,7 +305,7 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def current_score(self) -> float | None:
-        """Return the score of the validation after this step; None if there was none."""
+        """Return the validation score after the current step; None if there was no validation at this step."""
         evaluated = self.metrics and self.metrics[-1][0] == self.step
         return score(self.metrics[-1][1]) if evaluated else None
 
@@ -342,7 +348,7 @@ class Trainer:
                 self.log.add(self.step, metrics)
 
     def _evaluate(self) -> None:
-        """Validate the model, with the averaged weights if the plan averages, and record the metrics."""
+        """Validate the model and record the metrics. Averaged weights are used if the plan has weight averaging."""
         averaged = nullcontext() if self.averager is None else self.averager.applied()
         unsharded = self.group.unsharded(self.model)
         with evaluation_mode(self.model, self.group.device), averaged, unsharded, self._autocast():
@@ -362,7 +368,7 @@ class Trainer:
         self._log(metrics)
 
     def _save(self) -> None:
-        """Save a checkpoint, unless a weight or the optimizer state is not finite."""
+        """Save a checkpoint. Raise TrainingError if a weight or the optimizer state is not finite."""
         if self.checkpoints is None or self.folder is None:
             return
         # a step can produce NaN although its loss was finite
@@ -378,7 +384,7 @@ class Trainer:
             self.checkpoints.save(checkpoint)
 
     def _load_final_weights(self) -> None:
-        """Load the best weights if the plan selects them, apply averaging, and copy them to the original model."""
+        """Load the final weights into the original model: the last, the best or the averaged ones, as the plan says."""
         if self.plan.load_best_at_end and self.checkpoints is not None:
             best = self.checkpoints.load_best()
             if best is None:
@@ -393,7 +399,12 @@ class Trainer:
         self.original.eval()
 
     def _matching_parameter(self, name: str) -> Tensor | None:
-        """Return the parameter that a tensor of a checkpoint belongs to, such as that of an optimizer state."""
+        """Return the parameter that a tensor of a checkpoint belongs to; None if there is none.
+
+        The tensor, such as an optimizer state, is sharded like this parameter.
+
+        name  name of the tensor in the checkpoint
+        """
         return next((self.parameters[part] for part in name.split("/") if part in self.parameters), None)
 
     def _zero(self) -> Tensor:
@@ -441,7 +452,10 @@ class _StepTimer:
 
 
 def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
-    """Create the folder, lock it until the stack is closed, and check that the run may be written there."""
+    """Create and lock the folder of a run, and check that the run may be written there.
+
+    The lock is released when `stack` is closed.
+    """
     with convert_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(lock_folder(folder))
@@ -450,7 +464,7 @@ def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run in eval mode without gradients; restore training mode and the RNG state on exit."""
+    """Context manager: eval mode without gradients. Training mode and the RNG state are restored on exit."""
     model.eval()
     try:
         with torch.no_grad(), rng_state.preserve_rng_state(device):
@@ -464,4 +478,4 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _ignore(*values: object) -> None:
-    """Messages and progress of processes other than rank 0."""
+    """Do nothing: the callbacks of processes other than rank 0."""

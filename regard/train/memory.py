@@ -36,16 +36,25 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 
 @dataclass(frozen=True)
 class PeakFit:
-    """Bytes as a function of the size of a micro-batch: the maximum of some lines (slope, intercept).
+    """Predicts bytes of memory from the size of a micro-batch, as the maximum of several lines.
 
-    There is a line for each moment of a step, because the peak is at different moments for different sizes.
+    There is a line for each moment of a training step, because the peak is at different moments for different
+    sizes.
+
+    lines  slope and intercept of each line
     """
 
     lines: tuple[tuple[float, float], ...]
 
     @staticmethod
     def through(sizes: tuple[int, int], small: list[int], large: list[int]) -> "PeakFit":
-        """Fit a line to each moment. If the numbers of moments differ, fit one line to the two peaks."""
+        """Fit a line to the bytes at each moment of a step, measured with two sizes of micro-batch.
+
+        If the two steps have different numbers of moments, one line is fitted to the two peaks.
+
+        sizes         the two sizes of micro-batch
+        small, large  bytes at each moment of a step, with the first and the second size
+        """
         if len(small) != len(large):
             small, large = [max(small)], [max(large)]
         highest: list[tuple[float, float]] = []
@@ -55,20 +64,24 @@ class PeakFit:
         return PeakFit(tuple(highest))
 
     def at(self, size: float) -> float:
-        """The predicted bytes for a micro-batch of this size."""
+        """Return the predicted bytes for a micro-batch of this size."""
         return max(0.0, *(slope * size + intercept for slope, intercept in self.lines))
 
 
 @dataclass(frozen=True)
 class StepPeak:
-    """The peak memory that a step allocates: in total, and without complete gradients of parameters."""
+    """The peak memory that a training step allocates, as a function of the size of a micro-batch.
+
+    total        all tensors
+    activations  without the gradients of parameters that are complete
+    """
 
     total: PeakFit
     activations: PeakFit
 
     @staticmethod
     def through(sizes: tuple[int, int], small: MemoryTracker, large: MemoryTracker) -> "StepPeak":
-        """Fit the peaks of two measured steps with micro-batches of these sizes."""
+        """Fit the peaks of two measured training steps with micro-batches of these sizes."""
         return StepPeak(
             PeakFit.through(sizes, small.alive, large.alive),
             PeakFit.through(sizes, small.alive_activations, large.alive_activations),
@@ -77,7 +90,10 @@ class StepPeak:
 
 @dataclass(frozen=True)
 class TensorSize:
-    """The shape of a tensor, its bytes per element and the block that it belongs to; None if to no block."""
+    """The shape of a tensor and its bytes per element.
+
+    block  name of the block, such as a Transformer layer, that the tensor belongs to; None if it is in no block
+    """
 
     shape: tuple[int, ...]
     element_size: int
@@ -93,15 +109,15 @@ class TensorSize:
 class StepMemory:
     """The measured memory of a training step. A micro-batch's size is the number of elements of its tensors.
 
-    sample_size  size of a micro-batch per sample, in the largest of some steps
-    parameters, gradients, optimizer  the tensors of each kind
+    sample_size  size of a micro-batch divided by its number of samples, in the largest batch of some steps
+    parameters, gradients, optimizer  sizes of the parameters, their gradients and the optimizer state
     buffers      bytes of the model's buffers
     averaged_buffers  bytes of the buffers that weight averaging copies
-    copies       number of copies that weight averaging holds
+    copies       number of copies of the weights that weight averaging keeps
     inputs       bytes of data that a step uses
     activations  bytes that autograd saves for the backward pass
     single       peak of a step with one micro-batch
-    accumulated  peak of a step with several micro-batches, which holds gradients of earlier ones
+    accumulated  peak of a step with several micro-batches, which keeps the gradients of earlier ones
     """
 
     sample_size: float
@@ -119,10 +135,10 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Predicted bytes on one device.
+    """Predicted bytes on one device during training.
 
     data         the data set, if it is on the device, and the batch
-    activations  saved for the backward pass
+    activations  tensors saved for the backward pass
     step_peak    the most that a step allocates at once: activations, gradients and temporary tensors
     """
 
@@ -136,19 +152,20 @@ class DeviceMemory:
 
     @property
     def total(self) -> int:
-        """The peak. Activations and gradients are part of `step_peak`."""
+        """The peak memory in bytes. Activations and gradients are counted in `step_peak`."""
         return self.parameters + self.optimizer + self.averaging + self.data + self.step_peak
 
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """The predicted memory of a run.
+    """The predicted memory of a training run.
 
     micro_batch  samples that a device computes at once
     parameters   number of parameters
-    limit        bytes of a device; None if not known
+    memory       predicted bytes on the device with the largest shards
+    limit        bytes of memory of a device; None if not known
     max_micro_batch  the largest micro-batch that fits; None without a limit
-    advice       settings that would fit, if these do not
+    advice       changes of the settings that would make the run fit; empty if it fits or the limit is not known
     """
 
     devices: int
@@ -169,7 +186,7 @@ class MemoryPrediction:
 
     @property
     def max_batch_size(self) -> int | None:
-        """The largest batch size that fits with these devices and gradient accumulation steps."""
+        """The largest batch size that fits with these devices and gradient accumulation steps; None without a limit."""
         if self.max_micro_batch is None:
             return None
         return self.max_micro_batch * self.devices * self.gradient_accumulation_steps
@@ -178,7 +195,7 @@ class MemoryPrediction:
 def measure_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = False) -> StepMemory:
     """Measure the memory of a training step on the CPU. The model is not changed.
 
-    gpu  measure fused attention as on a GPU, where dropout needs no matrix
+    gpu  ignore dropout in fused attention, because a GPU needs no weight matrix for it
     """
     # a compiled model saves at most what it saves uncompiled
     plan = replace(plan, compile=False)
@@ -216,11 +233,13 @@ def measure_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool 
 def predict_memory(
     step: StepMemory, plan: TrainingPlan, *, devices: int = 1, parallel: str = "ddp", limit: int | None = None
 ) -> MemoryPrediction:
-    """Predict the memory of a run on some devices, the largest batch that fits, and settings that would fit.
+    """Predict the memory of a training run on some devices, and the largest batch that fits.
 
-    step      from `measure_step`
+    If the run does not fit, settings are suggested that would.
+
+    step      memory of one step, measured by `measure_step`
     parallel  "ddp" or "fsdp"
-    limit     bytes of one device; None if not known
+    limit     bytes of memory of one device; None if not known
     """
     check_integer("devices", devices, 1)
     if parallel not in PARALLEL:
@@ -244,7 +263,11 @@ def predict_memory(
 def device_memory(
     step: StepMemory, micro_batch: int, accumulation: int = 1, devices: int = 1, parallel: str = "ddp"
 ) -> DeviceMemory:
-    """Return the bytes on the device with the largest shards, for a micro-batch of this size."""
+    """Return the predicted bytes on the device with the largest shards.
+
+    micro_batch   samples that a device computes at once
+    accumulation  number of gradient accumulation steps
+    """
     shards = devices if parallel == "fsdp" else 1
     size = step.sample_size * micro_batch
     parameters, gradients = (
@@ -270,7 +293,7 @@ def device_memory(
 
 
 def sampled_steps(plan: TrainingPlan) -> list[int]:
-    """Return the steps whose batches are compared, evenly over a run."""
+    """Return the numbers of the steps whose batch sizes are compared, evenly spread over the run."""
     count = min(STEPS, plan.steps)
     return [plan.steps * number // count for number in range(count)]
 
@@ -284,7 +307,10 @@ def _line_through(sizes: tuple[int, int], small: int, large: int) -> tuple[float
 
 
 def _gathered_bytes(step: StepMemory) -> int:
-    """Bytes of parameters that FSDP holds unsharded: those outside blocks, the current block, the next and a copy."""
+    """Return the bytes of parameters that FSDP keeps unsharded at a time.
+
+    These are the parameters outside blocks, the current block, the next block and a copy of a block.
+    """
     outside = sum(each.bytes() for each in step.parameters if each.block is None)
     return outside + _largest_blocks(step.parameters, 3)
 
@@ -298,7 +324,7 @@ def _largest_blocks(tensors: Iterable[TensorSize], count: int) -> int:
 
 
 def _max_micro_batch(step: StepMemory, accumulation: int, devices: int, parallel: str, limit: int) -> int:
-    """Return the most samples at once that fit; 0 if not even one does."""
+    """Return the largest number of samples in a micro-batch that fits; 0 if not even one does."""
     low, high = 0, MAX_SAMPLES
     while low < high:
         middle = (low + high + 1) // 2
@@ -310,7 +336,11 @@ def _max_micro_batch(step: StepMemory, accumulation: int, devices: int, parallel
 
 
 def _advice(step: StepMemory, plan: TrainingPlan, devices: int, parallel: str, limit: int) -> Iterator[str]:
-    """Yield single changes that would fit: FSDP, more accumulation steps, more devices, a smaller batch."""
+    """Yield changes of the settings, any one of which would make the run fit into memory.
+
+    They are FSDP, more accumulation steps, more devices and a smaller batch. Nothing is yielded if the run fits
+    already.
+    """
     accumulation = plan.gradient_accumulation_steps
 
     def fits(accumulation: int, devices: int, parallel: str) -> bool:
@@ -333,14 +363,20 @@ def _advice(step: StepMemory, plan: TrainingPlan, devices: int, parallel: str, l
 
 
 def _sample_counts(batch_size: int) -> tuple[int, int]:
-    """Return two numbers of samples that divide a batch; the second is a multiple of the first."""
+    """Return the two numbers of samples to measure with.
+
+    Both divide the batch size, and the second is a multiple of the first.
+    """
     divisors = [count for count in range(1, batch_size + 1) if batch_size % count == 0]
     first = next((count for count in divisors if count >= SAMPLES[0]), batch_size)
     return first, next((count for count in divisors if count >= SAMPLES[1] and count % first == 0), batch_size)
 
 
 def _largest_micro_batch(task: Task, step: int, plan: TrainingPlan, samples: int) -> Any:
-    """Return the largest of some micro-batches of a step, with this number of samples."""
+    """Return the micro-batch with the most elements among some micro-batches of a step.
+
+    samples  number of samples in each micro-batch
+    """
     of = plan.batch_size // samples
     parts = {of - 1 - of * number // MICRO_BATCHES for number in range(MICRO_BATCHES)}  # the last one included
     return max((task.batch(step, part, of) for part in sorted(parts)), key=_size)
@@ -374,7 +410,10 @@ def _tensor_size(tensor: Tensor, block: str | None = None) -> TensorSize:
 
 
 def _block(model: nn.Module, name: str) -> str | None:
-    """Return the block of a parameter, which FSDP shards and gathers as one: a member of the outermost ModuleList."""
+    """Return the name of the block that a parameter belongs to; None if it is in no block.
+
+    A block is a member of the outermost ModuleList. FSDP shards and gathers a block as a whole.
+    """
     parts = name.split(".")
     for end in range(1, len(parts)):
         if isinstance(model.get_submodule(".".join(parts[:end])), nn.ModuleList):

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Record how many bytes of tensors are alive inside the `with` block.
+    """Context manager that records how many bytes of tensors are alive.
 
-    alive             bytes of tensors created inside, after each allocation
+    alive             bytes of the tensors created inside the block, after each allocation
     alive_activations  the same without the gradients of parameters that are complete
-    input_bytes       bytes of other tensors that were used, such as the batch; the model's own are not counted
+    input_bytes       bytes of other tensors that were used, such as the batch
 
     model    its parameters and buffers are not counted
     exclude  further tensors that are not counted, such as the optimizer state
@@ -82,7 +82,10 @@ class MemoryTracker(TorchDispatchMode):
 
 
 class IgnoreAttentionDropout(TorchFunctionMode):
-    """Call fused attention without dropout: for dropout the CPU builds the matrix of weights, which no GPU does."""
+    """Context manager: scaled_dot_product_attention runs without dropout.
+
+    With dropout the CPU computes the matrix of attention weights, which a GPU does not need.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -30,7 +30,7 @@ class BatchedMuon(torch.optim.Muon):
         return None
 
     def _update(self, parameters: list[Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
-        """Update the parameters of one shape."""
+        """Update all parameters of one shape together."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:

@@ -15,9 +15,10 @@ IGNORED = -100  # the target that is skipped, torch's `ignore_index`
 def cross_entropy(
     logits: Float[Tensor, "*n w"], targets: Int[Tensor, "*n"], *, smoothing: float = 0.0, ignored: int = IGNORED
 ) -> Loss:
-    """Return the cross-entropy loss, summed over the targets that are not `ignored`, and their count.
+    """Return the cross-entropy loss, summed over the targets that are not `ignored`, and their number.
 
-    smoothing  label smoothing: the part of each target that all classes share (Szegedy et al. 2015, arXiv:1512.00567)
+    smoothing  label smoothing: the part of each target that is spread over all classes (Szegedy et al. 2015,
+               arXiv:1512.00567)
     ignored    the target that is skipped
     """
     if logits.shape[:-1] != targets.shape:
@@ -42,8 +43,8 @@ def ctc(
 ) -> Loss:
     """Return the CTC loss (connectionist temporal classification, Graves et al. 2006), summed over the batch.
 
-    rows     number of rows of logits of each sequence
-    lengths  number of tokens of each target; their sum is the count
+    rows     number of rows of logits of each sequence, without padding
+    lengths  number of tokens of each target; their sum is the count of the loss
     blank    the blank token
     """
     if not 0 <= blank < logits.shape[-1]:
@@ -63,6 +64,6 @@ def ctc(
 
 
 def _repeats(targets: Int[Tensor, "b t"], lengths: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """Return how many tokens of each target equal the one before."""
+    """Return, for each target sequence, how many tokens equal the token before."""
     inside = torch.arange(1, targets.shape[1], device=targets.device) < lengths[:, None]
     return ((targets[:, 1:] == targets[:, :-1]) & inside).sum(1)

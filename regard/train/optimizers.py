@@ -35,9 +35,9 @@ class ParamGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
+    """Settings of AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
 
-    Vectors (biases, gains of norms) have no weight decay.
+    One-dimensional parameters (biases, gains of norms) have no weight decay.
 
     lr            learning rate
     betas         decay rates of the two running means
@@ -60,7 +60,10 @@ class AdamW:
             check_range("AdamW(betas)", beta, 0, 1, below=True)
 
     def build(self, named: NamedParameters) -> list[torch.optim.Optimizer]:
-        """Return torch's AdamW with its parameter groups; an empty list if there are no parameters."""
+        """Return a list with torch.optim.AdamW for these parameters; an empty list if there are no parameters.
+
+        named  names and parameters
+        """
         for group in self.param_groups:
             if not any(re.search(group.pattern, name) for name, _ in named):
                 some = ", ".join(name for name, _ in named[:5])
@@ -78,12 +81,15 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon:
-    """Muon, momentum with orthogonalized updates (Jordan et al. 2024), for matrices, and AdamW for the rest.
+    """Settings of Muon for matrices, with AdamW for all other parameters.
+
+    Muon is momentum with orthogonalized updates (Jordan et al. 2024).
 
     lr            learning rate of the matrices
     momentum      decay rate of the momentum buffer
     weight_decay  decay per step, as a multiple of the learning rate
-    exclude       a regular expression; matrices whose names match, such as embeddings and the output layer, use AdamW
+    exclude       a regular expression; matrices whose names match, such as embeddings and the output layer, use
+                  AdamW
     adamw         the optimizer of all other parameters
     """
 
@@ -100,7 +106,10 @@ class Muon:
         check_range("Muon(momentum)", self.momentum, 0, 1, below=True)
 
     def build(self, named: NamedParameters) -> list[torch.optim.Optimizer]:
-        """Return Muon for the matrices and AdamW for the rest; either is left out if it has no parameters."""
+        """Return a list of optimizers: Muon for the matrices, AdamW for the rest.
+
+        One without parameters is left out.
+        """
         matrices = {name: p for name, p in named if p.ndim == 2 and not re.search(self.exclude, name)}
         rest = self.adamw.build([(name, p) for name, p in named if name not in matrices])
         if not matrices:
@@ -113,7 +122,10 @@ OptimizerConfig = AdamW | Muon
 
 
 class CombinedOptimizer:
-    """The optimizers of one run behind one interface: `step`, `zero_grad`, gradient clipping, a flat state dict."""
+    """All optimizers of a training run behind one interface.
+
+    It has `step`, `zero_grad`, gradient clipping and a flat state dict.
+    """
 
     def __init__(self, config: OptimizerConfig, model: nn.Module) -> None:
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -126,7 +138,10 @@ class CombinedOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimizers. GradScaler uses these, so all optimizers step or none does."""
+        """The parameter groups of all optimizers together.
+
+        GradScaler reads them, so that after an overflow either all optimizers skip the step or none does.
+        """
         return [group for each in self._optimizers for group in each.param_groups]
 
     @property
@@ -135,11 +150,11 @@ class CombinedOptimizer:
         return float(self.param_groups[0]["lr"])
 
     def gradients(self) -> list[Tensor]:
-        """The gradients of all parameters that have one."""
+        """Return the gradients of all parameters that have one."""
         return [p.grad for _, p in self._named if p.grad is not None]
 
     def clip_grad_norm(self, max_norm: float) -> None:
-        """Scale all gradients so that their total norm, over all shards, is at most `max_norm`."""
+        """Clip the gradients in place so that their total norm, over all shards, is at most `max_norm`."""
         nn.utils.clip_grad_norm_([p for _, p in self._named], max_norm)
 
     def scale_lr(self, factor: float) -> None:
@@ -156,7 +171,10 @@ class CombinedOptimizer:
             each.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All optimizer state, as `parameter name/key`: tensor."""
+        """Return the state of all optimizers as a flat state dict.
+
+        The key of a tensor is `parameter name/state name`.
+        """
         return {
             f"{self._names[id(parameter)]}/{key}": value
             for each in self._optimizers
@@ -165,7 +183,7 @@ class CombinedOptimizer:
         }
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+        """Load a state dict that `state_dict` returned."""
         states: dict[str, dict[str, Tensor]] = {}
         for path, value in tensors.items():
             name, key = path.split("/")

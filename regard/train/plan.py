@@ -13,7 +13,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """The hyperparameters of a training run. Two runs with equal plans give equal results.
+    """The hyperparameters of a training run.
 
     steps           optimizer steps
     batch_size      samples per step, over all processes and gradient accumulation steps
@@ -26,7 +26,8 @@ class TrainingPlan:
     evaluate_every  steps between validations; None validates at the end only
     save_every      steps between checkpoints
     keep_checkpoints  number of latest checkpoints to keep, besides the best
-    patience        early stopping: validations without a better score until the run stops; None never stops early
+    patience        early stopping: validations without a better score until the run stops; None never stops
+                    early
     load_best_at_end  load the weights with the best score at the end, instead of the last weights
     compile         compile the model with torch.compile
     seed            seed of all random number generators
@@ -62,9 +63,11 @@ class TrainingPlan:
             check_range("TrainingPlan(max_grad_norm)", self.max_grad_norm, 0, above=True)
 
     def micro_batch_size(self, world_size: int) -> int:
-        """Return the samples in one micro-batch, the part of a batch that a process computes at once.
+        """Return the number of samples in one micro-batch, the part of a batch that a process computes at once.
 
         Raises ConfigError if the batch cannot be divided evenly.
+
+        world_size  number of processes
         """
         parts = world_size * self.gradient_accumulation_steps
         if self.batch_size % parts:

@@ -12,7 +12,14 @@ from torch import Tensor
 
 
 class Prefetcher:
-    """Calls `load` for each step from `start` to `stop` in a thread. `next` raises the exception of its step."""
+    """Context manager that loads the batch of the next step in a background thread.
+
+    `next` raises the exception if loading that batch failed.
+
+    load   returns the batch of a step
+    start  the first step
+    stop   one after the last step
+    """
 
     def __init__(self, load: Callable[[int], Any], start: int, stop: int) -> None:
         self._load, self._step, self._stop = load, start, stop

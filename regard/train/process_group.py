@@ -36,22 +36,22 @@ class ProcessGroup:
         return False
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the module to train: the model on this group's device, or a sharded copy of it."""
+        """Return the module to train: the model moved to this group's device, or with FSDP a sharded copy."""
         return model.to(self.device)
 
     def wrap(self, prepared: nn.Module) -> nn.Module:
-        """Return the module that a task calls, such as DDP around the prepared module."""
+        """Return the module that the training task calls: the prepared module, with DDP wrapped."""
         return prepared
 
     def unsharded(self, prepared: nn.Module) -> AbstractContextManager[None]:
-        """Gather all parameters inside the block, so that methods other than `forward` can be used."""
+        """Context manager: gather all sharded parameters, so that methods other than `forward` can be called."""
         return nullcontext()
 
     def copy_weights(self, prepared: nn.Module, model: nn.Module) -> None:
-        """Copy the trained weights to the original model if the prepared module is a copy."""
+        """Copy the trained weights from `prepared` to the original model. Do nothing if both are the same module."""
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
-        """Skip gradient synchronization inside the block, for gradient accumulation."""
+        """Context manager: skip gradient synchronization between processes, for gradient accumulation."""
         return nullcontext()
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -59,19 +59,22 @@ class ProcessGroup:
         return x
 
     def run_on_main(self, act: Callable[[], T]) -> T:
-        """Call `act` in rank 0 and return its result in every process. If it raises, every process raises."""
+        """Call `act` in rank 0 only and return its result in every process. If it raises, every process raises."""
         return act()
 
     def all_gather(self, act: Callable[[], T]) -> list[T]:
-        """Call `act` in every process and return all results. If one raises, every process raises."""
+        """Call `act` in every process and return all results, by rank. If one raises, every process raises."""
         return [act()]
 
     def shard_like(self, value: Tensor, like: Tensor | None) -> Tensor:
-        """Return a full tensor with the sharding of `like`."""
+        """Shard a full tensor like `like`; return it unchanged if `like` is not sharded."""
         return value
 
     def empty_like(self, shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
-        """Return an uninitialized tensor with the sharding of `like`."""
+        """Return an uninitialized tensor that is sharded like `like`.
+
+        shape  shape of the full tensor
+        """
         return torch.empty(shape, dtype=dtype)
 
 
@@ -85,12 +88,12 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def single_process(device: str | None = None) -> ProcessGroup:
-    """Return a group of one process on a device; None uses a GPU if there is one."""
+    """Return a process group of this process alone, on a device; None uses a GPU if there is one."""
     return ProcessGroup(device=parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the torch.device of that name. Raises ConfigError if this machine does not have it."""
+    """Return the torch.device with this name. Raises ConfigError if this machine does not have it."""
     try:
         device = torch.device(name)
     except RuntimeError:

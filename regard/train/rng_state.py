@@ -12,7 +12,11 @@ from torch import Tensor
 
 
 def seed_generators(seed: int, *more: int) -> None:
-    """Seed all generators. Further numbers, such as the rank, give different seeds unless all are 0."""
+    """Seed the random number generators of Python, numpy and torch.
+
+    more  further numbers, such as the rank, that are combined with the seed; if all are 0, `seed` is used as it
+          is
+    """
     if any(more):
         key = hashlib.sha256(repr((seed, *more)).encode()).digest()
         seed = int.from_bytes(key[:7], "little")
@@ -22,7 +26,10 @@ def seed_generators(seed: int, *more: int) -> None:
 
 
 def save_rng_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the RNG state of torch, numpy and Python as tensors and JSON values."""
+    """Return the RNG state of torch, numpy and Python, as tensors and JSON values.
+
+    device  the state of its GPU generator is included if it is a GPU
+    """
     tensors = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         tensors["cuda"] = torch.cuda.get_rng_state(device)
@@ -45,7 +52,7 @@ def restore_rng_state(tensors: dict[str, Tensor], values: dict[str, Any], device
 
 @contextmanager
 def preserve_rng_state(device: torch.device) -> Iterator[None]:
-    """Restore the RNG state on exit."""
+    """Context manager: restore the RNG state on exit."""
     tensors, values = save_rng_state(device)
     try:
         yield

@@ -22,13 +22,13 @@ class Schedule:
         check_range(f"{type(self).__name__}(min_lr_ratio)", self.min_lr_ratio, 0, 1)
 
     def lr_factor(self, step: int, steps: int) -> float:
-        """Return the factor on the learning rate at `step` (counted from 0) of `steps`."""
+        """Return the factor that the learning rate is multiplied by at `step` (counted from 0) of `steps`."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.decay(step, steps)
 
     def decay(self, step: int, steps: int) -> float:
-        """Return the factor after warmup, from 1 at its end towards 0."""
+        """Return the decay factor at a step after warmup: 1 at the end of warmup, then falling towards 0."""
         raise NotImplementedError
 
     def progress(self, step: int, steps: int) -> float:
@@ -38,7 +38,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Constant(Schedule):
-    """Constant learning rate after warmup."""
+    """Learning rate schedule: constant after warmup."""
 
     def decay(self, step: int, steps: int) -> float:
         return 1.0
@@ -46,7 +46,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    """Cosine decay (Loshchilov and Hutter 2016, arXiv:1608.03983)."""
+    """Learning rate schedule: cosine decay after warmup (Loshchilov and Hutter 2016, arXiv:1608.03983)."""
 
     def decay(self, step: int, steps: int) -> float:
         return 0.5 * (1 + math.cos(math.pi * self.progress(step, steps)))
@@ -54,7 +54,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Schedule):
-    """Linear decay."""
+    """Learning rate schedule: linear decay after warmup."""
 
     def decay(self, step: int, steps: int) -> float:
         return 1 - self.progress(step, steps)
@@ -62,7 +62,10 @@ class Linear(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSquareRoot(Schedule):
-    """Decay with the inverse square root of the step (Vaswani et al. 2017, arXiv:1706.03762)."""
+    """Learning rate schedule: decay with the inverse square root of the step.
+
+    Vaswani et al. 2017, arXiv:1706.03762.
+    """
 
     def decay(self, step: int, steps: int) -> float:
         return (max(1, self.warmup) / (step + 1)) ** 0.5 if step + 1 > self.warmup else 1.0

@@ -25,7 +25,10 @@ from regard.train.process_group import ProcessGroup, local_shard
 
 
 def save_sharded(folder: Path, tensors: dict[str, Tensor], group: ProcessGroup) -> dict[str, str]:
-    """Write the shards of all processes to a temporary folder, rename it, and return the checksum of each file."""
+    """Write a sharded checkpoint to a folder of safetensors files. Returns the checksum of each file, by name.
+
+    Each process writes its shards to a temporary folder, which is then renamed.
+    """
     temporary = folder.with_name(UNFINISHED + folder.name)
     group.run_on_main(lambda: _create_empty(temporary))
     writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
@@ -44,7 +47,7 @@ def save_sharded(folder: Path, tensors: dict[str, Tensor], group: ProcessGroup) 
 
 
 def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: ProcessGroup) -> dict[str, Tensor]:
-    """Return the tensors of a folder, each with the sharding of `like(name)`."""
+    """Load the tensors of a sharded checkpoint, each sharded like the tensor that `like(name)` returns."""
     reader = HuggingFaceStorageReader(str(folder))
     try:
         metadata = reader.read_metadata().state_dict_metadata
@@ -61,7 +64,10 @@ def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: Proc
 
 
 def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share memory, such as tied weights: safetensors does not store shared tensors."""
+    """Return the tensors with copies of those that share memory, such as tied weights.
+
+    safetensors cannot store tensors that share memory.
+    """
     separate, seen = {}, set[int]()
     for name, tensor in tensors.items():
         memory = local_shard(tensor).untyped_storage().data_ptr()

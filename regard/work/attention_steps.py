@@ -18,7 +18,17 @@ STEPS = ("q", "k", "v", "scores", "scaled", "weights", "output")
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """The arrays that the calculation of one head starts from."""
+    """The arrays from which the attention of one head is calculated.
+
+    inputs       the tokens in rows; None if the problem states q, k and v
+    vectors      those of q, k and v that the problem states
+    weights      projection weights of the others
+    biases       projection biases
+    visible      mask of the visible pairs
+    scaled       whether scores are divided by the square root of the width
+    width        width of the head
+    total_width  width of all heads together
+    """
 
     inputs: Array | None
     vectors: Mapping[str, Array]  # those of q, k and v that the problem states
@@ -30,7 +40,10 @@ class HeadInputs:
     total_width: int  # of all heads together
 
     def project(self, role: str) -> Array:
-        """The queries, keys or values: as stated, or the inputs times their weights plus the bias."""
+        """Return the queries, keys or values: as the problem states them, or as inputs times weights plus bias.
+
+        role  "q", "k" or "v"
+        """
         if role in self.vectors:
             return self.vectors[role]
         assert self.inputs is not None
@@ -42,7 +55,7 @@ StepFunction = Callable[[HeadInputs, StepValues], Array | None]  # None if it do
 
 
 def head_inputs(problem: Problem, index: int) -> HeadInputs:
-    """The arrays that head `index`, counted from 0, starts from."""
+    """Return the arrays from which the attention of head `index`, counted from 0, is calculated."""
     vectors, weights, biases = {}, {}, {}
     for role in ROLES:
         source = problem.heads[index].role(role)
@@ -65,7 +78,7 @@ def head_inputs(problem: Problem, index: int) -> HeadInputs:
 
 
 def to_array(matrix: Matrix, problem: Problem) -> Array:
-    """A matrix of the problem with tokens in rows."""
+    """Convert a matrix of the problem to a float64 array with tokens in rows."""
     found = np.array(to_floats(matrix), dtype=np.float64)
     return found if problem.by_rows else found.T
 
@@ -73,12 +86,12 @@ def to_array(matrix: Matrix, problem: Problem) -> Array:
 def compute_steps(
     head: HeadInputs, fixed: StepValues, changed: Mapping[str, StepFunction] | None = None
 ) -> dict[str, Array] | None:
-    """Calculate all steps in order.
+    """Calculate all steps of one head's attention in order, and return their matrices by name of the step.
 
-    fixed    values of steps that are not calculated
-    changed  other functions for some steps
+    fixed    matrices of steps that are given and not calculated
+    changed  functions that replace the correct calculation of some steps, such as a typical mistake
 
-    Returns None if a changed function does not apply.
+    Returns None if a function in `changed` does not apply.
     """
     values: dict[str, Array] = {}
     for name in STEPS:
@@ -93,14 +106,17 @@ def compute_steps(
 
 
 def correct_steps(head: HeadInputs, fixed: StepValues) -> dict[str, Array]:
-    """Calculate all steps correctly, starting from some fixed values."""
+    """Calculate all steps of one head's attention correctly, and return their matrices by name of the step.
+
+    fixed  matrices of steps that are given and not calculated
+    """
     found = compute_steps(head, fixed)
     assert found is not None  # only a mistake may fail to apply
     return found
 
 
 def softmax(scores: Array, visible: NDArray[np.bool_], axis: int = 1) -> Array:
-    """Softmax along an axis; a row or column that sees nothing gets zeros."""
+    """Return the softmax of visible scores along an axis; a row or column without visible scores gets zeros."""
     with np.errstate(over="ignore"):
         top = np.where(visible, scores, -np.inf).max(axis, keepdims=True)
         shifted = np.where(visible, scores - np.where(np.isfinite(top), top, 0.0), 0.0)
@@ -121,7 +137,10 @@ CORRECT: dict[str, StepFunction] = {
 
 
 def dot_product_terms(head: HeadInputs, values: StepValues, step: str, row: int, column: int) -> Array | None:
-    """The products whose sum is one entry of a step, or None if the entry is not a dot product."""
+    """Return the products whose sum is one entry of a step's matrix; None if the entry is not a dot product.
+
+    step  name of the step, such as "scores"
+    """
     if step in head.weights and head.inputs is not None:
         return head.inputs[row] * head.weights[step][:, column]
     if step == "scores":

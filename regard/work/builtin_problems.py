@@ -13,7 +13,7 @@ BUILTIN_PROBLEMS: Registry[Callable[[], ProblemFields]] = Registry("worked examp
 
 @BUILTIN_PROBLEMS.add("three-tokens")
 def three_tokens() -> ProblemFields:
-    """Three tokens of width 4, one head of width 2, short fractions, no scale."""
+    """Return a problem with three tokens of width 4 and one head of width 2, in short fractions, without scaling."""
     written = {
         "inputs": "1,-1,0,2; 0,-1,2,1; -2,2,-1,0",
         "wq": "0,1; 1,0; -1/2,0; 1,1",
@@ -26,7 +26,10 @@ def three_tokens() -> ProblemFields:
 
 @BUILTIN_PROBLEMS.add("udl-12-1")
 def udl_12_1() -> ProblemFields:
-    """Notebook 12.1 of Understanding Deep Learning (Prince, 2023): 3 tokens of width 4 in columns, no scale."""
+    """Return the problem of notebook 12.1 of Understanding Deep Learning (Prince, 2023).
+
+    It has 3 tokens of width 4 in columns, and no scaling.
+    """
     width, tokens = 4, 3
     draw = _normal_generator(3)
     inputs = [draw(width, 1) for _ in range(tokens)]
@@ -40,7 +43,10 @@ def udl_12_1() -> ProblemFields:
 
 @BUILTIN_PROBLEMS.add("udl-12-2")
 def udl_12_2() -> ProblemFields:
-    """Notebook 12.2 of the same book: 6 tokens of width 8 in columns, two heads, scaled, output projection."""
+    """Return the problem of notebook 12.2 of Understanding Deep Learning (Prince, 2023).
+
+    It has 6 tokens of width 8 in columns, two heads, scaling and an output projection.
+    """
     width, tokens, heads = 8, 6, 2
     inputs = _to_matrix(_normal_generator(3)(width, tokens))
     draw = _normal_generator(0)

@@ -32,9 +32,12 @@ TRANSPOSED = "rows and columns exchanged"
 
 @dataclass(frozen=True)
 class Expected:
-    """The values a step may have: calculated from the steps before it, with a tolerance after a mistake.
+    """The values that count as correct in a step of a student's calculation.
 
-    After a mistake a student may also continue with the numbers as written, or with the correct ones.
+    matrix        the values calculated from the student's earlier steps
+    tolerance     how far the student's numbers may differ from `matrix`; nonzero only after a mistake
+    alternatives  other accepted values after a mistake, such as those from the numbers as written or the
+                  correct ones
     """
 
     matrix: Array
@@ -42,7 +45,7 @@ class Expected:
     alternatives: tuple[Array, ...] = ()
 
     def wrong_entries(self, written: StudentMatrix) -> Entries:
-        """The entries of a student's matrix that equal none of the values this step may have."""
+        """Return the entries of a student's matrix that match none of the accepted values."""
         return [
             (r, c)
             for r, c, cell in written
@@ -53,7 +56,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """A comment, the matrix that later steps are checked against, and its entries that are known only as written."""
+    """The verdict on a wrong step of a student's calculation.
+
+    comment    what is wrong
+    matrix     the matrix from which later steps are expected to continue
+    uncertain  entries of `matrix` that are known only to the digits written
+    """
 
     comment: ReviewComment
     matrix: Array
@@ -62,7 +70,13 @@ class StepVerdict:
 
 @dataclass
 class HeadProgress:
-    """The steps of one head so far: as the student wrote them, and as they follow from the mistakes."""
+    """The steps of a student's calculation for one head that were checked so far.
+
+    written    the steps as the student wrote them
+    digits     the decimals written in each row of these steps
+    mistaken   the steps with a mistake, with the values that the mistake gives
+    uncertain  step, entry and tolerance of wrong numbers that are known only to the digits written
+    """
 
     head: HeadInputs
     written: dict[str, Array] = field(default_factory=dict)
@@ -71,19 +85,19 @@ class HeadProgress:
     uncertain: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
 
     def carried_forward(self, step: str) -> Array:
-        """The step, calculated from the mistakes before it."""
+        """Calculate a step correctly from the student's earlier mistakes."""
         return correct_steps(self.head, self.mistaken)[step]
 
     def from_written(self, step: str) -> Array:
-        """The step, calculated from the student's numbers as written."""
+        """Calculate a step correctly from the student's earlier numbers as written."""
         return correct_steps(self.head, self.written)[step]
 
     def true(self, step: str) -> Array:
-        """The correct step, whatever came before."""
+        """Calculate the correct values of a step, ignoring the student's earlier steps."""
         return correct_steps(self.head, {})[step]
 
     def expected(self, step: str) -> Expected:
-        """The values that the next step may have after the student's earlier steps."""
+        """Return the values that count as correct in a step, given the student's earlier steps."""
         matrix = self.carried_forward(step)
         if not self.mistaken:
             return Expected(matrix, np.zeros_like(matrix))
@@ -96,14 +110,14 @@ class HeadProgress:
         return Expected(matrix, self.tolerance(step), tuple(alternatives))
 
     def differs_from_true(self, step: str, written: StudentMatrix) -> bool:
-        """Whether a step without its own mistake differs from the correct one because of an earlier mistake."""
+        """Whether a step that has no mistake itself differs from the correct values because of an earlier mistake."""
         true = self.true(step)
         return bool(self.mistaken) and not (written if written.shape == true.shape else written.transposed).matches(
             true
         )
 
     def tolerance(self, step: str) -> Array:
-        """How far a step may vary because earlier wrong entries are known only to the digits written."""
+        """Return how far a step may vary because earlier wrong numbers are known only to the digits written."""
         matrix = self.carried_forward(step)
         tolerance = np.zeros_like(matrix)
         for name, entry, slack in self.uncertain:
@@ -113,7 +127,10 @@ class HeadProgress:
         return tolerance
 
     def check_step(self, problem: Problem, step: str, head: int | None, written: StudentMatrix) -> ReviewComment | None:
-        """Check the next step and remember it for the steps after it."""
+        """Check the next step of a student's calculation and store it for checking later steps.
+
+        Returns a comment about the mistake, or None if the step is correct.
+        """
         exact = correct_steps(self.head, self.mistaken)
         own = self.from_written(step)
         hypotheses = step_hypotheses(self.head, step, self.mistaken, self.written, self.digits, own)
@@ -136,7 +153,7 @@ class HeadProgress:
 
 
 def check(solution: Solution, answer: StudentSteps) -> Review:
-    """Check every step of an answer in order."""
+    """Check every step of a student's answer in order, and return the review."""
     problem = solution.problem
     correct: list[str] = []
     carried_forward: list[str] = []
@@ -198,9 +215,12 @@ def judge_step(
     hypotheses: Iterable[ErrorHypothesis],
     terms: Terms,
 ) -> StepVerdict | None:
-    """Judge one step; None if every number in it is correct.
+    """Judge one step of a student's calculation; return None if every number in it is correct.
 
-    terms  returns the products whose sum is an entry, or None
+    head        number of the head, counted from 1; None if there is only one
+    expected    the values that count as correct
+    hypotheses  known mistakes and the matrices that they give
+    terms       returns the products whose sum is an entry, or None if the entry is not a dot product
     """
     matrix = expected.matrix
 
@@ -231,7 +251,12 @@ def judge_step(
 
 
 def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
-    """The matrix of a hypothesis, or only its wrong rows among correct ones; None if it does not affect one of them."""
+    """Return the matrix that a student's step would have if the hypothesis explains the wrong rows, else None.
+
+    A hypothesis that affects single rows changes only the wrong rows; the others keep the values of `matrix`.
+
+    wrong  indices of the wrong rows
+    """
     if hypothesis.rows is None:
         return hypothesis.matrix
     affected = np.isin(np.arange(len(matrix)), list(wrong))[:, None]
@@ -241,7 +266,7 @@ def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) 
 def _judge_transposed(
     problem: Problem, step: str, head: int | None, written: StudentMatrix, matrix: Array
 ) -> StepVerdict:
-    """The verdict about a matrix that has the shape of the transposed one."""
+    """Return the verdict on a student's matrix whose rows and columns are swapped."""
     upright = written.transposed
     wrong = upright.wrong_entries(matrix)
     shapes = [shape if problem.by_rows else shape[::-1] for shape in (written.shape, matrix.shape)]
@@ -257,7 +282,7 @@ def _judge_transposed(
 
 
 def _written_position(problem: Problem, entry: tuple[int, int]) -> tuple[int, int]:
-    """Row and column of an entry in the student's matrix, counted from 1."""
+    """Return the row and the column of an entry in the matrix as the student wrote it, counted from 1."""
     r, c = entry
     return (r + 1, c + 1) if problem.by_rows else (c + 1, r + 1)
 
@@ -265,7 +290,11 @@ def _written_position(problem: Problem, entry: tuple[int, int]) -> tuple[int, in
 def _explain_entries(
     problem: Problem, written: StudentMatrix, matrix: Array, wrong: Entries, terms: Terms
 ) -> tuple[str, str]:
-    """The mistake in single entries, if no hypothesis explains the whole step."""
+    """Return the name and an explanation of a mistake in single entries, if no mistake in the whole step fits.
+
+    wrong  the wrong entries
+    terms  returns the products whose sum is an entry, or None if the entry is not a dot product
+    """
     if all(written.cell(entry).matches(-float(matrix[entry])) for entry in wrong):
         return "sign", f"{'this entry has' if len(wrong) == 1 else 'these entries have'} the wrong sign"
     if all(written.cell(entry).truncates(float(matrix[entry])) for entry in wrong):

@@ -16,7 +16,12 @@ NOUNS = {"q": "queries", "k": "keys", "v": "values"}
 
 @dataclass(frozen=True)
 class CommonMistake:
-    """A wrong way to compute a whole step."""
+    """A common mistake: a wrong calculation of one step of attention.
+
+    step         name of the step
+    explanation  sentence for the student
+    compute      calculates the step with this mistake
+    """
 
     name: str
     step: str
@@ -26,7 +31,7 @@ class CommonMistake:
 
 @cache
 def common_mistakes() -> tuple[CommonMistake, ...]:
-    """All common mistakes, the likelier ones of a step first."""
+    """Return all common mistakes; those of the same step are ordered from likely to unlikely."""
     return (*_projection_mistakes(), *_score_mistakes(), *_scale_mistakes(), *_softmax_mistakes(), *_output_mistakes())
 
 
@@ -70,7 +75,12 @@ def _without_bias(role: str) -> StepFunction:
 
 
 def _product(left: str, right: str, transpose: bool = True) -> StepFunction:
-    """left right^T, or left right, of two earlier steps; None unless it has the shape of the scores."""
+    """Return a function that calculates scores as left @ right^T, or as left @ right, from two earlier steps.
+
+    The function returns None if the product does not have the shape of the scores.
+
+    left, right  names of the steps, such as "q" and "k"
+    """
 
     def compute(head: HeadInputs, values: StepValues) -> Array | None:
         a, b = values[left], values[right].T if transpose else values[right]
@@ -243,12 +253,12 @@ def _with_mask(change: Callable[[Visible], Visible]) -> WeightFunction:
 
 
 def _shift(visible: Visible, by: int) -> NDArray[np.intp]:
-    """Row indices moved by one; the row at the edge is repeated."""
+    """Return row indices shifted by `by` and clipped to the valid rows."""
     return np.clip(np.arange(len(visible)) + by, 0, len(visible) - 1)
 
 
 def _drop(visible: Visible) -> Visible:
-    """The mask with nothing visible in the last row."""
+    """Return the mask with every key hidden in the last row."""
     return visible & (np.arange(len(visible)) < len(visible) - 1)[:, None]
 
 

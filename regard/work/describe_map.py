@@ -9,7 +9,13 @@ MIN_SHARE = 0.5  # of a uniform weight; keys with less are not mentioned
 
 
 def attended_keys(row: Sequence[float], visible: Sequence[bool]) -> list[list[int]]:
-    """The keys that a query attends to, largest weight first; keys of equal weight are in one group."""
+    """Return the keys that a query attends to, in groups of equal weight, largest weight first.
+
+    Keys with less than half of a uniform weight are left out.
+
+    row      attention weights of the query
+    visible  which keys the query sees
+    """
     least = MIN_SHARE / max(sum(visible), 1)
     kept = sorted((j for j, weight in enumerate(row) if visible[j] and weight >= least), key=lambda j: -row[j])
     groups: list[list[int]] = []
@@ -42,7 +48,10 @@ def describe_map(problem: Problem, weights: Sequence[Sequence[float]]) -> str:
 
 
 def _describe_keys(problem: Problem, groups: list[list[int]], visible: Sequence[bool]) -> str:
-    """The text after `token 1 attends`."""
+    """Return the end of the sentence "token 1 attends ...", which names the attended keys.
+
+    groups  the attended keys, from `attended_keys`
+    """
     if not any(visible):
         return "to nothing, because every key is hidden"
     if len(groups) == 1 and len(groups[0]) == sum(visible) > 1:
@@ -56,7 +65,10 @@ def _describe_keys(problem: Problem, groups: list[list[int]], visible: Sequence[
 
 
 def _noun(problem: Problem, role: str, count: int) -> str:
-    """`token` if queries and keys are tokens of one sequence, otherwise `query` or `key`."""
+    """Return "token" if queries and keys are of one sequence, else the role; plural unless count is 1.
+
+    role  "query" or "key"
+    """
     one_sequence = problem.queries == problem.keys or (problem.tokens is not None and problem.queries < problem.keys)
     word = "token" if one_sequence else role
     return word if count == 1 else {"query": "queries"}.get(word, f"{word}s")

@@ -15,7 +15,10 @@ MAX_ROUNDED_DECIMALS = 5  # a step that is not written down may have been rounde
 
 @dataclass(frozen=True)
 class ErrorHypothesis:
-    """A possible mistake in a step and the matrix that it gives."""
+    """A possible mistake in a step of a student's calculation, and the matrix that it would give.
+
+    rows  rows that the mistake may affect while the others are correct; None if it affects all rows
+    """
 
     name: str
     explanation: str
@@ -31,10 +34,13 @@ def step_hypotheses(
     digits: Mapping[str, tuple[int, ...]],
     own: Array,
 ) -> Iterator[ErrorHypothesis]:
-    """Yield every hypothesis for a step: early rounding of written steps, common mistakes, rounding of unwritten steps.
+    """Yield the possible mistakes in a step of a student's calculation, each with the matrix that it gives.
 
-    judged   the steps with a mistake, with the values that the mistake gives
-    written  the steps as the student wrote them
+    First comes early rounding of written steps, then common mistakes, then rounding of steps that are not
+    written.
+
+    judged   the earlier steps with a mistake, with the values that the mistake gives
+    written  the earlier steps as the student wrote them
     digits   the decimals of each row of the written steps
     own      this step, calculated from the student's numbers
     """
@@ -62,7 +68,12 @@ def step_hypotheses(
 
 
 def _rounding_by_rows(matrix: Array, step: str, digits: tuple[int, ...]) -> Iterator[ErrorHypothesis]:
-    """Rounding of a written step: everywhere, or only in the rows that were written with fewer digits."""
+    """Yield hypotheses of early rounding of a written step: in all rows, or only in the rows with fewer digits.
+
+    matrix  the matrix calculated from the rounded numbers
+    step    name of the step that was rounded
+    digits  the decimals of each of its rows
+    """
     yield _early_rounding(matrix, step, max(digits))
     for most in sorted(set(digits)):
         rows = frozenset(row for row, count in enumerate(digits) if count <= most)
@@ -91,7 +102,12 @@ def apply_output_projection(problem: Problem, outputs: list[Array]) -> Array:
 def result_hypotheses(
     problem: Problem, outputs: list[Array], own: list[Array], digits: int
 ) -> Iterator[ErrorHypothesis]:
-    """Yield hypotheses for the last step: concatenated heads and the output projection."""
+    """Yield the possible mistakes in the last step: concatenating the heads and applying the output projection.
+
+    outputs  outputs of the heads, calculated from the student's mistakes
+    own      outputs of the heads as written, or calculated from what was written
+    digits   decimals of these outputs
+    """
     if digits:
         yield _early_rounding(apply_output_projection(problem, own), "output", digits)
     joined = np.concatenate(outputs, 1)

@@ -10,7 +10,10 @@ from regard.base.formulas import Expression, Number, Operator, Product, Quotient
 
 @dataclass(frozen=True)
 class Surd:
-    """coefficient * sqrt(radicand), with a square-free radicand: a fraction divided by sqrt(d)."""
+    """The exact number coefficient * sqrt(radicand), with a square-free radicand.
+
+    It is the result of dividing a fraction by a square root.
+    """
 
     coefficient: Fraction
     radicand: int
@@ -32,7 +35,7 @@ def is_exact_zero(value: Value) -> bool:
 
 
 def multiply(a: Value, b: Value) -> Value:
-    """The product, exact if both are fractions or one of them is exactly 0."""
+    """Return the product; it is exact if both numbers are fractions or one is exactly 0."""
     if is_exact_zero(a) or is_exact_zero(b):
         return ZERO
     if isinstance(a, Fraction) and isinstance(b, Fraction):
@@ -41,7 +44,7 @@ def multiply(a: Value, b: Value) -> Value:
 
 
 def add(a: Value, b: Value) -> Value:
-    """The sum, exact if both are fractions or one of them is exactly 0."""
+    """Return the sum; it is exact if both numbers are fractions or one is exactly 0."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a + b
     if is_exact_zero(a) or is_exact_zero(b):
@@ -50,7 +53,7 @@ def add(a: Value, b: Value) -> Value:
 
 
 def sum_values(values: Iterable[Value]) -> Value:
-    """The sum of all values, added from first to last."""
+    """Return the sum of all values, added from first to last."""
     total: Value = ZERO
     for value in values:
         total = add(total, value)
@@ -58,7 +61,7 @@ def sum_values(values: Iterable[Value]) -> Value:
 
 
 def subtract(a: Value, b: Value) -> Value:
-    """The difference; exactly 0 for equal numbers."""
+    """Return the difference; it is exact for fractions, for surds of the same radicand, and for equal numbers."""
     if a == b:
         return ZERO
     if isinstance(a, Fraction) and isinstance(b, Fraction):
@@ -69,7 +72,11 @@ def subtract(a: Value, b: Value) -> Value:
 
 
 def divide_by_sqrt(value: Value, width: int) -> Value:
-    """value / sqrt(width): a fraction if the width is a square, a surd otherwise."""
+    """Return value / sqrt(width).
+
+    For a fraction the result is exact: a fraction if the width is a square, otherwise a surd. For others it is
+    a float.
+    """
     if not isinstance(value, Fraction):
         return float(value) / math.sqrt(width)
     outside, inside = simplify_sqrt(width)
@@ -79,27 +86,27 @@ def divide_by_sqrt(value: Value, width: int) -> Value:
 
 
 def simplify_sqrt(width: int) -> tuple[int, int]:
-    """a and b with sqrt(width) = a sqrt(b), where b is square-free."""
+    """Return a and b with sqrt(width) = a * sqrt(b), where b is square-free."""
     outside = max(a for a in range(1, math.isqrt(width) + 1) if width % (a * a) == 0)
     return outside, width // outside**2
 
 
 def exp(value: Value) -> Value:
-    """e to the value: exactly 1 at 0, and exactly 0 for a hidden pair."""
+    """Return e to the power of the value; it is exactly 1 at 0, and exactly 0 for a hidden score."""
     if value == 0:
         return ONE
     return ZERO if value == HIDDEN else math.exp(float(value))
 
 
 def divide(a: Value, b: Value) -> Value:
-    """The quotient, exact if both are fractions."""
+    """Return the quotient; it is exact if both numbers are fractions or the first is exactly 0."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a / b
     return ZERO if is_exact_zero(a) else float(a) / float(b)
 
 
 def format_value(value: Value) -> Expression:
-    """The value as a formula: 5/2, 3/(2 sqrt(2)), 4 sqrt(2), or a decimal."""
+    """Return the value as a formula: 5/2, 3/(2 sqrt(2)), 4 sqrt(2), or a decimal."""
     if not isinstance(value, Surd):
         return Number(value)
     whole = value.coefficient * value.radicand  # c sqrt(r) = c r / sqrt(r), the form in which it arose
@@ -118,7 +125,7 @@ def is_exact(value: Value) -> bool:
 
 
 def format_count(number: int, noun: str) -> str:
-    """A count with its noun: 1 token, 3 tokens."""
+    """Return a number with its noun in singular or plural: "1 token", "3 tokens"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 

@@ -25,17 +25,20 @@ ProblemFields = tuple[dict[str, MatrixPerHead], dict[str, BiasPerHead], dict[str
 
 
 class NumberText(str):
-    """A number of a JSON file as it is written there, so that its digits are known."""
+    """A number in a JSON file, kept as the text that was written, so that its digits are known."""
 
 
 def normalize_number(written: object) -> str:
-    """The text of a number with a minus sign and a decimal point as Python writes them: -0,5 becomes -0.5."""
+    """Return the text of a number with Python's minus sign and decimal point: "-0,5" becomes "-0.5"."""
     text = str(written).strip().replace("\u2212", "-")
     return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text) else text
 
 
 def parse_number(written: object, where: str) -> Value:
-    """Parse a number: a fraction if it has at most nine digits, a float otherwise."""
+    """Parse a number as an exact Fraction, or as a float if it is a decimal of more than nine digits.
+
+    where  describes the number in the error message
+    """
     text = normalize_number(written)
     if _FRACTION.fullmatch(text):
         numerator, denominator = (int(part) for part in text.split("/"))
@@ -51,9 +54,11 @@ def parse_number(written: object, where: str) -> Value:
 
 
 def parse_matrix(text: str, where: str) -> Matrix:
-    """Parse a matrix: numbers separated by commas or spaces, rows by semicolons or line breaks.
+    """Parse a matrix: numbers are separated by commas or spaces, rows by semicolons or line breaks.
 
-    With spaces between the numbers a comma between digits is a decimal comma: 0,5 1,5; 2 3,25.
+    If numbers are separated by spaces, a comma between digits is a decimal comma: 0,5 1,5; 2 3,25.
+
+    where  describes the matrix in the error message
     """
     lines = [line for line in re.split(r"[;\n]", text) if line.strip()]
     if not lines:
@@ -66,7 +71,11 @@ def parse_matrix(text: str, where: str) -> Matrix:
 
 
 def read_matrix(source: str, where: str) -> MatrixPerHead:
-    """Read one matrix, or one per head: typed, or from a .json, .csv or .npy file."""
+    """Read one matrix, or one per head, from typed text or from a .json, .csv or .npy file.
+
+    source  the text of a matrix, or the path of a file
+    where   describes the matrix in the error message
+    """
     path = Path(source)
     if path.suffix.lower() not in SUFFIXES:
         return (parse_matrix(source, where),)
@@ -83,7 +92,10 @@ def read_matrix(source: str, where: str) -> MatrixPerHead:
 
 
 def read_fields(path: Path, read_mask: MaskReader | None = None) -> ProblemFields:
-    """Read the matrices, biases and settings of a problem file."""
+    """Read the matrices, biases and settings of a problem from a .json, .csv or .npz file.
+
+    read_mask  converts the text of a mask setting to a mask
+    """
     suffix = path.suffix.lower()
     if suffix == ".json":
         found = read_json(path)
@@ -106,7 +118,12 @@ def read_fields(path: Path, read_mask: MaskReader | None = None) -> ProblemField
 
 
 def parse_fields(found: Mapping[str, Any], where: str, read_mask: MaskReader | None = None) -> ProblemFields:
-    """Parse matrices, biases and settings; unknown names are an error."""
+    """Parse the matrices, biases and settings of a problem; an unknown name raises ConfigError.
+
+    found      the values by name
+    where      describes the source in the error message
+    read_mask  converts the text of a mask setting to a mask
+    """
     known = (*MATRICES, *BIASES, *SETTINGS)
     unknown = [name for name in found if name not in known]
     if unknown:
@@ -118,7 +135,7 @@ def parse_fields(found: Mapping[str, Any], where: str, read_mask: MaskReader | N
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; its numbers stay text."""
+    """Read a JSON file; numbers are kept as text, so that their digits are known."""
     text = files.read_text(path, ConfigError, files.MAX_JSON_BYTES)
     try:
         return files.parse_json(path, text, ConfigError, number=NumberText)
@@ -156,7 +173,10 @@ def _parse_setting(name: str, value: Any, where: str, read_mask: MaskReader | No
 
 
 def _parse_heads(value: Any, where: str) -> MatrixPerHead:
-    """Parse a list of rows, or a list of such matrices."""
+    """Parse one matrix, a list of rows, or a list of matrices, one per head.
+
+    where  describes the value in the error message
+    """
     if not isinstance(value, list) or not value or not isinstance(value[0], list):
         found = _describe_type(value)
         raise ConfigError(f"{where} should be a matrix, a list of rows such as [[1, 0], [0, 1]], not {found}")
@@ -185,7 +205,10 @@ def _parse_rows(value: Any, where: str) -> Matrix:
 
 
 def _parse_bias(value: Any, where: str) -> BiasPerHead:
-    """Parse a bias: a list of numbers or a column of them; for several heads, a list of such."""
+    """Parse a bias: a list of numbers, or a column [[1], [2]]; for several heads a list of such biases.
+
+    where  describes the value in the error message
+    """
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{where} should be a list of numbers, not {_describe_type(value)}")
     if not isinstance(value[0], list):
@@ -197,7 +220,7 @@ def _parse_bias(value: Any, where: str) -> BiasPerHead:
 
 
 def _read_csv(path: Path) -> dict[str, Matrix]:
-    """Read the matrices of a CSV file: a line with a name starts one, the lines after it are its rows."""
+    """Read named matrices from a CSV file: a line with a name starts a matrix, the lines after it are its rows."""
     lines = files.read_text(path, ConfigError).splitlines()
     blocks: dict[str, list[tuple[Value, ...]]] = {}
     name = ""
@@ -230,7 +253,7 @@ def _read_csv(path: Path) -> dict[str, Matrix]:
 
 
 def _load_numpy(path: Path) -> Any:
-    """Load arrays as nested lists; short binary fractions such as 0.5 stay exact."""
+    """Load a .npy or .npz file as nested lists; short binary fractions such as 0.5 stay exact."""
     from regard.base.array_files import read_arrays
 
     loaded = read_arrays(path, ConfigError)

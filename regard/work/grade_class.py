@@ -38,11 +38,13 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class ClassOptions:
-    """How a class is graded.
+    """Options for grading a class.
 
-    exercise_sets  names of the sets to grade; all sets of which a submission defines a function, if empty
+    exercise_sets  names of the exercise sets to grade; if empty, all sets of which a submission defines a
+                   function
     quiz           number of questions of the quiz; 0 if there is none
-    class_seed     the seed of the variants; None if everybody has the same tasks
+    class_seed     secret seed of the variants; None if all students have the same tasks
+    limits         time and memory limits for a submission
     """
 
     exercise_sets: tuple[str, ...] = ()
@@ -54,7 +56,7 @@ class ClassOptions:
 def grade_class(
     folder: Path, options: ClassOptions, progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[ClassRow]:
-    """Grade all submissions of a folder, student by student.
+    """Grade all submissions in a folder and yield the points of each student for each question.
 
     progress  called with a message before each student
     """
@@ -75,7 +77,7 @@ def grade_class(
 
 
 def find_submissions(folder: Path) -> dict[str, list[Path]]:
-    """The files of each student, by name."""
+    """Return the submitted files by name of the student: the subfolder, or the file name without suffix."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give the folder of the submissions")
     found: dict[str, list[Path]] = {}
@@ -110,7 +112,10 @@ def _grade_exercises(
 
 
 def read_predictions(sources: Sources, json_files: Sequence[Path] = ()) -> dict[str, Any]:
-    """The answers of a quiz by number, read without running code: `prediction_1 = "b"`, or a .json file of answers."""
+    """Read a student's quiz answers by question number, without running code.
+
+    They are lines such as `prediction_1 = "b"` in the sources, or a .json file of answers.
+    """
     found: dict[str, Any] = {}
     for file in json_files:
         answers = read_json(file, ConfigError)
@@ -142,7 +147,7 @@ def _grade_quiz(student: str, answers: dict[str, Any], options: ClassOptions) ->
 
 
 def to_csv(rows: Sequence[ClassRow]) -> str:
-    """Rows as CSV. A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Convert rows to CSV text; a cell that a spreadsheet would read as a formula gets a leading apostrophe."""
     out = StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(each.name for each in fields(ClassRow))

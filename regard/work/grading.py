@@ -20,7 +20,11 @@ SUFFIXES = (".py", ".ipynb")
 
 @dataclass(frozen=True)
 class Grade:
-    """Whether one exercise is correct; if not, the mistake it looks like, where one is known, and the feedback."""
+    """The grade of one exercise.
+
+    mistake   name of the known mistake that the answer looks like; None if none is recognised
+    feedback  text for the student, if the answer is not correct
+    """
 
     exercise_set: str
     exercise: str
@@ -73,14 +77,14 @@ def grade(exercise_set: str, exercise: str, answer: Any, variant: str = "") -> G
 
 
 def make_grade(exercise_set: ExerciseSet, exercise: Exercise, result: CheckResult | None) -> Grade:
-    """Turn the result of a check into a grade."""
+    """Convert the result of a check to a grade; None as the result means that the answer is correct."""
     if result is None:
         return Grade(exercise_set.name, exercise.name, True)
     return Grade(exercise_set.name, exercise.name, False, result.mistake, result.feedback)
 
 
 def grade_file(exercise_set: ExerciseSet, path: Path, seconds: float = 60.0) -> FileGrade:
-    """Grade a .py or .ipynb file in a separate process, on inputs that are drawn after the file has run.
+    """Grade a .py or .ipynb file in a separate process, on random inputs that are sampled after the file has run.
 
     seconds  time limit for the file and for each call
     """
@@ -98,7 +102,14 @@ def grade_sources(
     hidden: Sequence[Path] = (),
     readable: Sequence[Path] = (),
 ) -> dict[str, Grade]:
-    """Grade a submission by exercise. If an exercise ends the process, another process grades the remaining ones."""
+    """Grade a submission in a separate process and return the grades by name of the exercise.
+
+    If an exercise ends the process, a new process grades the remaining ones.
+
+    sources   pairs of file name and source code
+    hidden    folders that the submission may not read
+    readable  folders inside hidden ones that it may read
+    """
     grades: dict[str, Grade] = {}
     while remaining := [each for each in exercise_set.exercises if each.name not in grades]:
         try:
@@ -115,7 +126,7 @@ def grade_sources(
 
 
 def _check_answer(exercise: Exercise, process: AnswerProcess) -> tuple[CheckResult | None, bool]:
-    """Check one exercise; also return whether its code ended the process."""
+    """Check one exercise; return what is wrong (None if nothing), and whether the code ended the process."""
     name = exercise.function_name
     if name not in process.names:
         # a file may import `regard.work`, which fails here and is not why a name is missing

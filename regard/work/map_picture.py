@@ -19,7 +19,11 @@ _DARK_BLUE = (33, 82, 139)
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """The weights of one head as the solution shows them, with the names of rows and columns."""
+    """The attention weights of one head as a labelled matrix.
+
+    rows, columns          names of the rows and columns
+    row_kind, column_kind  "query" or "key"; rows are keys if tokens are columns in the problem
+    """
 
     title: str
     weights: tuple[tuple[float, ...], ...]
@@ -30,7 +34,7 @@ class AttentionMap:
 
 
 def attention_maps(solution: Solution) -> list[AttentionMap]:
-    """The attention map of every head."""
+    """Return the attention map of every head of a worked solution."""
     problem = solution.problem
     axes = [("query", problem.query_labels), ("key", problem.labels)]
     (row_kind, rows), (column_kind, columns) = axes if problem.by_rows else axes[::-1]
@@ -43,12 +47,12 @@ def attention_maps(solution: Solution) -> list[AttentionMap]:
 
 
 def render_text(attention_map: AttentionMap) -> str:
-    """The map for a terminal: a shade for each weight and the weight itself."""
+    """Return the attention map as text for a terminal: a shade and the number for each weight."""
     width = max(9, *(cell_len(name) + 2 for name in attention_map.columns))
     edge = max(cell_len(name) for name in (*attention_map.rows, attention_map.row_kind))
 
     def center(name: str) -> str:
-        """Centre a name by the columns it takes in a terminal: Chinese and Japanese characters take two."""
+        """Centre a name by its width in a terminal, where Chinese and Japanese characters take two columns."""
         return name.center(width - cell_len(name) + len(name))
 
     lines = [f"{attention_map.row_kind.rjust(edge)} \\ {attention_map.column_kind}"]
@@ -60,7 +64,7 @@ def render_text(attention_map: AttentionMap) -> str:
 
 
 def render_table(attention_map: AttentionMap) -> Markup:
-    """The map as an HTML table with shaded cells."""
+    """Return the attention map as an HTML table with shaded cells."""
     corner = tag("th", f"{attention_map.row_kind} \\ {attention_map.column_kind}")
     header = tag("tr", corner, *(tag("th", name) for name in attention_map.columns))
     rows = (
@@ -71,14 +75,14 @@ def render_table(attention_map: AttentionMap) -> Markup:
 
 
 def _cell_style(weight: float) -> str:
-    """White for a weight of 0, dark blue for 1."""
+    """Return the CSS style of a cell: from white for a weight of 0 to dark blue for 1."""
     share = min(1.0, max(0.0, weight))
     background = "".join(f"{round(255 + (dark - 255) * share):02x}" for dark in _DARK_BLUE)
     return f"background:#{background};color:{'#fff' if weight > 0.5 else '#000'}"
 
 
 def _draw_map(attention_map: AttentionMap, ax: Any) -> None:
-    """Draw the map on a matplotlib axis."""
+    """Draw the attention map on a matplotlib Axes."""
     ax.imshow(attention_map.weights, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     ax.set_xticks(range(len(attention_map.columns)), attention_map.columns, parse_math=False)
     ax.set_yticks(range(len(attention_map.rows)), attention_map.rows, parse_math=False)
@@ -91,7 +95,7 @@ def _draw_map(attention_map: AttentionMap, ax: Any) -> None:
 
 
 def draw_maps(maps: Sequence[AttentionMap]) -> "Figure":
-    """Draw all maps side by side in one matplotlib figure."""
+    """Draw attention maps side by side in one matplotlib figure and return it."""
     from matplotlib.figure import Figure
 
     rows, columns = len(maps[0].rows), len(maps[0].columns)

@@ -27,7 +27,11 @@ def raw_cell(name: str, text: str) -> Cell:
 
 
 def code_cell(name: str, text: str, *, role: str | None = None) -> Cell:
-    """A code cell. One with a role is not meant to be changed."""
+    """Return a code cell of a Jupyter notebook.
+
+    name  id of the cell
+    role  "import" or "test" for a cell that students should not edit; None for an ordinary cell
+    """
     fixed = {} if role is None else {"editable": False, "deletable": False, ROLE: {"role": role}}
     return {
         "cell_type": "code",
@@ -40,7 +44,7 @@ def code_cell(name: str, text: str, *, role: str | None = None) -> Cell:
 
 
 def build_notebook(cells: list[Cell]) -> Notebook:
-    """A notebook for Python 3."""
+    """Return a Jupyter notebook (format 4, Python 3) with these cells."""
     return {
         "cells": cells,
         "metadata": {
@@ -57,11 +61,11 @@ def _split_lines(text: str) -> list[str]:
 
 
 def exercise_notebook(exercise_set: ExerciseSet, *, answer_key: bool = False, style: str | None = None) -> Notebook:
-    """A set as a notebook: for each exercise a text, a cell to fill in and a test.
+    """Return an exercise set as a Jupyter notebook: for each exercise the text, a cell to fill in and a test cell.
 
-    answer_key  the solutions instead of the cells to fill in
-    style       "nbgrader" or "otter": the source from which these tools make a student's version, with the solutions
-                between marks
+    answer_key  show the solutions instead of the cells to fill in
+    style       "nbgrader" or "otter": return the teacher's notebook for these tools, with the solutions between
+                marker lines; the tools create the students' notebook from it
     """
     title = f"# {exercise_set.title}{': the solutions' * answer_key}\n\n{exercise_set.about}"
     cells = [
@@ -86,7 +90,7 @@ def exercise_notebook(exercise_set: ExerciseSet, *, answer_key: bool = False, st
 
 
 def _nbgrader_cells(exercise: Exercise, prompt: Cell, test: str) -> list[Cell]:
-    """The cells of an exercise with the metadata of nbgrader; a test is worth one point."""
+    """Return the cells of an exercise with nbgrader metadata; the test is worth one point."""
     code = code_cell(f"{exercise.name}-code", exercise.marked_source("### BEGIN SOLUTION", "### END SOLUTION"))
     tests = code_cell(f"{exercise.name}-test", test, role="test")
     for cell, graded in ((code, False), (tests, True)):
@@ -96,7 +100,7 @@ def _nbgrader_cells(exercise: Exercise, prompt: Cell, test: str) -> list[Cell]:
 
 
 def _otter_cells(exercise: Exercise, prompt: Cell, test: str) -> list[Cell]:
-    """The cells of an exercise for `otter assign`; raw cells mark its parts."""
+    """Return the cells of an exercise for `otter assign`, with raw cells that mark question, solution and tests."""
     name = exercise.name
     code = code_cell(f"{name}-code", exercise.marked_source("# BEGIN SOLUTION", "# END SOLUTION"))
     return [
@@ -118,26 +122,32 @@ STYLES.add("otter")(_otter_cells)
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write a file that does not exist yet: a student may have worked in one that does."""
+    """Write a file; raise ConfigError if it exists, since a student may have worked in it."""
     if path.exists():
         raise ConfigError(f"{path} already exists and is not overwritten; remove it, or choose another name")
     write_output(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def to_text(notebook: Notebook) -> str:
-    """A notebook as the text of an .ipynb file."""
+    """Return a notebook as the text of an .ipynb file."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 def read_sources(path: Path) -> list[tuple[str, str]]:
-    """The code of a .py or .ipynb file: pairs of the file name shown in a traceback and the source."""
+    """Read the code of a .py or .ipynb file, as pairs of the name shown in a traceback and the source code.
+
+    A notebook has one pair for each code cell.
+    """
     if path.suffix.lower() == ".ipynb":
         return [(f"{CELL}{number}", source) for number, source in read_code_cells(path)]
     return [(str(path), read_text(path, ConfigError))]
 
 
 def read_code_cells(path: Path) -> list[tuple[int, str]]:
-    """The code cells of a notebook with their numbers, without the cells that have a role and IPython magic lines."""
+    """Read the code cells of a notebook, as pairs of cell number and source code.
+
+    Import and test cells that are not the student's, and lines of IPython magic, are left out.
+    """
     cells, found = read_json(path, ConfigError, "cells")["cells"], []
     try:
         for number, cell in enumerate(cells, 1):

@@ -10,7 +10,10 @@ from regard.work.quiz import Quiz
 
 
 def exercise_page(exercise_set: ExerciseSet, *, answer_key: bool = False) -> str:
-    """A set as a printable page: texts and code to complete, or the solutions."""
+    """Return an exercise set as a printable HTML page, with texts and code to complete.
+
+    answer_key  show the solutions instead of the code to complete
+    """
     title = f"{exercise_set.title}{': the solutions' * answer_key}"
     body = [tag("h1", title), _paragraphs(exercise_set.about), tag("pre", exercise_set.setup_code)]
     for number, exercise in enumerate(exercise_set.exercises, 1):
@@ -21,7 +24,10 @@ def exercise_page(exercise_set: ExerciseSet, *, answer_key: bool = False) -> str
 
 
 def quiz_page(quiz: Quiz, *, answer_key: bool = False) -> str:
-    """A quiz as a printable page; the answer key runs every experiment."""
+    """Return a quiz as a printable HTML page.
+
+    answer_key  show the answers too, for which every experiment is run
+    """
     title = f"A quiz for {quiz.student}{': the answers' * answer_key}"
     body = [tag("h1", title)]
     for question in quiz.questions:
@@ -37,7 +43,7 @@ def quiz_page(quiz: Quiz, *, answer_key: bool = False) -> str:
 
 
 def _paragraphs(text: str) -> Markup:
-    """Markdown paragraphs with `code` and **bold** text as HTML."""
+    """Convert Markdown paragraphs with `code` and **bold** text to HTML."""
 
     def inline(paragraph: str) -> Markup:
         marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(paragraph)))

@@ -26,7 +26,7 @@ BiasPerHead = tuple[tuple[Value, ...], ...]
 
 @dataclass(frozen=True)
 class LinearProjection:
-    """Weights and an optional bias that compute queries, keys, values or the result from their inputs."""
+    """A linear projection, weights with an optional bias, for queries, keys, values or the final result."""
 
     weights: Matrix
     bias: tuple[Value, ...] | None = None
@@ -34,23 +34,28 @@ class LinearProjection:
 
 @dataclass(frozen=True)
 class HeadMatrices:
-    """The queries, keys and values of one head, each a matrix or a projection of the inputs."""
+    """The queries, keys and values of one head; each is a matrix, or a projection of the inputs."""
 
     q: Matrix | LinearProjection
     k: Matrix | LinearProjection
     v: Matrix | LinearProjection
 
     def role(self, name: str) -> Matrix | LinearProjection:
-        """The matrix or projection of "q", "k" or "v"."""
+        """Return the matrix or projection of "q", "k" or "v"."""
         return {"q": self.q, "k": self.k, "v": self.v}[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Everything a worked solution starts from.
+    """An attention problem to be solved step by step: matrices, mask and conventions.
 
     With convention "rows" a token is a row: Q = X W_Q, scores Q K^T, softmax along rows, output A V.
-    With "columns" it is a column: Q = W_Q X, scores K^T Q, softmax down columns, output V A.
+    With convention "columns" a token is a column: Q = W_Q X, scores K^T Q, softmax down columns, output V A.
+
+    inputs             X; None if every head states its q, k and v
+    output_projection  applied to the concatenated heads; None for no projection
+    scaled             whether scores are divided by the square root of the head width
+    tokens             the words of the tokens, for labels; None for numbers
     """
 
     name: str
@@ -88,12 +93,12 @@ class Problem:
 
     @property
     def by_rows(self) -> bool:
-        """Whether a token is a row."""
+        """Whether a token is a row of a matrix; otherwise it is a column."""
         return self.convention == "rows"
 
     @property
     def token_axis(self) -> str:
-        """What a token is: "row" or "column"."""
+        """The word for a token in a matrix: "row" or "column"."""
         return self.convention.removesuffix("s")
 
     @property
@@ -105,12 +110,12 @@ class Problem:
         return self._sizes(0)[1]
 
     def width(self, head: int) -> int:
-        """The width c of the queries and keys of a head."""
+        """Return the width c of the queries and keys of a head, counted from 0."""
         return self._sizes(head)[2]
 
     @cached_property
     def visible(self) -> tuple[tuple[bool, ...], ...]:
-        """Whether query i sees key j; rows are queries in either convention."""
+        """The mask: visible[i][j] is whether query i sees key j, in either convention."""
         self.mask.check(Positions.last_rows(self.queries, self.keys), self.queries, self.keys, 1, 1)
         seen = self.mask.dense(self.queries, self.keys)
         return tuple(tuple(row) for row in seen.reshape(self.queries, self.keys).tolist())
@@ -127,13 +132,13 @@ class Problem:
 
     @property
     def query_labels(self) -> tuple[str, ...]:
-        """The names of the queries: those of the last keys if both are tokens of one sequence."""
+        """The names of the queries: those of the last keys if both are of one sequence, else numbers from 1."""
         if self.queries <= self.keys and (self.tokens is not None or self.queries == self.keys):
             return self.labels[self.keys - self.queries :]
         return tuple(str(number + 1) for number in range(self.queries))
 
     def _row_shape(self, matrix: Matrix) -> tuple[int, int]:
-        """(rows, columns) as in the row convention."""
+        """Return the (rows, columns) that a matrix would have in the row convention."""
         rows, columns = len(matrix), len(matrix[0])
         return (rows, columns) if self.by_rows else (columns, rows)
 
@@ -144,7 +149,10 @@ class Problem:
         return f"with convention={self.convention!r} weights are {shape}"
 
     def _sizes(self, index: int) -> tuple[int, int, int, int]:
-        """i, j, c and e of a head; raises if the shapes do not fit."""
+        """Check the shapes of a head and return its sizes (i, j, c, e), else raise ShapeError or ConfigError.
+
+        The sizes are the numbers of queries and keys, and the widths of keys and values.
+        """
         counts: dict[str, tuple[int, int]] = {}
         for role in ROLES:
             source = self.heads[index].role(role)
@@ -189,11 +197,11 @@ def build_problem(
     heads: int = 1,
     tokens: tuple[str, ...] | None = None,
 ) -> Problem:
-    """Build a problem from matrices by name.
+    """Build an attention problem from matrices by name.
 
     matrices  q, k and v, or inputs, wq, wk and wv, and optionally wo; each is one matrix or one per head
-    biases    bq, bk, bv, bo
-    heads     if above 1, a matrix that is given once is split into that many parts of equal width
+    biases    optional biases bq, bk, bv and bo
+    heads     number of heads; above 1, a matrix that is given once is split into this number of equal widths
     """
     biases = dict(biases or {})
     heads = check_integer("heads", heads, 1, "heads")
@@ -243,7 +251,7 @@ def build_problem(
 
 
 def mask_from_rows(rows: tuple[tuple[bool, ...], ...]) -> Mask:
-    """The mask with these rows; True is visible."""
+    """Return a mask from Boolean rows, one per query; True means visible."""
     return as_mask(torch.tensor(rows, dtype=torch.bool))
 
 

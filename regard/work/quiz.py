@@ -26,7 +26,13 @@ QuizAnswer = str | float  # the letter of a choice, or a number
 
 @dataclass(frozen=True)
 class QuizQuestion:
-    """One question of a quiz, with its choices in the order for this student."""
+    """One question of a student's quiz, which is answered by running the experiment of a lab claim.
+
+    number    number of the question in the quiz
+    template  the template that the question was generated from
+    content   text, settings of the experiment, and choices
+    seed      random seed of the experiment
+    """
 
     number: int
     template: QuestionTemplate
@@ -39,7 +45,7 @@ class QuizQuestion:
 
     @property
     def choices(self) -> dict[str, str]:
-        """The texts of the choices by letter; empty if the answer is a number."""
+        """The texts of the choices by letter (a, b, ...); empty if the answer is a number."""
         return dict(zip(ascii_lowercase, (choice.text for choice in self.content.choices), strict=False))
 
     def __str__(self) -> str:
@@ -48,7 +54,7 @@ class QuizQuestion:
         return "\n".join(lines if self.choices else [*lines, f"   (a number, {self.content.tolerance})"])
 
     def to_dict(self) -> dict[str, Any]:
-        """The question as plain values, without its answer."""
+        """Return the question as values that JSON can represent, without the correct answer."""
         return {
             "number": self.number,
             "template": self.template.name,
@@ -59,7 +65,7 @@ class QuizQuestion:
         }
 
     def parse_answer(self, answer: object) -> QuizAnswer:
-        """Parse a letter or a number, whichever this question needs."""
+        """Parse an answer to this question, a letter or a number; raise ConfigError if it is not of the kind needed."""
         if self.choices:
             letter = answer.strip(" ).").lower() if isinstance(answer, str) else ""
             if letter not in self.choices:
@@ -72,12 +78,12 @@ class QuizQuestion:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """The run that answers the question."""
+        """The outcome of the lab experiment that answers the question."""
         return self.claim.run(self.claim.setup(self.content.settings, seed=self.seed, smoke=True))
 
     @property
     def correct_answer(self) -> QuizAnswer:
-        """The answer according to the run."""
+        """The correct answer, computed from the outcome of the experiment."""
         numbers = self.outcome.numbers
         if self.content.number is not None:
             return float(self.content.number(numbers))
@@ -89,13 +95,13 @@ class QuizQuestion:
         return true[0]
 
     def grade(self, answer: object = None) -> "QuestionResult":
-        """Run the experiment and grade an answer; None means not answered."""
+        """Run the experiment and grade an answer; None means that the question was not answered."""
         return QuestionResult(self, None if answer is None else self.parse_answer(answer), self.correct_answer)
 
 
 @dataclass(frozen=True)
 class QuestionResult:
-    """The graded answer to a question, with the explanation from the run."""
+    """The graded answer to a quiz question, with an explanation from the experiment."""
 
     question: QuizQuestion
     answer: QuizAnswer | None
@@ -109,7 +115,11 @@ class QuestionResult:
 
     @property
     def explanation(self) -> list[str]:
-        """What the run measured, the claim, known wrong answers, and the command to run it again."""
+        """The lines of the explanation.
+
+        They are what the experiment measured, the lab claim and its formula, known wrong answers, and the command
+        that repeats the experiment.
+        """
         question, outcome = self.question, self.question.outcome
         explain = question.content.explain
         lines = [] if explain is None else [f"How to calculate it: {explain(outcome.numbers)}"]
@@ -139,7 +149,7 @@ class QuestionResult:
 
 @dataclass(frozen=True)
 class Quiz:
-    """The questions of one student."""
+    """A quiz: the questions of one student."""
 
     student: str
     seed: int
@@ -147,11 +157,11 @@ class Quiz:
 
     @classmethod
     def of(cls, student: str = "student", *, count: int = 5, seed: int = 0) -> "Quiz":
-        """The quiz of a student: the same name, count and seed always give the same questions.
+        """Generate the quiz of a student; the same name, count and seed always give the same questions.
 
-        student  the name
-        count    the number of questions
-        seed     another seed gives other questions
+        student  name of the student
+        count    number of questions
+        seed     random seed
         """
         check_integer("count", count, 1, "questions")
         templates = deal_templates(Random(f"{student}\n{seed}"))
@@ -164,7 +174,7 @@ class Quiz:
         return self.questions[number - 1]
 
     def answer(self, number: int, answer: object) -> QuestionResult:
-        """Answer a question by its number and run its experiment."""
+        """Grade an answer to the question with this number, which runs the experiment; raise ConfigError for `...`."""
         if answer is ...:
             raise ConfigError(f"question {number} has no answer yet; predict first, then run")
         return self[number].grade(answer)
@@ -172,10 +182,10 @@ class Quiz:
     def grade(
         self, answers: Mapping[str, object], progress: Callable[[QuizQuestion], None] | None = None
     ) -> tuple[QuestionResult, ...]:
-        """Grade all questions.
+        """Run the experiments of all questions and grade the answers.
 
-        answers   by the number of the question, as text; a missing answer counts as not answered
-        progress  called before each experiment runs
+        answers   answers by question number as a string, such as {"1": "b"}; a missing one counts as not answered
+        progress  called with each question before its experiment runs
         """
         unknown = [name for name in answers if name not in {str(each.number) for each in self.questions}]
         if unknown:
@@ -191,13 +201,16 @@ class Quiz:
         return tuple(results)
 
     def to_dict(self) -> dict[str, Any]:
-        """The quiz as plain values, without answers."""
+        """Return the quiz as values that JSON can represent, without the correct answers."""
         about = {"student": self.student, "seed": self.seed, "count": len(self.questions)}
         return {**about, "questions": [question.to_dict() for question in self.questions]}
 
 
 def deal_templates(random: Random) -> Iterator[QuestionTemplate]:
-    """Yield question templates forever: chapters alternate, and a template repeats only after its whole chapter."""
+    """Yield question templates endlessly, in random order.
+
+    Chapters alternate. A template repeats only after all templates of its chapter were used.
+    """
     chapters: dict[str, list[QuestionTemplate]] = {}
     for name in QUESTION_TEMPLATES:
         chapters.setdefault(QUESTION_TEMPLATES[name].chapter, []).append(QUESTION_TEMPLATES[name])
@@ -217,7 +230,10 @@ def _generate_question(number: int, template: QuestionTemplate, student: str, se
 
 
 def parse_number(answer: object) -> float | None:
-    """Parse a finite number; None if it is not one. 1,024 has a thousands separator, 0,25 a decimal comma."""
+    """Parse a finite number; return None if the answer is not one.
+
+    A comma is a thousands separator in 1,024 and a decimal comma in 0,25.
+    """
     if isinstance(answer, str):
         text = answer.strip()
         if re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
@@ -235,5 +251,5 @@ def parse_number(answer: object) -> float | None:
 
 
 def format_number(number: float) -> str:
-    """A number with thousands separators, rounded to four digits unless it is whole."""
+    """Format a number with thousands separators, rounded to four significant digits unless it is an integer."""
     return f"{number:,.0f}" if number == round(number) else f"{number:,.4g}"

@@ -6,7 +6,11 @@ from regard.work.quiz_question import AnswerChoice, GeneratedQuestion, Tolerance
 
 
 def _count_choices(name: str, index: int, *options: int) -> tuple[AnswerChoice, ...]:
-    """Distinct counts to choose from; the one counted in the run is true."""
+    """Return answer choices with different counts; the count that the experiment measures is true.
+
+    name, index  where the count is in the measured numbers: numbers[name][index]
+    options      the counts to choose from; duplicates are removed
+    """
 
     def choice(count: int) -> AnswerChoice:
         return AnswerChoice(f"{count:,}", lambda numbers: numbers[name][index] == count)

@@ -10,7 +10,10 @@ its letter in quotes, `"b"`, and everything else by a number.
 
 
 def quiz_notebook(quiz: Quiz, *, answer_key: bool = False) -> Notebook:
-    """A quiz as a notebook; the answer key has the answers, for which every experiment runs now."""
+    """Return a quiz as a Jupyter notebook.
+
+    answer_key  include the correct answers and explanations, for which every experiment is run
+    """
     call = f"Quiz.of({quiz.student!r}, count={len(quiz.questions)}, seed={quiz.seed})"
     about = f"# A quiz for {quiz.student}{': the answers' * answer_key}\n\n{ABOUT}"
     setup = f"from regard.work.quiz import Quiz\n\nquiz = {call}"

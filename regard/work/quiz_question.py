@@ -17,7 +17,10 @@ from regard.lab.verdict import SUPPORTED, Numbers
 
 @dataclass(frozen=True)
 class AnswerChoice:
-    """A statement, and a function that decides from the numbers of a run whether it is true."""
+    """A choice of a quiz question: a statement that is true or false according to an experiment.
+
+    is_true  decides whether it is true from the measured numbers, by name
+    """
 
     text: str
     is_true: Callable[[Numbers], bool]
@@ -25,7 +28,7 @@ class AnswerChoice:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The allowed error of an answer: absolute, or relative to the correct one. Both 0 means exact."""
+    """The allowed error of a numerical answer: absolute, or relative to the correct answer; both 0 means exact."""
 
     absolute: float = 0.0
     relative: float = 0.0
@@ -42,10 +45,13 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class GeneratedQuestion:
-    """A question with drawn numbers: its text, the settings of the run, and how the run answers it.
+    """A quiz question with random numbers filled in.
 
-    number   the answer, measured in the run; None for a question with choices
-    explain  how to calculate the number, if the text of the run does not say it
+    settings   settings of the experiment that answers it
+    number     computes the answer from the measured numbers; None for a question with choices
+    tolerance  allowed error of a numerical answer
+    choices    statements to choose from; empty if the answer is a number
+    explain    explains how to calculate the number; None if the verdict of the experiment explains it
     """
 
     text: str
@@ -61,7 +67,11 @@ Generate = Callable[[Random], GeneratedQuestion]
 
 @dataclass(frozen=True)
 class QuestionTemplate:
-    """A template of questions about a claim of the lab."""
+    """A template that generates quiz questions about a lab claim.
+
+    claim     id of the claim
+    generate  generates a question with random numbers
+    """
 
     name: str
     claim: str
@@ -76,7 +86,11 @@ QUESTION_TEMPLATES: Registry[QuestionTemplate] = Registry("question template")
 
 
 def question(name: str, claim: str) -> Callable[[Generate], Generate]:
-    """Register the decorated function as a question template."""
+    """Register the decorated function as a quiz question template.
+
+    name   name of the template
+    claim  id of the lab claim that the question is about
+    """
 
     def register(generate: Generate) -> Generate:
         QUESTION_TEMPLATES.add(name)(QuestionTemplate(name, claim, generate))
@@ -86,12 +100,18 @@ def question(name: str, claim: str) -> Callable[[Generate], Generate]:
 
 
 def sheet_choice(claim: str, index: int = 0) -> AnswerChoice:
-    """A wrong answer of a source sheet as a distractor. It would be true if the run did not refute it."""
+    """Return a known wrong answer of the exercise sheets as an answer choice.
+
+    It is false if the experiment refutes it, as expected.
+
+    claim  id of the lab claim
+    index  which of the claim's wrong answers
+    """
     sheet = claims()[claim].wrong_answers[index]
     return AnswerChoice(sheet.says, lambda numbers: sheet.verdict(numbers).word == SUPPORTED)
 
 
 def format_list(values: Any) -> str:
-    """Numbers in a sentence: 1, 2 and 3."""
+    """Format numbers as words of a sentence: "1, 2 and 3"."""
     *most, last = [f"{value:g}" for value in values]
     return f"{', '.join(most)} and {last}" if most else last

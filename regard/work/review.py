@@ -21,7 +21,17 @@ MAX_LISTED = 9  # further wrong entries that are listed one by one
 
 @dataclass(frozen=True)
 class ReviewComment:
-    """One mistake: its step and entry, the expected and the found number, and what it looks like."""
+    """A mistake in one step of a student's calculation.
+
+    step         name of the step
+    head         number of the head, counted from 1; None if there is only one
+    row, column  the first wrong entry, counted from 1
+    expected     the correct number
+    found        the number that the student wrote
+    mistake      name of the mistake
+    explanation  sentence for the student
+    also         further wrong entries of the step
+    """
 
     step: str
     head: int | None
@@ -35,7 +45,7 @@ class ReviewComment:
 
     @property
     def location(self) -> str:
-        """`output[3,1]`, and the head if there are several."""
+        """The step and the entry, such as `output[3,1]`, and the head if there are several."""
         head = "" if self.head is None else f" of head {self.head}"
         return f"{self.step}[{self.row},{self.column}]{head}"
 
@@ -50,7 +60,10 @@ class ReviewComment:
         )
 
     def _format_expected(self) -> str:
-        """2.5 if that is exact, otherwise six decimals and the number rounded to the student's digits."""
+        """Format the expected number: short, such as 2.5, if that is exact, otherwise with six decimals.
+
+        If the student rounded, the number rounded to the student's digits is added.
+        """
         short = f"{self.expected:g}"
         text = short if float(short) == self.expected and "e" not in short else decimal(self.expected)
         digits = len(self.found.partition(".")[2])
@@ -62,7 +75,12 @@ class ReviewComment:
 
 @dataclass(frozen=True)
 class Review:
-    """The checked steps and all mistakes in order; the first is the one to correct."""
+    """The review of a student's calculation.
+
+    correct          names of the correct steps
+    carried_forward  names of the steps that are calculated correctly from an earlier mistake
+    comments         all mistakes in order; the first is the one to correct first
+    """
 
     problem: str
     scaled: bool
@@ -86,7 +104,7 @@ class Review:
         return "\n".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The review as plain values for JSON."""
+        """Return the review as values that JSON can represent."""
         return {
             "problem": self.problem,
             "scaled": self.scaled,

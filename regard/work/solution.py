@@ -53,12 +53,20 @@ AGREEMENT = 1e-9  # relative to the largest value: far above rounding in float64
 
 
 class DisagreementError(RegardError, RuntimeError):
-    """A worked solution differs from what `attend` computes: a bug in this package."""
+    """Raised if a worked solution differs from what `attend` computes, which is a bug in this package."""
 
 
 @dataclass(frozen=True)
 class SolutionStep:
-    """One step: its title, formula, values, and how each entry follows from earlier numbers."""
+    """One step of a worked solution, such as the scores.
+
+    key       name of the step
+    head      number of the head, counted from 1; None if there is only one
+    symbol    symbol of the matrix
+    formula   how the matrix is computed
+    values    the matrix
+    workings  how each entry is computed from earlier numbers
+    """
 
     key: str
     head: int | None  # counted from 1, None if there is only one
@@ -76,39 +84,42 @@ class SolutionStep:
 
 @dataclass(frozen=True)
 class Solution:
-    """All steps of a problem, in order."""
+    """A worked solution: all calculation steps of an attention problem, in order."""
 
     problem: Problem
     steps: tuple[SolutionStep, ...]
 
     def _repr_html_(self) -> str:
-        """The page that a notebook shows."""
+        """Return the solution as HTML, which Jupyter shows."""
         from regard.work.writing import html  # imports this module
         from regard.work.writing.document import build_document
 
         return show_page(html.write(build_document(self), DIGITS))
 
     def step(self, key: str, head: int | None = None) -> SolutionStep:
-        """The step of that name; `head` counts from 1 and is needed if there are several."""
+        """Return the step with this name, such as "scores".
+
+        head  number of the head, counted from 1; needed if there are several heads
+        """
         return next(step for step in self.steps if step.key == key and (head is None or step.head in (None, head)))
 
     def has(self, key: str) -> bool:
-        """Whether there is a step of that name."""
+        """Whether there is a step with this name."""
         return any(step.key == key for step in self.steps)
 
     @property
     def output(self) -> Matrix:
-        """The values of the last step."""
+        """The matrix of the last step, which is the result."""
         return self.steps[-1].values
 
     def weights(self, head: int = 1) -> list[list[float]]:
-        """The attention map of a head; rows are queries in either convention."""
+        """Return the attention weights of a head, counted from 1; rows are queries in either convention."""
         values = self.step("weights", head).values
         return to_floats(values if self.problem.by_rows else transpose(values))
 
 
 def solve(problem: Problem) -> Solution:
-    """Work out a problem step by step; the result is compared with `attend`.
+    """Solve an attention problem step by step; raise DisagreementError if the result differs from `attend`.
 
     >>> from regard.work.files import parse_matrix
     >>> from regard.work.problem import build_problem
@@ -132,7 +143,7 @@ def solve(problem: Problem) -> Solution:
 
 
 def _check_float_range(steps: list[SolutionStep]) -> None:
-    """Raise if a step has numbers above the largest float: exponentials are floats."""
+    """Check that no number is above the largest float, else raise ConfigError; later steps need floats."""
     for step in steps:
         for row in step.values:
             for value in row:
@@ -198,7 +209,11 @@ def _ordered_product(
     right: tuple[Expression, Matrix],
     bias: Callable[[int, int], Value] | None = None,
 ) -> tuple[Expression, Matrix, Workings]:
-    """Formula, values and workings of left right, or of right left if a token is a column."""
+    """Return the formula, the values and the workings of left @ right, or of right @ left if a token is a column.
+
+    left, right  a symbol and its matrix
+    bias         returns the bias that is added to the entry (row, column)
+    """
     factors = (left, right) if problem.by_rows else (right, left)
     return Product(tuple(symbol for symbol, _ in factors), dot=False), *matrix_product(
         factors[0][1], factors[1][1], bias
@@ -208,7 +223,10 @@ def _ordered_product(
 def matrix_product(
     left: Matrix, right: Matrix, bias: Callable[[int, int], Value] | None = None
 ) -> tuple[Matrix, Workings]:
-    """A product of matrices, and each of its entries as a sum of products."""
+    """Return the product of two matrices, and each of its entries written as a sum of products.
+
+    bias  returns the bias that is added to the entry (row, column)
+    """
     values: list[tuple[Value, ...]] = []
     workings: list[tuple[Expression, ...]] = []
     for r, row in enumerate(left):
@@ -229,19 +247,32 @@ def matrix_product(
 
 
 def weight_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
-    """W_Q if tokens are rows, Omega_q if they are columns, as textbooks of each convention write it."""
+    """Return the symbol of projection weights: W_Q if tokens are rows, Omega_q if they are columns.
+
+    role  "q", "k", "v", or the letter of the output projection
+    mark  number of the head, or None
+    """
     return Symbol("W", role.upper(), mark) if problem.by_rows else Symbol("Ω", role, mark)
 
 
 def bias_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
-    """b_Q if tokens are rows, beta_q if they are columns, as textbooks of each convention write it."""
+    """Return the symbol of a projection bias: b_Q if tokens are rows, beta_q if they are columns, as in textbooks.
+
+    role  "q", "k", "v", or the letter of the output projection
+    mark  number of the head, or None
+    """
     return Symbol("b", role.upper(), mark) if problem.by_rows else Symbol("β", role, mark)
 
 
 def _apply_projection(
     problem: Problem, role: str, mark: int | None, data: tuple[Expression, Matrix], projection: LinearProjection
 ) -> tuple[Expression, Matrix, Workings]:
-    """Formula, values and workings of data times weights plus bias."""
+    """Return the formula, the values and the workings of data times weights plus bias.
+
+    role  "q", "k", "v", or the letter of the output projection
+    mark  number of the head, or None
+    data  the symbol and the matrix of the data
+    """
     bias = projection.bias
     formula, values, workings = _ordered_product(
         problem,
@@ -299,7 +330,12 @@ def _masking_step(problem: Problem, before: SolutionStep) -> SolutionStep:
 
 
 def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]:
-    """Largest score, exponentials, their sums, and weights, along rows or down columns."""
+    """Return the steps of the softmax: the largest scores, the exponentials, their sums, and the weights.
+
+    The softmax is along rows, or down columns if a token is a column.
+
+    before  the step of the scores
+    """
     mark, line = before.head, problem.token_axis
     rows = _flip(before.values, problem.by_rows)
     tops = [max(row, key=float) for row in rows]
@@ -370,7 +406,7 @@ def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]
 
 
 def _flip(rows: tuple[tuple[T, ...], ...], by_rows: bool) -> tuple[tuple[T, ...], ...]:
-    """Transpose a matrix with queries in rows if tokens are columns in this problem, and back."""
+    """Transpose a matrix if tokens are columns in the problem (by_rows is False), else return it unchanged."""
     return rows if by_rows else tuple(zip(*rows, strict=True))
 
 
@@ -379,7 +415,10 @@ def _no_workings(values: Matrix) -> Workings:
 
 
 def _exponential_working(value: Value, top: Value) -> Expression | None:
-    """e to the power of a score minus the largest, or None for a hidden pair."""
+    """Return the formula e^(score - largest score) with its numbers, or None if the pair is hidden.
+
+    value, top  the score and the largest score of its row
+    """
     if value == HIDDEN:
         return None
     shift = subtract(value, top)
@@ -420,7 +459,10 @@ def _output_projection_step(problem: Problem, projection: LinearProjection, befo
 
 
 def head_vectors(solution: Solution, index: int) -> dict[str, Matrix]:
-    """q, k and v of a head counted from 0, tokens in rows, as stated or as worked out."""
+    """Return q, k and v of a head by name, stated by the problem or computed in the solution, tokens in rows.
+
+    index  number of the head, counted from 0
+    """
     found = {}
     for role in ROLES:
         source = solution.problem.heads[index].role(role)
@@ -430,7 +472,7 @@ def head_vectors(solution: Solution, index: int) -> dict[str, Matrix]:
 
 
 def _check_against_attend(solution: Solution) -> None:
-    """Raise unless weights and outputs equal those of `attend`."""
+    """Check that weights and outputs of the solution equal those of `attend`, else raise DisagreementError."""
     problem = solution.problem
     outputs = []
     for index in range(len(problem.heads)):

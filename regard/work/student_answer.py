@@ -21,7 +21,12 @@ MIN_DIGITS = 1  # a whole number where a decimal is expected counts as one with 
 
 @dataclass(frozen=True)
 class WrittenNumber:
-    """One number as the student wrote it."""
+    """One number as the student wrote it.
+
+    text    the text that was written
+    value   the number
+    digits  decimals after the point; None for a fraction, which is exact
+    """
 
     text: str
     value: float
@@ -29,16 +34,20 @@ class WrittenNumber:
 
     @property
     def tolerance(self) -> float:
-        """How far the true number may be away: half a unit of the last digit, plus the rounding error of float64."""
+        """How far the correct number may differ from the written one.
+
+        It is half a unit of the last decimal, or of decimal MIN_DIGITS if fewer were written, plus a small float
+        error. For a fraction it is the float error only.
+        """
         rounding = 1e-9 * max(1.0, abs(self.value))
         return rounding + (0.0 if self.digits is None else 0.5 * 10.0 ** -max(self.digits, MIN_DIGITS))
 
     def matches(self, true: float) -> bool:
-        """Whether the true number rounds to this one."""
+        """Whether the correct number equals the written one within `tolerance`."""
         return abs(self.value - true) <= self.tolerance
 
     def truncates(self, true: float) -> bool:
-        """Whether this is the true number with its further digits cut off."""
+        """Whether the written number is the correct one with further digits cut off instead of rounded."""
         scale = 10.0 ** (self.digits or 0)
         cut = math.trunc(true * scale) / scale
         return bool(self.digits) and abs(self.value - cut) <= 1e-9 * max(1.0, abs(true))
@@ -66,25 +75,25 @@ class StudentMatrix:
 
     @property
     def row_digits(self) -> tuple[int, ...]:
-        """The number of decimals in which each row was written."""
+        """The number of decimals written in each row: the largest of its entries."""
         return tuple(max((0 if cell is None else cell.digits or 0 for cell in row), default=0) for row in self.cells)
 
     def cell(self, entry: tuple[int, int]) -> WrittenNumber:
-        """The number at an entry that is not a gap."""
+        """Return the number at an entry (row, column) that is not empty."""
         found = self.cells[entry[0]][entry[1]]
         assert found is not None
         return found
 
     def wrong_entries(self, true: Array) -> list[tuple[int, int]]:
-        """The entries that differ from the true numbers, rounded to the digits written."""
+        """Return the entries (row, column) that do not match the correct numbers within the digits written."""
         return [(r, c) for r, c, cell in self if not cell.matches(float(true[r, c]))]
 
     def matches(self, true: Array) -> bool:
-        """Whether every number is correct in the digits written."""
+        """Whether the shape is correct and every number written matches the correct one within its digits."""
         return true.shape == self.shape and not self.wrong_entries(true)
 
     def fill_gaps(self, true: Array) -> Array:
-        """The student's numbers, with the true ones in the gaps."""
+        """Return the student's matrix with the correct numbers in the empty entries."""
         found = true.copy()
         for r, c, cell in self:
             found[r, c] = cell.value
@@ -95,7 +104,7 @@ StudentSteps = Mapping[tuple[str, int | None], StudentMatrix]  # by step and hea
 
 
 def read_answer(path: Path, solution: Solution) -> StudentSteps:
-    """Read a student's answer from a JSON file."""
+    """Read a student's answer from a JSON file that has the matrices of some steps by name."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise ConfigError(f"{path} should hold an object with some of {', '.join(KEYS)}, not {found!r}")
@@ -103,7 +112,11 @@ def read_answer(path: Path, solution: Solution) -> StudentSteps:
 
 
 def parse_answer(found: Mapping[str, Any], solution: Solution, where: str = "the answer") -> StudentSteps:
-    """Parse an answer from matrices by name; with several heads, each name has a list of one matrix per head."""
+    """Parse a student's answer: matrices by name of the step, or lists of one matrix per head.
+
+    found  the matrices by name
+    where  describes the answer in the error message
+    """
     unknown = [key for key in found if key not in KEYS]
     if unknown:
         raise ConfigError(f"{where} has {', '.join(unknown)}, which is not a step; the steps are: {', '.join(KEYS)}")

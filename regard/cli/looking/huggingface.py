@@ -9,7 +9,7 @@ from regard.cli.looking.models import LoadedModel
 
 
 def foreign_model_type(folder: str) -> str | None:
-    """The model_type of a Hugging Face folder that regard cannot load itself; None for all other folders."""
+    """Return the model_type of a Hugging Face folder that regard cannot load itself; None for all other folders."""
     from regard.models.convert import FAMILIES
     from regard.models.saving import FORMAT, read_config
 
@@ -19,7 +19,10 @@ def foreign_model_type(folder: str) -> str | None:
 
 
 def load_transformers_model(folder: str, model_type: str, device: str) -> LoadedModel:
-    """Load a folder with the class that its config.json names."""
+    """Load a Hugging Face folder with transformers, with the class that its config.json names.
+
+    model_type  the model_type in config.json, for error messages
+    """
     from regard.integrations.torchvision import let_torchvision_load
     from regard.models.convert import FAMILIES
     from regard.models.saving import read_config
@@ -59,7 +62,7 @@ def load_transformers_model(folder: str, model_type: str, device: str) -> Loaded
 
 
 def choose_class(transformers: ModuleType, architectures: object) -> str:
-    """The first class in "architectures" of a config.json, if transformers has it; else AutoModel."""
+    """Return the first class name in "architectures" of a config.json, if transformers has it; else AutoModel."""
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     found = getattr(transformers, name, None)
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)

@@ -24,11 +24,14 @@ LONGEST_TEXT = 4000  # characters of a prompt that a report repeats
 
 @dataclass(frozen=True)
 class ModelInput:
-    """The inputs of one forward pass.
+    """The inputs of one forward pass, and the Python code that builds them.
 
     prompt  the text or the image file
+    size    description of the input, such as "12 tokens"
     code    Python code that makes the arguments of `call`
-    sides   the labels of the queries and keys of a record
+    call    Python code that calls the model
+    sides   function from an attention record to the labels of its queries and keys
+    pixels  the image before normalisation; None for text
     """
 
     inputs: tuple["Tensor", ...]
@@ -43,7 +46,7 @@ class ModelInput:
 
 
 def path_exists(path: str) -> bool:
-    """Whether a file or folder exists; False for a text that is no valid path."""
+    """Return whether a file or folder exists; False for a text that is no valid path."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -53,7 +56,12 @@ def path_exists(path: str) -> bool:
 def build_input(
     loaded: "LoadedModel", text: str, target: str | None, tokenizer: Path | None, device: str
 ) -> ModelInput:
-    """Build the input of the model from a text or an image file."""
+    """Build the input of the model from a text or an image file.
+
+    text       the text, or the path of an image
+    target     the target text of an encoder-decoder; None for all other models
+    tokenizer  a tokenizer.json; None uses that of the model
+    """
     if target is not None and loaded.kind != "pair":
         raise ConfigError(f"--target is for encoder-decoders; {loaded.name} takes one {loaded.kind}")
     if loaded.kind == "image":
@@ -68,7 +76,7 @@ def build_input(
 def build_text_input(
     loaded: "LoadedModel", text: str, target: str | None, tokenizer: Path | None, device: str
 ) -> ModelInput:
-    """Tokenize a text, or a source and a target."""
+    """Build the input of a text model: tokenise the text, and for an encoder-decoder the target too."""
     import torch
 
     from regard.data.tokenizers import special_index
@@ -117,7 +125,7 @@ def build_text_input(
 
 
 def tokenizer_code(loaded: "LoadedModel", tokenizer: Path | None) -> tuple[tuple[str, ...], str]:
-    """Python code that makes the tokenizer of `find_tokenizer`: imports and an expression."""
+    """Return Python code that builds the tokenizer that `find_tokenizer` returns: import lines and an expression."""
     from regard.data.tokenizers import TOKENIZER_FILE
     from regard.models.presets import find_pretrained
 
@@ -133,7 +141,13 @@ def tokenizer_code(loaded: "LoadedModel", tokenizer: Path | None) -> tuple[tuple
 
 
 def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
-    """The labels of a layer by its role and lengths; numbers if it has other positions than the tokens."""
+    """Return the labels of the queries and keys of an attention record, according to its role in the model.
+
+    The roles are encoder, decoder and cross-attention. Positions are numbered if there are not as many as
+    tokens.
+
+    words  labels of the source and the target tokens, or of the only text, by name
+    """
     from regard.see.record import attention_role
     from regard.see.report import Sides, TokenLabels
 
@@ -150,7 +164,12 @@ def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides"
 
 
 def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
-    """Raise an error if the model cannot take these tokens."""
+    """Check that the model can take these tokens, else raise ConfigError.
+
+    There must be at least one, not too many, and all in the vocabulary.
+
+    name  what the tokens are, for the error message
+    """
     what = "text" if name == "tokens" else name
     if not tokens:
         raise ConfigError(f"the {what} is empty; give at least one token")
@@ -168,12 +187,12 @@ def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
 
 
 def _quote_text(text: str) -> str:
-    """The text as a Python literal, or code that reads a long one from a file."""
+    """Return Python code for a text: a literal, or code that reads a file if the text is long."""
     return repr(text) if len(text) <= LONGEST_TEXT else "open('text.txt').read()"
 
 
 def token_labels(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
-    """The label of each token: its text, or its name in the vocabulary if it is not valid text."""
+    """Return the label of each token: its text, or its name in the vocabulary if it is not valid text."""
     from regard.data.tokenizers import REPLACEMENT
 
     file: Path | None = getattr(words, "file", None)
@@ -195,7 +214,7 @@ def token_labels(words: "Tokenizer", tokens: list[int]) -> tuple[str, ...]:
 
 
 def build_image_input(loaded: "LoadedModel", path: str, device: str) -> ModelInput:
-    """Read an image at the size of the model's input."""
+    """Read an image file at the size of the model's input and normalise its pixels."""
     from regard.see.images import normalise_pixels, read_image
 
     if not path_exists(path):
@@ -223,7 +242,11 @@ def build_image_input(loaded: "LoadedModel", path: str, device: str) -> ModelInp
 
 
 def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
-    """Mean and standard deviation of pixels, the resampling filter, and where they were read."""
+    """Return the mean and standard deviation of pixels, the resampling filter, and where these were read.
+
+    They are read from preprocessor_config.json in the model's folder; without the file they have default
+    values.
+    """
     half = (0.5, 0.5, 0.5)
     file = None if loaded.folder is None else loaded.folder / PREPROCESSOR
     if file is None or not file.is_file():
@@ -240,7 +263,10 @@ def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float
 
 
 def patch_sides(loaded: "LoadedModel") -> Callable[["Record"], "Sides"]:
-    """Labels of positions: patches by row and column of the image or a window, or channels."""
+    """Return a function from an attention record of an image model to the labels of its positions.
+
+    Patches are labelled by row and column in the image or the window, channels by number.
+    """
     from regard.see.report import Sides, TokenLabels
 
     def sides(record: "Record") -> Sides:

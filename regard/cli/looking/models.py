@@ -18,10 +18,12 @@ KINDS = {"GPT": "text", "BERT": "text", "Transformer": "pair", "RNN": "pair", "V
 class LoadedModel:
     """A model, what it takes as input, and the Python code that loads it.
 
-    folder       where its files are; None for a preset
+    folder       folder of its files; None for a preset
+    weights      where the weights are from, in words
+    code         Python code that loads the model, after `imports`
     kind         the kind of input: "text", "pair" (source and target text) or "image"
     max_length   the largest number of tokens; None if there is no limit
-    input_names  keywords of the inputs, if transformers loaded the model
+    input_names  names of the keyword arguments, if transformers loaded the model; otherwise empty
     """
 
     name: str
@@ -36,7 +38,7 @@ class LoadedModel:
     input_names: tuple[str, ...] = ()
 
     def run(self, inputs: tuple["Tensor", ...]) -> None:
-        """Run one forward pass."""
+        """Run one forward pass. Raises ConfigError if a model of transformers rejects the input."""
         if not self.input_names:
             self.model(*inputs)
             return
@@ -48,7 +50,7 @@ class LoadedModel:
 
 
 def load_model(name: str, device: str) -> LoadedModel:
-    """Load the model in a folder, or build a preset with random weights."""
+    """Load a model from a folder or by its name, or build a preset with random weights."""
     from regard.cli.looking.huggingface import foreign_model_type, load_transformers_model
     from regard.models.presets import PRESETS, build, find_pretrained, model_class
     from regard.models.saving import load, pretrained_folder
@@ -83,7 +85,10 @@ def load_model(name: str, device: str) -> LoadedModel:
 
 
 def check_kind(name: str, kind: str) -> None:
-    """Raise an error if a model has no attention over text or an image."""
+    """Check that a model has attention over text or an image, else raise ConfigError.
+
+    kind  name of the model class
+    """
     from regard.models.presets import PRESETS, model_class
 
     if kind not in KINDS:

@@ -19,7 +19,11 @@ PATCHES = "from regard.see.relevance import patch_map, rollout\n\n"
 
 @dataclass(frozen=True)
 class RelevanceResult:
-    """Relevance of tokens, overlays on the image, and notes on what is missing."""
+    """The relevance of input tokens or image patches for the output, with notes on what could not be computed.
+
+    relevance  relevance of each token
+    overlays   maps over the image
+    """
 
     relevance: "tuple[TokenRelevance, ...]" = ()
     overlays: "tuple[Overlay, ...]" = ()
@@ -34,9 +38,12 @@ def compute_relevance(
     head: "HeadSummary",
     complete: bool,
 ) -> RelevanceResult:
-    """The relevance methods that apply to this model.
+    """Compute the relevance of the input for the output, with the methods that suit this model.
 
-    complete  whether all layers and rows were recorded, which rollout needs
+    seen      the recorded attention
+    sides     labels of the queries and keys of each layer
+    head      the head to draw
+    complete  whether all layers and rows were recorded, which attention rollout needs
     """
     if table.broken:
         return no_relevance("some weights are NaN")
@@ -54,12 +61,15 @@ def compute_relevance(
 
 
 def no_relevance(reason: object) -> RelevanceResult:
-    """A result without relevance, and the reason."""
+    """Return an empty result with a note on the reason."""
     return RelevanceResult(notes=(f"No relevance: {reason}.",))
 
 
 def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
-    """Rollout from the output token: the last of a causal model such as GPT, else the first, as in BERT."""
+    """Compute attention rollout from the output token over the input tokens.
+
+    The output token is the last one in a causal model such as GPT, else the first one, as in BERT.
+    """
     from regard.see.heads import visible_keys
     from regard.see.relevance import rollout
     from regard.see.report import TokenRelevance
@@ -74,7 +84,10 @@ def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResul
 
 
 def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
-    """Rollout from the last target token, over the source and over the target."""
+    """Compute attention rollout in an encoder-decoder.
+
+    It is the relevance of the source and target tokens for the output of the last target token.
+    """
     from regard.see.record import attention_role
     from regard.see.relevance import encoder_decoder_rollout
     from regard.see.report import TokenRelevance
@@ -96,7 +109,10 @@ def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResul
 
 
 def patch_relevance(loaded: "LoadedModel", seen: "Seen", head: "HeadSummary") -> RelevanceResult:
-    """Rollout over the patches, and the weights of the chosen head in the same row."""
+    """Compute two maps over the patches of a ViT: attention rollout, and the weights of the chosen head.
+
+    Both are those of the class token or, without one, the mean over all patches.
+    """
     from regard.see.relevance import patch_map, rollout
     from regard.see.report import Overlay
 
@@ -127,7 +143,11 @@ def patch_relevance(loaded: "LoadedModel", seen: "Seen", head: "HeadSummary") ->
 
 
 def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", head: "HeadSummary") -> RelevanceResult:
-    """The weight that each position receives in its window, for the chosen head or the one with least spread."""
+    """Compute a map over the image for DaViT: the attention weight that each position receives in its window.
+
+    The head is the chosen one if it is in a window layer, else the head with the least spread. Attention
+    rollout does not apply to windows and channels.
+    """
     from regard.nn.windows import merge
     from regard.see.report import Overlay
 
@@ -149,7 +169,10 @@ def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", he
 
 
 def grid_side(image: int, stage: int) -> int:
-    """Positions a side of a DaViT: a quarter of the pixels, halved before every further stage, rounded up."""
+    """Return the number of positions along a side of the image in a stage of a DaViT.
+
+    It is a quarter of the pixels in the first stage (0), and half in each further stage, rounded up.
+    """
     side = (image - 1) // 4 + 1
     for _ in range(stage):
         side = -(-side // 2)

@@ -18,7 +18,10 @@ MOST_CELLS = 64  # a side of a map
 
 
 def show_report(report: "AttentionReport", most: int) -> None:
-    """Print the table of heads, the chosen map and the relevance."""
+    """Print an attention report: the table of heads, the map of the chosen head and the relevance.
+
+    most  maximum number of heads to print
+    """
     from regard.see.report import escape_control_characters as escape
 
     width = Console().width
@@ -34,7 +37,7 @@ def show_report(report: "AttentionReport", most: int) -> None:
 
 
 def heads_table(report: "AttentionReport", most: int) -> Table:
-    """The first `most` heads."""
+    """Return a table of the first `most` heads."""
     from regard.see.heads import COLUMNS, format_cell
 
     some = report.table.heads[:most]
@@ -49,7 +52,10 @@ def heads_table(report: "AttentionReport", most: int) -> Table:
 
 
 def chosen_map(report: "AttentionReport", width: int) -> list[Text]:
-    """The map of the chosen head with the labels of its queries, and a legend."""
+    """Draw the attention map of the chosen head as text, with the labels of its queries and a legend.
+
+    width  width of the terminal in characters
+    """
     from regard.see.report import query_labels, shorten
 
     record, sides = report.seen[report.layer], report.sides[report.layer]
@@ -73,7 +79,7 @@ def chosen_map(report: "AttentionReport", width: int) -> list[Text]:
 
 
 def relevance_bars(relevance: "TokenRelevance", width: int) -> list[Text]:
-    """The most relevant tokens, with a bar for each."""
+    """Draw the most relevant tokens as text, with a bar for each."""
     from regard.see.report import MOST_RELEVANT, shorten
 
     best = relevance.values.topk(min(MOST_RELEVANT, len(relevance.values)))
@@ -91,7 +97,7 @@ def relevance_bars(relevance: "TokenRelevance", width: int) -> list[Text]:
 
 
 def overlay_shades(overlay: "Overlay", width: int) -> list[Text]:
-    """Numbers over an image as shade characters, averaged to the width of the terminal."""
+    """Draw a map over the image as shade characters, averaged to fit the width of the terminal."""
     from torch.nn.functional import adaptive_avg_pool2d
 
     rows, columns = (min(size, MOST_CELLS, max(1, width // 2)) for size in overlay.values.shape)
@@ -102,5 +108,5 @@ def overlay_shades(overlay: "Overlay", width: int) -> list[Text]:
 
 
 def shade_rows(shares: "Tensor", wide: int) -> list[str]:
-    """Each row of shares from 0 to 1 as shade characters, `wide` of them for a number."""
+    """Convert each row of numbers from 0 to 1 to shade characters, `wide` characters for a number."""
     return ["".join(shade(share) * wide for share in row) for row in shares.tolist()]

@@ -26,14 +26,14 @@ FACTS: Registry[Fact] = Registry("fact")
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch, random and numpy."""
+    """Seed the random number generators of torch, random and numpy."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
 
 
 def raised_by(a: AttentionUnderTest, inputs: AttentionInputs) -> Raised | None:
-    """The exception of the call, if it raises."""
+    """Call the attention and return the exception that it raises, or None."""
     try:
         a(inputs)
     except Exception as error:  # a foreign function may raise anything
@@ -112,13 +112,16 @@ def dropout_in_eval(a: MeasuredAttention) -> Failure | None:
 
 
 def _seed_lines(*lines: str) -> list[str]:
-    """Lines that are run with two seeds and append to `found`."""
+    """Return Python code that runs the lines with two random seeds; the lines append their results to `found`."""
     seeded = "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)"
     return ["import random", "import numpy", "found = []", "for seed in (0, 1):", seeded, *lines]
 
 
 def _detect_seed(a: MeasuredAttention, words: str) -> Detect:
-    """Detects that two seeds give different outputs."""
+    """Return a detector of outputs that differ between two random seeds.
+
+    words  describes the failure
+    """
 
     def lines(call: CallWriter) -> list[str]:
         return [*_seed_lines(f"    found.append({call()})"), "same = torch.equal(*found)"]
@@ -170,7 +173,7 @@ def random_state(a: MeasuredAttention) -> Failure | None:
 
 
 def outputs_by_seed(a: MeasuredAttention) -> tuple[AttentionInputs, list[Tensor]]:
-    """The outputs of one call under the seeds 0, 0, 1, 2 and 3."""
+    """Return random inputs, and the outputs of the attention for them under the random seeds 0, 0, 1, 2 and 3."""
 
     def run() -> tuple[AttentionInputs, list[Tensor]]:
         inputs = a.random_inputs(9, 9, b=3)
@@ -202,7 +205,7 @@ def state_between_calls(a: MeasuredAttention) -> Failure | None:
 
 
 def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
-    """Failure: the same call gives another result after other calls than as the first one."""
+    """Return a failure if a call after other calls gives another output than as the first call, else None."""
     # lengths that were not used before: state that depends on them is created now
     sizes = ((2, 6, 2, 4), (6, 6, 2, 4), (11, 11, 1, 4), (4, 4, 3, 4), (6, 6, 2, 12), (3, 13, 2, 4), (17, 17, 1, 4))
     dtype = a.dtype if a.reset is None else fresh_dtype(a.probe)
@@ -225,7 +228,7 @@ def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
 
 
 def _fresh(a: MeasuredAttention) -> MeasuredAttention:
-    """The attention in the state before its first call, if that can be restored."""
+    """Return the attention in the state before its first call, or unchanged if that state cannot be restored."""
     return a if a.reset is None else replace(a, probe=a.reset.fresh_probe())
 
 
@@ -242,7 +245,10 @@ EARLIER_CALLS = (  # how q, k and v are written in a call before the one that ch
 
 
 def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
-    """The failure with the smallest call whose output one of EARLIER_CALLS changes."""
+    """Return a failure whose example is the smallest call with an output that changes after one of EARLIER_CALLS.
+
+    words  describes the failure
+    """
     if a.probe.module is None and a.code.name == "attend":
         return Failure(words)  # as_probe calls a function before the example does, so its state is not fresh there
     for forms in EARLIER_CALLS:

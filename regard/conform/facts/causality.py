@@ -26,7 +26,7 @@ CAUSAL = VisibleBand(None, 0)
 
 
 def require_causal(a: MeasuredAttention) -> None:
-    """The fact applies to causal attentions only."""
+    """Raise NotApplicableError if the attention is neither declared nor found to be causal."""
     if a.declared.causal is False:
         raise NotApplicableError("declared not causal")
     if a.declared.causal is None and not a.uses_causal_argument and not a.causal:
@@ -36,7 +36,12 @@ def require_causal(a: MeasuredAttention) -> None:
 def detect_difference(
     a: MeasuredAttention, changes: Callable[[AttentionInputs], dict[str, Any]], words: str, most: float = 1e-3
 ) -> Detect:
-    """Detects outputs that differ from the expected ones, with some conventions changed."""
+    """Return a detector of outputs that differ from the expected output.
+
+    changes  returns the conventions of the expected output that replace the measured ones, for given inputs
+    words    describes the failure
+    most     largest allowed relative error
+    """
 
     def detect(inputs: AttentionInputs) -> Violation | None:
         expected = a.reference(inputs, **changes(inputs))
@@ -53,7 +58,13 @@ def _band_for(band: VisibleBand, inputs: AttentionInputs) -> dict[str, Any]:
 
 
 def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", causal: bool = False) -> Failure:
-    """The failure of a wrong mask. The expected output has the declared band, and with `causal` no later key."""
+    """Return the failure of an attention that sees other keys than the declared band of visible keys.
+
+    n        number of queries and keys
+    words    describes the failure
+    declare  the options that make it correct, if it is intended
+    causal   whether the expected output sees no later key, whatever is declared
+    """
     causal = causal or bool(
         a.declared.causal is not False and (a.declared.causal or a.uses_causal_argument or a.causal)
     )
@@ -63,7 +74,7 @@ def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", cau
 
 
 def _first_pair(pairs: Tensor) -> tuple[int, int, int]:
-    """The head, row and key of the first marked pair."""
+    """Return (head, row, key) of the first True entry of a Boolean tensor (b, h, i, j)."""
     _, head, row, key = pairs.nonzero()[0].tolist()
     return head, row, key
 
@@ -140,7 +151,12 @@ def causality(a: MeasuredAttention) -> Failure | None:
 
 
 def finite_mask(a: MeasuredAttention, number: float, words: str, declare: str) -> Failure:
-    """The failure of keys that are hidden by a finite number, which leaves them some weight."""
+    """Return the failure of an attention that hides keys by adding a finite number, which leaves them some weight.
+
+    number   the number that is added to the scores
+    words    describes the failure
+    declare  the options that make it correct, if it is intended
+    """
     inputs = a.random_inputs(3, 3, b=1)
     got = a.flat_weights(3, 3, inputs.causal, inputs.sizes[1])
     expected = got.masked_fill(got < got.amax(-1, keepdim=True) * math.exp(number / 2), 0.0)
@@ -164,7 +180,7 @@ def _changed_by_later_keys(a: MeasuredAttention, n: int, b: int = 1) -> Failure 
 
 
 def _window_length(a: MeasuredAttention) -> int:
-    """A number of keys that shows the declared window."""
+    """Return a number of keys that is large enough to show the declared window."""
     return max(a.declared.window_before or 0, a.declared.window_after or 0) + 7
 
 
@@ -190,7 +206,7 @@ def window(a: MeasuredAttention) -> Failure | None:
 
 
 def _window_words(a: MeasuredAttention, n: int) -> str:
-    """How many neighbours are visible in place of the declared number; empty if the visible keys are no such window."""
+    """Describe how many neighbours a row sees in place of the declared number; empty if none differs."""
     found = a.band_at(n) or VisibleBand(None, None)
     sides = (("earlier", a.declared.window_before, found.before), ("later", a.declared.after, found.after))
     wrong = [(side, want, have) for side, want, have in sides if None not in (want, have) and want != have]
@@ -198,7 +214,7 @@ def _window_words(a: MeasuredAttention, n: int) -> str:
 
 
 def _declaration(found: VisibleBand | None) -> str:
-    """The options that declare a band."""
+    """Return the options that declare a band of visible keys, such as "causal=True, window_before=4"."""
     if found is None:
         return ""
     ends = {"window_before": found.before, "window_after": None if found.after == 0 else found.after}
@@ -240,13 +256,22 @@ def mask_pattern(a: MeasuredAttention) -> Failure | None:
 def _inconsistent_mask(
     a: MeasuredAttention, n: int, changes: Callable[[AttentionInputs], dict[str, Any]], words: str
 ) -> Failure:
-    """The failure of a mask that differs between heads, rows or lengths."""
+    """Return the failure of a mask that differs between heads, rows or lengths.
+
+    n        number of queries and keys
+    changes  returns the conventions of the expected output that replace the measured ones, for given inputs
+    words    describes the failure
+    """
     detect = detect_difference(a, changes, words)
     return failure_of(a, a.random_inputs(n, n, b=1), detect, words, "mask_pattern='any'", square=True)
 
 
 def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
-    """What the last i of j rows see when they are passed alone, when all rows are passed, and the band."""
+    """Return which of j keys the last i queries see, as in decoding with a KV cache.
+
+    Returns the visible keys if these queries are passed alone, the visible keys if all j queries are passed,
+    and the band of visible keys. Raises NotApplicableError if there are no decoding steps or no band.
+    """
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")
     if a.band is None or a.band == VisibleBand(None, None):
@@ -255,7 +280,12 @@ def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Ten
 
 
 def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: Tensor, declare: str = "") -> Failure:
-    """The failure of a mask of fewer queries than keys; the example shows what head 0 sees."""
+    """Return the failure of a mask for i queries and more than i keys; the example shows which keys head 0 sees.
+
+    words     describes the failure
+    expected  the keys that should be visible
+    declare   the options that make it correct, if it is intended
+    """
     inputs = a.random_inputs(i, j, b=1, h=1, dtype=torch.float32).neutral()
 
     def lines(call: CallWriter) -> list[str]:

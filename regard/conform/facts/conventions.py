@@ -91,7 +91,7 @@ def key_order(a: MeasuredAttention) -> Failure | None:
 
 
 def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
-    """The failure of a bias that differs between widths of heads, because it is scaled with q . k."""
+    """Return a failure if the position bias depends on the head width, because it is scaled like q . k; else None."""
     c, inputs = a.random_inputs(c=4).sizes[5], a.random_inputs(5, 5, b=1, c=12)
     h, other = inputs.sizes[1], inputs.sizes[5]
     narrow, wide = (a.bias(5, 5, inputs.causal, h, width) for width in (c, other))
@@ -104,7 +104,7 @@ def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
 
 
 def _most_unequal_row(weights: Float[Tensor, "h i j"]) -> Float[Tensor, "j"]:
-    """The row whose visible weights differ most."""
+    """Return the row with the largest ratio of its largest to its smallest nonzero weight."""
     rows = weights.flatten(0, 1)
     smallest = rows.masked_fill(rows == 0, torch.inf).amin(-1)
     return rows[(rows.amax(-1) / smallest).nan_to_num(0.0).argmax()]
@@ -150,7 +150,7 @@ def scores(a: MeasuredAttention) -> Failure | None:
 def _softcap_before_scale(a: MeasuredAttention) -> str:
     """Describe a soft-cap that is applied before the scale; empty if there is none.
 
-    Such a soft-cap varies with the width of heads, or is the declared one times the scale.
+    Such a soft-cap varies with the head width, or it equals the declared soft-cap times the scale.
     """
     caps = {c: a.measurement(c=c).scores.softcap for c in (a.random_inputs(c=width).sizes[5] for width in (4, 12))}
     cap, *others = caps.values()
@@ -164,7 +164,7 @@ def _softcap_before_scale(a: MeasuredAttention) -> str:
 
 
 def _score_declarations(a: MeasuredAttention) -> Iterator[str]:
-    """The options that declare the measured soft-cap and norm."""
+    """Yield the options that declare the measured soft-cap and the measured norm of q and k."""
     found, declared = a.scores, a.declared
     if found.softcap is not None and declared.softcap is None:
         yield f"softcap={found.softcap:.4g}"
@@ -206,7 +206,10 @@ def scale(a: MeasuredAttention) -> Failure | None:
 
 
 def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
-    """The failure of a scale argument that changes nothing. Zero is tried too, since the argument may be a switch."""
+    """Return a failure if the scale argument changes nothing, else None.
+
+    The value 0 is tried too, since the argument may be a switch.
+    """
     name = a.scale_argument
     if name is None:
         return None
@@ -227,7 +230,7 @@ def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def usual_rotation(a: MeasuredAttention, inputs: AttentionInputs) -> Rotation | None:
-    """The declared rotation with the usual base; None if no rotary was declared."""
+    """Return a rotary embedding with the declared pairing and the usual base; None if none is declared."""
     found = (each for each in usual_rotations(inputs.sizes[5]) if each.pairing == a.declared.rotary)
     return next(found, None)
 

@@ -35,7 +35,7 @@ def _require_causal(d: DecoderUnderTest) -> None:
 
 
 def _change_token(d: DecoderUnderTest, tokens: Tensor, at: int | slice) -> Tensor:
-    """The same tokens, with others at one position or slice."""
+    """Return a copy of the tokens with different tokens at one position or slice."""
     other = tokens.clone()
     other[:, at] = (other[:, at] + 1) % d.vocab
     return other
@@ -136,7 +136,10 @@ def state_between_calls(d: DecoderUnderTest) -> Failure | None:
 
 
 def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
-    """Which logits change with which token: (positions, tokens) of booleans. Several sizes are steps with a cache."""
+    """Return a Boolean matrix (positions, tokens) of which logits change when which token changes.
+
+    sizes  numbers of tokens of decoding steps with a KV cache; a single size for one pass without cache
+    """
 
     def run(tokens: Tensor) -> Tensor:
         return d(tokens) if len(sizes) == 1 else logits_in_steps(d, tokens, list(sizes))
@@ -172,7 +175,7 @@ def targets_leaked(d: DecoderUnderTest) -> Failure | None:
 
 
 def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
-    """How many next tokens every position sees; None if it sees none or all later ones."""
+    """Return how many next tokens the logits of every position depend on; None if it is none or all later tokens."""
     seen = dependence(d)
     later = seen.triu(1)
     if not bool(later.diagonal(1).all()):
@@ -194,13 +197,19 @@ def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
 
 
 def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
-    """The failure with the fewest tokens for which earlier logits change with the last token."""
+    """Return a failure whose example has the fewest tokens for which earlier logits change with the last token.
+
+    words  describes the failure
+    """
     tokens = d.random_tokens(9, 1)
     return first_failure(_changed_from(d, words, tokens[:, :n], n - 1) for n in range(2, 10)) or Failure(words)
 
 
 def _changed_from(d: DecoderUnderTest, words: str, tokens: Tensor, cut: int) -> Failure | None:
-    """The failure if logits before a position change with the tokens from there on."""
+    """Return a failure if logits before position `cut` change with the tokens from `cut` on, else None.
+
+    words  describes the failure
+    """
     before, after = (f"{logits_code(d, name)}[:, :{cut}]" for name in ("tokens", "other"))
     return compare_logits(d, words, tokens, change_code(d, f":, {cut}:"), after, before)
 
@@ -343,7 +352,10 @@ def static_cache_unmasked(d: DecoderUnderTest) -> Failure | None:
 
 
 def _later_slots_seen(d: DecoderUnderTest) -> Failure | None:
-    """The failure of a cache inside the decoder if the contents of slots 5 and 6 change the logits of token 3."""
+    """Return a failure if the contents of the cache slots 5 and 6 change the logits of token 3, else None.
+
+    This is for decoders that keep their KV cache inside and take `start_pos`.
+    """
     tokens = d.random_tokens(7, 1)
     if difference(logits_in_steps(d, tokens, [3, 1, 1, 2]), d(tokens)) <= 1:
         return None
@@ -392,14 +404,21 @@ SMALL_PADDING = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tok
 
 
 def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failure | None:
-    """The failure of 5 real tokens of 9 in a batch of 2, with the smallest sizes that show it."""
+    """Test padding; return a failure with the smallest sizes that show it, or None.
+
+    test  returns a failure or None for (real tokens, padded length, batch size); tried first with (5, 9, 2)
+    """
     found = test(5, 9, 2)
     smaller = (test(real, n, b) for real, n in SMALL_PADDING for b in (1, 2))
     return found and (first_failure(smaller) or found)
 
 
 def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) -> Failure | None:
-    """The failure if `real` tokens, padded to n in a batch of b, give other logits than alone."""
+    """Return a failure if `real` tokens padded to n give other logits than without padding, else None.
+
+    side  side of the padding: "left" or "right"
+    b     batch size; the second sequence is not padded
+    """
     tokens, given = d.random_tokens(n, b), padding_code(d, [real, n][:b], n, side)
     rows = slice(0, real) if side == "right" else slice(n - real, n)
     at = f"[:1, {rows.start}:{rows.stop}]"
@@ -416,7 +435,10 @@ def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) 
 
 
 def _padding_seen(d: DecoderUnderTest, real: int, n: int, b: int) -> Failure | None:
-    """The failure if logits of real tokens change with the contents of padding on their left."""
+    """Return a failure if logits of `real` tokens change with the contents of padding on their left, else None.
+
+    n, b  padded length and batch size
+    """
     given = padding_code(d, [real, n][:b], n, "left")
     # NaN in padded rows is allowed
     before, after = (f"{keyword_logits(d, name, given)}[:1, {n - real}:].nan_to_num()" for name in ("tokens", "other"))
@@ -491,7 +513,11 @@ STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 
 
 def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Tensor], changes: bool) -> Failure | None:
-    """The failure of logits that, through the cache, depend on other tokens than in one pass."""
+    """Return a failure if logits through the KV cache depend on other tokens than in one pass, else None.
+
+    wrong    returns the wrong pairs (position, token) from the dependence in one pass and in steps
+    changes  whether the wrong pairs depend on each other in steps only; otherwise in one pass only
+    """
     _require_cache(d)
     whole = dependence(d)
     for sizes in STEPS:

@@ -78,7 +78,7 @@ def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
 
 
 def _last_row(inputs: AttentionInputs) -> Tensor:
-    """The last row of plain attention, which sees all keys under every convention."""
+    """Compute the last output row of plain attention (scale 1), which sees all keys also under a causal mask."""
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], 1).double() for x in (inputs.k, inputs.v))
     return (inputs.q.double()[:, :, -1:] @ k.mT).softmax(-1) @ v
 
@@ -107,7 +107,10 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _detect_nonlinear(a: MeasuredAttention, name: str) -> Detect:
-    """Detects an output that is not linear in k or in v."""
+    """Return a detector of outputs that are not linear in k or in v.
+
+    name  "k" or "v"
+    """
 
     def lines(call: CallWriter) -> list[str]:
         other, combined = ([code if x == name else x for x in QKV] for code in ("u", f"8 * {name} - 4 * u"))
@@ -135,7 +138,10 @@ def linear_in_v(a: MeasuredAttention) -> Failure | None:
 
 
 def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, found: Violation) -> bool:
-    """Whether outputs are rounded to few digits: the difference is small, and zero and powers of two are exact."""
+    """Whether a violation of linearity is only rounding of the output to few digits.
+
+    The difference must be small, and outputs for values times 0 and times 4 must be exact.
+    """
     assert isinstance(found.got, Tensor)
     assert isinstance(found.expected, Tensor)
     if not max_error(found.got, found.expected) <= 0.02 * found.expected.double().abs().max().item():
@@ -190,7 +196,7 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
 
 
 def _rotates_values(a: MeasuredAttention) -> bool:
-    """Whether a value keeps its length but not its direction, depending on its position."""
+    """Whether the attention rotates values by position: their length is kept but their direction changes."""
     inputs = a.random_inputs(5, 5, b=1)
     v = torch.zeros_like(inputs.v).expand(5, *inputs.v.shape[1:]).clone()
     v[range(5), :, range(5), 0] = 1.0  # in sequence n only key n has a value, which points along the first axis
@@ -201,12 +207,12 @@ def _rotates_values(a: MeasuredAttention) -> bool:
 
 
 def row_sums(a: MeasuredAttention, inputs: AttentionInputs) -> Tensor:
-    """The output for V = 1, which is the sum of the weights of a row."""
+    """Return the output for V = 1, which is the sum of the attention weights of each row."""
     return a(replace(inputs, v=torch.ones_like(inputs.v))).detach()
 
 
 def _has_sink(a: MeasuredAttention, inputs: AttentionInputs) -> bool:
-    """Whether a sink explains the missing weight: one more score, the same for every query."""
+    """Whether an attention sink, an extra score equal for all queries, explains weights that do not sum to 1."""
     with_sink = replace(a, declared=replace(a.declared, sink=True))
     try:
         return max_error(a(inputs).detach(), with_sink.reference(inputs)) <= 1e-4
@@ -266,7 +272,10 @@ def q_and_k_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _residual(weights: Tensor, products: Tensor) -> float:
-    """The relative residual of centred log weights as a multiple of products; 1 if the factor is not positive."""
+    """Fit row-centred log weights as a multiple of the products q . k and return the relative residual.
+
+    The result is 1 if the fitted factor is not positive.
+    """
     visible = weights > 0
     logs = torch.where(visible, weights, 1.0).double().log()
     x, y = (centre_rows(each.double(), visible).reshape(1, 1, 1, -1) for each in (products, logs))
@@ -288,7 +297,11 @@ def queries_mixed(a: MeasuredAttention) -> Failure | None:
 
 
 def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
-    """The failure if a change of the last entry of an axis changes the outputs of others."""
+    """Return a failure if a change of the last entry along an axis changes outputs of other entries, else None.
+
+    name     what an entry of the axis is, such as "head", for the description
+    changed  which of q, k and v to change
+    """
     inputs, last = a.random_inputs(5, 5, b=3), f"[{':, ' * axis}-1]"
     if inputs.q.shape[axis] < 2:
         raise NotApplicableError(f"there is only one {name}")
@@ -375,7 +388,7 @@ def memory_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def memory_argument(a: MeasuredAttention) -> str | None:
-    """The argument by which a self-attention layer takes another sequence, if it accepts one."""
+    """Return the argument by which a self-attention layer takes another sequence to attend to, or None."""
     probe = a.probe
     name = a.find_parameter(MEMORIES)
     if name is None or probe.module is None or known_projections(probe.module) is None or "b n" not in probe.layout:
@@ -388,7 +401,12 @@ def memory_argument(a: MeasuredAttention) -> str | None:
 
 
 def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple[Any, list[str]]:
-    """Run lines on a layer, a sequence x and a longer memory: the value of the last one, and all lines."""
+    """Execute lines of Python code with a layer `module`, a random sequence `x` and a longer memory sequence.
+
+    Returns the value that the last line assigns, and all lines including those that create the inputs.
+
+    name  the argument, and the variable, of the memory
+    """
     module = a.probe.module
     known = known_projections(module) if module is not None else None
     assert module is not None
@@ -409,7 +427,10 @@ def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple
 
 
 def all_ones(x: Tensor) -> bool:
-    """Whether all entries are 1, apart from NaN and zeros, which belong to rows that see no key."""
+    """Whether all entries are 1 up to 1e-4; zeros and NaN, from rows that see no key, are ignored.
+
+    False if there are no other entries.
+    """
     known = x[~x.isnan() & (x != 0)].double()
     return bool(((known - 1).abs() < 1e-4).all()) and bool(len(known))
 

@@ -23,7 +23,7 @@ FACTS: Registry[Fact] = Registry("fact")
 
 
 def require_mask_argument(a: MeasuredAttention) -> MaskArgument:
-    """The fact applies to attentions with a mask argument only."""
+    """Return the mask argument of the attention; raise NotApplicableError if it has none."""
     if a.mask is None and a.padding is not None:
         name = a.padding.name
         raise NotApplicableError(
@@ -35,7 +35,7 @@ def require_mask_argument(a: MeasuredAttention) -> MaskArgument:
 
 
 def require_working_mask(a: MeasuredAttention) -> MaskArgument:
-    """The fact applies to attentions whose mask hides keys only."""
+    """Return the mask argument of the attention; raise NotApplicableError if it has none or the mask hides no key."""
     mask = require_mask_argument(a)
     if not mask.works:
         raise NotApplicableError("its mask does not hide keys: the fact `mask-ignored`")
@@ -43,7 +43,10 @@ def require_working_mask(a: MeasuredAttention) -> MaskArgument:
 
 
 def random_mask(a: MeasuredAttention, inputs: AttentionInputs) -> AttentionInputs:
-    """The call with a random mask that shows every row a key, and differs along the axes that the mask may have."""
+    """Return the inputs with a random mask under which every row sees a key.
+
+    The mask differs along those of the axes batch, head and query that the mask argument supports.
+    """
     b, h, i, j = inputs.pair_shape
     source, axes = torch.Generator().manual_seed(a.declared.seed + 5), require_mask_argument(a).axes
     sizes = [size if axis in axes else 1 for axis, size in zip("bhi", (b, h, i), strict=True)]
@@ -59,7 +62,11 @@ def detect_wrong_output(
     most: float = 1e-3,
     tested: AttentionUnderTest | None = None,
 ) -> Violation | None:
-    """Detects an output that differs from the expected one by more than `most`."""
+    """Return a violation if the output differs from the expected output by `most` or more, else None.
+
+    words   describes the violation
+    tested  the attention to call, if it is not `a`
+    """
     expected, got = a.reference(inputs), (tested or a)(inputs).detach()
     return None if max_error(got, expected) < most else Violation(words, got, expected.to(got.dtype))
 
@@ -90,7 +97,12 @@ def mask_ignored(a: MeasuredAttention) -> Failure | None:
 def _hides_key_one(
     a: MeasuredAttention, words: str, argument: MaskArgument | None = None, declare: str = ""
 ) -> Failure:
-    """The failure of a mask that hides key 1: the weights at q = 0, and the expected ones."""
+    """Return the failure of a mask that should hide key 1, with the weights for zero queries as example.
+
+    words     describes the failure
+    argument  the mask argument to use, if it is not that of the attention
+    declare   the options that make it correct, if it is intended
+    """
     tested = a if argument is None else replace(a, mask=argument)
     inputs = a.random_inputs(3, 3, b=1, h=1, causal=False, dtype=torch.float32).neutral()
     visible = torch.ones(inputs.pair_shape, dtype=torch.bool)
@@ -168,7 +180,10 @@ def masked_outputs(a: MeasuredAttention) -> Failure | None:
 
 
 def _detect_masked(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
-    """Detects an error under a mask, and whose mask is used in place of the right one."""
+    """Return a violation if the output under a mask is wrong, else None.
+
+    If the mask of one row, sequence or head is used for all of them, the description says so.
+    """
     found = detect_error(a, inputs)
     if found is None or inputs.visible is None:
         return found
@@ -285,7 +300,7 @@ def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
 
 
 def _hidden_from_all(inputs: AttentionInputs) -> Tensor:
-    """The keys that no query sees, as a mask of k and v."""
+    """Return a Boolean mask (b, 1, j, 1) of the keys that no query sees, to be applied to k and v."""
     assert inputs.visible is not None
     return ~inputs.visible.any(2)[:, :1, :, None]
 

@@ -47,7 +47,7 @@ DROPOUT = 0.25  # not one half: then as many weights are dropped as kept
 
 
 def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
-    """The sizes at which numbers are compared, without those that raise."""
+    """Return the input sizes at which outputs are compared, without those at which the attention raises."""
 
     def find() -> list[dict[str, Any]]:
         plain = [sizes for sizes in SHAPES if a.free_lengths or sizes["i"] == sizes["j"]]
@@ -60,7 +60,7 @@ def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
 
 
 def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
-    """Detects an output whose error is more than the tolerance allows."""
+    """Return a violation if the error of the output exceeds the tolerance, else None."""
     expected = a.expected(inputs)
     reference = expected.reference(inputs)
     got = a(inputs).detach()
@@ -84,7 +84,7 @@ def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | N
 
 
 def off_by(error: float, most: float) -> str:
-    """An error and the largest allowed one in words, with enough digits to distinguish them."""
+    """Describe an error and the largest allowed error in words, with enough digits to tell them apart."""
     pairs = ((f"{error:.{digits}e}", f"{most:.{digits}e}") for digits in range(1, 17))
     first, second = next((pair for pair in pairs if pair[0] != pair[1]), (repr(error), repr(most)))
     return f"off by {first}, {second} is allowed"
@@ -227,7 +227,7 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
         calls += [_mark_keys(hidden, slice(3, None))]
 
     def scaled(inputs: AttentionInputs, size: float) -> AttentionInputs:
-        """The call with scores of about -size for every pair."""
+        """Return the inputs with constant q and k, so that every score is about -size."""
         root = (size / (inputs.q.shape[-1] * max(a.scale(inputs), 1e-9))) ** 0.5
         return inputs.with_tensors(q=torch.full_like(inputs.q, -root), k=torch.full_like(inputs.k, root))
 
@@ -235,14 +235,14 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
 
 
 def _mark_keys(inputs: AttentionInputs, keys: slice) -> AttentionInputs:
-    """The call with values that are one in these keys and zero elsewhere."""
+    """Return the inputs with values that are one at the given keys and zero elsewhere."""
     v = torch.zeros_like(inputs.v)
     v[:, :, keys] = 1.0
     return replace(inputs, v=v)
 
 
 def _scale_scores(a: MeasuredAttention, dtype: torch.dtype, size: float) -> AttentionInputs:
-    """A call whose largest score is about `size`."""
+    """Return random inputs whose largest score has a magnitude of about `size`."""
     inputs = a.random_inputs(7, 7, dtype=dtype)
     k = inputs.k.double().repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], 1)
     factor = size / max((inputs.q.double() @ k.mT).abs().max().item() * a.scale(inputs), 1e-9)
@@ -250,7 +250,12 @@ def _scale_scores(a: MeasuredAttention, dtype: torch.dtype, size: float) -> Atte
 
 
 def _detect_extreme(a: MeasuredAttention, words: str, inputs: AttentionInputs) -> Violation | None:
-    """Detects outputs that differ from float64, in rows whose output does not change with the rounding of scores."""
+    """Return a violation if outputs for large scores are not finite or differ from the float64 result, else None.
+
+    A row is compared only if rounding errors of the keys do not change its output.
+
+    words  describes the violation
+    """
     expected, got = a.reference(inputs), a(inputs).detach()
     signs = 1 - 2 * (torch.arange(inputs.k.numel()) % 2).reshape(inputs.k.shape)
     rounded = inputs.k.double() * (1 + 4 * torch.finfo(inputs.dtype).eps * signs)
@@ -302,12 +307,15 @@ def overflow(a: MeasuredAttention) -> Failure | None:
 
 
 def with_gradients(inputs: AttentionInputs) -> AttentionInputs:
-    """The same numbers, as leaves that require gradients."""
+    """Return copies of the inputs as leaf tensors that require gradients."""
     return inputs.map(lambda x: x.clone().requires_grad_())
 
 
 def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs) -> dict[str, Tensor]:
-    """The gradients of q, k and v for a fixed output gradient, with a different number in every entry."""
+    """Return the gradients of q, k and v by name, for a fixed output gradient with varying entries.
+
+    run  computes the output
+    """
     leaves = with_gradients(inputs)
     out = run(leaves)
     above = torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).sin().to(out.dtype)
@@ -322,7 +330,10 @@ def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs)
 
 
 def gradient_lines(name: str) -> WriteLines:
-    """The lines that compute the gradient of q, k or v."""
+    """Return a function that writes the Python code that computes the gradient of q, k or v.
+
+    name  "q", "k" or "v"
+    """
     return lambda call: [
         "for x in (q, k, v):",
         "    x.requires_grad_()",
@@ -334,7 +345,7 @@ def gradient_lines(name: str) -> WriteLines:
 
 
 def _detect_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
-    """Detects a gradient whose error is more than the tolerance allows."""
+    """Return a violation if the error of a gradient exceeds the tolerance, else None."""
     expected = a.expected(inputs)
     got, naive = gradients(a, inputs), gradients(expected.naive, inputs)
     for name, reference in gradients(expected.reference, inputs.to(torch.float64)).items():
@@ -438,7 +449,10 @@ def _dropout_changes(a: MeasuredAttention, inputs: AttentionInputs, keywords: di
 
 
 def _training_dropout(a: MeasuredAttention) -> Failure | None:
-    """The failure of a module in training mode, whose dropout probability is not known."""
+    """Test the dropout of a module in training mode whose dropout probability is unknown.
+
+    Returns a failure if the dropped and the kept weights are not consistent with dropout, else None.
+    """
     found = a.measurement().dropout
     if found is None:
         raise NotApplicableError("it has no dropout argument")
@@ -496,7 +510,7 @@ def train_and_eval(a: MeasuredAttention) -> Failure | None:
 
 
 def _train_lines(call: CallWriter) -> list[str]:
-    """The lines that call the module in training mode and in eval mode."""
+    """Return Python code that calls the module in training mode and in eval mode."""
     made = [line for line in call.before if line.startswith("attend = ")]
     return [
         *(line.replace("attend = ", "training = ").replace(".eval()", ".train()") for line in made),

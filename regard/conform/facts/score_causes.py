@@ -13,7 +13,7 @@ from regard.see.measure.rotary import Rotation, usual_rotations
 
 
 def name_score_cause(a: MeasuredAttention) -> str:
-    """The mistake that explains the weights, in words; empty if none is known."""
+    """Describe the known mistake that explains the attention weights; empty if no known mistake does."""
     norm, kind = a.scores.norm, a.scores.qk_norm
     if kind is not None and kind != a.declared.qk_norm:
         which = "q and k are" if norm is None or (norm.q and norm.k) else "q alone is" if norm.q else "k alone is"
@@ -31,7 +31,7 @@ def name_score_cause(a: MeasuredAttention) -> str:
 
 
 def share_without_weight(a: MeasuredAttention) -> float:
-    """The share of visible keys whose weight is zero though the definition gives them some."""
+    """Return the share of all query-key pairs with weight zero where the definition gives a nonzero weight."""
     found = a.weights(a.random_inputs(7, 7, b=1))
     expected = _weights(a, a.scale(a.random_inputs(7, 7, b=1)))
     wrong = (found == 0) & (expected > 1e-6)
@@ -39,7 +39,11 @@ def share_without_weight(a: MeasuredAttention) -> float:
 
 
 def _clamped_ends(a: MeasuredAttention) -> str:
-    """ "below" or "above", if two keys of every long row share the lowest or the highest weight; else empty."""
+    """Return "below", "above" or both, for the ends at which large scores are clamped; empty if they are not.
+
+    An end is clamped if, in the last row of every head, at least two keys share the lowest or the highest
+    weight.
+    """
     inputs = a.random_inputs(11, 11, b=1)
     weights = a.weights(inputs.with_tensors(q=20 * inputs.q)).double()[..., -1, :]
     known = weights.masked_fill(weights == 0, torch.nan).log()
@@ -52,7 +56,7 @@ def _clamped_ends(a: MeasuredAttention) -> str:
 
 
 def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h i j"]]]:
-    """Each mistake in words, and the weights that it gives."""
+    """Yield possible mistakes in computing scores: a description, and the attention weights that result."""
     inputs = a.random_inputs(7, 7, b=1)
     scale = a.expected_scale(inputs)
     yield "the softmax is applied twice", _weights(a, scale).softmax(-1)
@@ -79,7 +83,7 @@ def _describe(rotation: Rotation) -> str:
 
 
 def _prepared(a: MeasuredAttention) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in float64, with a key head for each query head."""
+    """Return random q, k and v in float64, normalised as declared, with one key head per query head."""
     inputs = a.random_inputs(7, 7, b=1).to(torch.float64)
     q, k, v = replace(a.expected(inputs), rotation=None).prepare(inputs)
     return q, k.repeat_interleave(q.shape[1] // k.shape[1], 1), v
@@ -88,7 +92,10 @@ def _prepared(a: MeasuredAttention) -> tuple[Tensor, Tensor, Tensor]:
 def _weights(
     a: MeasuredAttention, scale: float, q: Tensor | None = None, k: Tensor | None = None
 ) -> Float[Tensor, "1 h i j"]:
-    """The weights of these q and k under the measured mask and bias."""
+    """Return the attention weights of q and k under the measured mask and bias.
+
+    q, k  without them, the random inputs with the measured rotary embedding are used
+    """
     expected = a.expected(a.random_inputs(7, 7, b=1))
     if q is None or k is None:
         q, k, _ = _prepared(a)

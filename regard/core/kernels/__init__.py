@@ -27,22 +27,31 @@ from regard.core.masks.plan_cache import Memo, joint_key
 
 
 class Kernel(Protocol):
-    """The interface of a kernel. Each file of this folder that defines RANK is one, named like the file."""
+    """The interface of an attention kernel.
+
+    Each module of this package that defines RANK is a kernel with its file name.
+    """
 
     SUMMARY: str
     RANK: int  # its position in explanations, the fastest first
 
     def refusals(self, request: Request) -> list[str]:
-        """Every reason why this kernel cannot compute the request exactly; an empty list if it can."""
+        """Return every reason why this kernel cannot compute the attention call exactly.
+
+        The list is empty if it can.
+        """
 
     def work(self, request: Request) -> float:
-        """The estimated cost: the number of scores to compute, weighted by the time per score. The lowest wins."""
+        """Return the estimated cost: the number of scores to compute times the time per score.
+
+        The lowest cost is chosen.
+        """
 
     def memory(self, request: Request) -> int:
-        """Bytes of memory it would need beyond inputs and output."""
+        """Return the bytes of memory that the kernel would need in addition to inputs and output."""
 
     def run(self, request: Request) -> Tensor:
-        """Compute the attention output."""
+        """Compute the output of an attention call."""
 
 
 KERNELS: Registry[Kernel] = Registry("kernel")
@@ -57,7 +66,11 @@ _observers: ContextVar[tuple[tuple[Observer, Context], ...]] = ContextVar("obser
 
 
 def choose_kernel(request: Request) -> str:
-    """The name of the fused kernel with the least work among those that can run the request, else `eager`."""
+    """Return the name of the kernel for an attention call: the fused kernel with the least estimated work.
+
+    `eager` is chosen if no fused kernel can compute the call exactly, and for small float32 calls on a GPU.
+    Raises KernelRefusedError if no kernel can compute the call.
+    """
     fused = len(sdpa.refusals(request)) == 0
     if fused and request.plain:
         return "sdpa"  # no other kernel is faster
@@ -81,11 +94,11 @@ def choose_kernel(request: Request) -> str:
 
 
 def run_kernel(request: Request, name: str | None, remember: Mask | None = None) -> Tensor:
-    """Run the named kernel, or the chosen one if `name` is None.
+    """Run an attention call with the kernel `name`. If `name` is None, `choose_kernel` chooses the kernel.
 
-    A named kernel that cannot compute the request exactly raises an error with its reasons.
+    Raises KernelRefusedError with the reasons if the named kernel cannot compute the call exactly.
 
-    remember  the mask of a call without other arguments, for which the choice is remembered
+    remember  the mask, if the call has no other options: the choice of kernel is then cached for later calls
     """
     chosen = choose_kernel(request) if name is None else None
     if chosen is not None:
@@ -116,10 +129,11 @@ _prepared: Memo[PreparedCall] = Memo(16)
 
 
 def run_prepared(q: object, k: object, v: object, mask: object, beta: object) -> Tensor | None:
-    """Attention on the CPU without a Request: full, causal, or by a mask whose choice and plan are remembered.
+    """Compute a simple attention call on the CPU without building a `Request`. Returns None if that is impossible.
 
-    Small calls take a fraction of the time. None if anything about the call is unusual or new; it is then prepared and
-    checked as all others are.
+    Possible are calls without a mask, causal calls, and calls whose mask and sizes were prepared by an earlier
+    call. This takes a fraction of the usual time for small calls. After None, `attend` takes the usual path
+    with all checks.
     """
     if torch.compiler.is_compiling() or _observers.get() or not (mask is None or isinstance(mask, Mask)):
         return None
@@ -141,12 +155,12 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object) ->
 
 
 def _call_key(mask: Mask, q: Tensor, k: Tensor) -> Hashable | None:
-    """What a prepared call depends on; None if it must not be remembered."""
+    """Return the cache key of a prepared call: mask, sizes and dtype. None if the call must not be cached."""
     return None if mask.by_pair() else joint_key(mask, (q.shape[:3], k.shape[1:3], q.dtype))
 
 
 def _remember(mask: Mask, name: str, request: Request) -> None:
-    """Remember the choice of a kernel and its plan for later calls on the CPU with this mask and these sizes."""
+    """Cache the chosen kernel and its preparation for later CPU calls with the same mask, sizes and dtype."""
     if request.q.device.type != "cpu" or not can_read_values(request.q) or 0 in request.sizes:
         return
     call = sdpa.prepare(request) if name == "sdpa" else blocked.prepare(request) if name == "blocked" else None
@@ -158,7 +172,8 @@ def _remember(mask: Mask, name: str, request: Request) -> None:
 def recording() -> Iterator[list[str]]:
     """Record the names of the kernels that run inside the `with` block, in order. Other threads are not recorded.
 
-    Compiled code records its fused kernels when they run; what the compiler fuses itself, such as `eager`, is not seen.
+    Compiled code records its fused kernels when they run. Kernels that the compiler fuses into its own code,
+    such as `eager`, are not recorded.
 
     >>> with regard.recording() as names:
     ...     out = attend(q, k, v)
@@ -177,9 +192,10 @@ def recording() -> Iterator[list[str]]:
 def observe_requests(observer: Observer, context: Context = nullcontext) -> Iterator[None]:
     """Call `observer(kernel name, request, output)` after every attention call inside the `with` block.
 
-    If the observer returns a tensor, it replaces the output.
+    If the observer returns a tensor, the tensor replaces the output.
 
-    context  function that returns a context manager, which is entered around each kernel run
+    observer  function of the kernel's name, the checked arguments (`Request`) and the output
+    context   function that returns a context manager, which is entered around each kernel run
     """
     entry = (observer, context)
     _observers.set((*_observers.get(), entry))
@@ -191,11 +207,11 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
 
 @dataclass(frozen=True)
 class KernelAnswer:
-    """Whether one kernel can run a request, and its cost.
+    """Whether one kernel can compute an attention call, and its cost.
 
-    reasons  why it cannot run the request; empty if it can
+    reasons  why the kernel cannot compute the call; empty if it can
     work     estimated number of scores to compute, weighted by the time per score; infinite if it cannot run
-    memory   bytes that it needs beyond inputs and output
+    memory   bytes that the kernel needs in addition to inputs and output
     """
 
     kernel: str
@@ -206,20 +222,20 @@ class KernelAnswer:
 
     @property
     def able(self) -> bool:
-        """Whether the kernel can run the request."""
+        """Whether the kernel can compute the attention call."""
         return not self.reasons
 
 
 @dataclass(frozen=True)
 class Explanation(TextDisplay):
-    """What `explain` returns: which kernel an attention call runs, and why the others do not.
+    """The result of `explain`: which kernel computes an attention call, and why the others do not.
 
     call     the sizes, dtype, device and beta of the call
     mask     the mask as text
-    chosen   name of the kernel that runs; None if no kernel can
+    chosen   name of the chosen kernel; None if no kernel can compute the call
     visible  number of visible query-key pairs
     pairs    number of all query-key pairs
-    answers  the cost of each kernel, or its reasons to refuse
+    answers  for each kernel its cost, or its reasons to refuse the call
     """
 
     call: str
@@ -243,7 +259,7 @@ class Explanation(TextDisplay):
 
 
 def explain(request: Request) -> Explanation:
-    """List every kernel with its cost, or with its reasons to refuse."""
+    """List every kernel with its cost for an attention call, or with its reasons to refuse the call."""
     b, h, g, i, j, c, e = request.sizes
     answers = []
     for name in KERNELS:
@@ -263,7 +279,7 @@ def explain(request: Request) -> Explanation:
 
 
 def format_bytes(size: int) -> str:
-    """A number of bytes with its unit: `1.5 MiB`."""
+    """Format a number of bytes with its unit, such as `1.5 MiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

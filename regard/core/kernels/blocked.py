@@ -53,7 +53,7 @@ class BlockGroup:
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
-        """The mask `nonempty` as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
+        """Return the mask `nonempty` as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
         found = self._biases.get(dtype)
         if found is None:
             found = torch.zeros_like(self.nonempty, dtype=dtype).masked_fill_(~self.nonempty, -math.inf)
@@ -63,15 +63,18 @@ class BlockGroup:
 
     @cached_property
     def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
-        """The mask, but rows that see no key see all keys: the fused kernel needs a finite score in every row."""
+        """The mask `visible`, except that rows that see no key see all keys.
+
+        The fused kernel needs a finite score in every row.
+        """
         return self.visible | ~self.visible.any(-1, keepdim=True)
 
     @cached_property
     def sliding(self) -> tuple[int, int] | None:
-        """The first query block and its first key block if the key blocks form a sliding window, else None.
+        """The first query block and its first key block, if the key blocks form a sliding window; else None.
 
-        In a sliding window each query block sees the key blocks of the one before it, shifted by one, so that views can
-        replace copies.
+        In a sliding window, each query block sees the key blocks of the block before it, shifted by one. Views can
+        then replace copies.
         """
         if not self.columns.shape[1]:
             return None
@@ -83,7 +86,7 @@ class BlockGroup:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """Which key blocks each group of query blocks gathers, for one mask and size."""
+    """For one mask and one size: the groups of query blocks, and the key blocks that each group reads."""
 
     spans: Spans  # the blocks that rows and columns of the groups index
     groups: tuple[BlockGroup, ...]
@@ -92,13 +95,16 @@ class GatherPlan:
 
     @cached_property
     def order(self) -> Int[Tensor, "q"] | None:
-        """The index of each query block in the concatenated outputs of all groups; None if already in order."""
+        """The index of each query block in the concatenated outputs of all groups.
+
+        None if they are already in order.
+        """
         order = torch.cat([group.rows for group in self.groups])
         return None if torch.equal(order, torch.arange(len(order), device="cpu")) else order.argsort()
 
     @cached_property
     def visited(self) -> int:
-        """The number of pairs of a query block and a key block to compute."""
+        """The number of (query block, key block) pairs to compute."""
         return sum(group.columns.numel() for group in self.groups)
 
     @property
@@ -112,7 +118,7 @@ def refusals(request: Request) -> list[str]:
 
 
 def own_refusals(request: Request) -> list[str]:
-    """The reasons why this kernel cannot run the request, except for those that `sdpa` has as well."""
+    """Return why this kernel cannot compute the attention call, without reasons that apply to `sdpa` too."""
     reasons = []
     if isinstance(request.mask, Full):
         reasons.append("the mask hides nothing, so no block can be skipped")
@@ -164,7 +170,10 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """A request without score terms and dropout as a function of q, k, v and beta; None if no small plan is stored."""
+    """Return a function of q, k, v and beta that repeats this attention call, without score terms and dropout.
+
+    None if no gather plan is cached for the call, or if the plan is large.
+    """
     plan, mask, positions = _plans.peek(_plan_key(request)), request.mask, request.positions
     if plan is None or plan.pairs > MOST_PREPARED:
         return None
@@ -187,10 +196,11 @@ def _run_plan(request: Request, plan: GatherPlan) -> Float[Tensor, "b h i e"]:
 
 
 class FusedInputs(NamedTuple):
-    """What the fused kernel gets for one group of query blocks.
+    """The inputs of the fused kernel for one group of query blocks.
 
     added   additive mask and bias; None if the group sees no key
-    hidden  rows that score terms hide from every key, to be zeroed afterwards; None if there can be none
+    hidden  rows that score terms hide from every key; their outputs are set to 0 afterwards. None if there are
+            none
     """
 
     q: Float[Tensor, "r bh s c"]
@@ -201,7 +211,10 @@ class FusedInputs(NamedTuple):
 
 
 def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
-    """Gather the inputs of each group, with its mask and score terms as one bias; a sink is one more key."""
+    """Yield the fused kernel's inputs for each group of query blocks.
+
+    Mask and score terms become one bias. An attention sink becomes an additional key.
+    """
     b, h, _, _, _, _, _ = request.sizes
     terms = request.bound_terms()
     sink = None if request.sink is None else request.sink.repeat(b)
@@ -228,7 +241,7 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
 
 
 def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield q, k and v for each group: its query blocks, and the key and value blocks that these see."""
+    """Yield q, k and v of each group: its query blocks, and the key and value blocks that they see."""
     q, k, v = request.q, request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
@@ -240,13 +253,13 @@ def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor,
 
 
 def gather_rows(q: Float[Tensor, "b h i c"], plan: GatherPlan) -> Iterator[Float[Tensor, "r bh s c"]]:
-    """The query blocks of each group, taken from q (b h i c)."""
+    """Return an iterator over the query blocks of each group, taken from q (b h i c)."""
     q = _split_into_blocks(q, plan.spans.row_blocks, plan.spans.steps)
     return (_query_blocks(q, group) for group in plan.groups)
 
 
 def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Float[Tensor, "r bh s e"]]:
-    """The gradient of each group's output, from the gradient of the whole output: the adjoint of `assemble`."""
+    """Split the gradient of the whole output into the gradients of the groups' outputs: the adjoint of `assemble`."""
     if plan.blind is not None:
         grad = grad.masked_fill(plan.blind, 0)
     rows = _split_into_blocks(grad, plan.spans.row_blocks, plan.spans.steps)
@@ -256,7 +269,7 @@ def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Fl
 
 
 def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h i e"]:
-    """The output of all queries in order, from the outputs (r bh s e) of the groups."""
+    """Join the outputs (r bh s e) of the groups to the output of all queries, in order."""
     out = torch.cat(outs)
     if plan.order is not None:
         out = out[plan.order.to(out.device)]
@@ -268,7 +281,10 @@ def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h
 
 
 def repeat_for_heads(visible: Shaped[Tensor, "#r #b s l"], b: int, h: int) -> Shaped[Tensor, "#r #bh s l"]:
-    """Repeat the mask of each sequence for its h heads, if sequences differ, so that axis b becomes b * h."""
+    """Repeat each sequence's mask for its h heads, so that axis b becomes b * h.
+
+    A mask shared by all is not repeated.
+    """
     return visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if visible.shape[1] > 1 else visible
 
 
@@ -292,7 +308,7 @@ def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, 
 
 
 def _grid(request: Request, spans: Spans, group: BlockGroup) -> Grid:
-    """The grid of a group's pairs, with axes r, b, h, s, l."""
+    """Return the `Grid` of a group's query-key pairs, with axes r, b, h, s, l."""
     b, h, _, _, j, _, _ = request.sizes
     device = request.q.device
     row, column = spans.rows[group.rows], spans.columns[group.columns].flatten(1)
@@ -313,7 +329,7 @@ def _plan_key(request: Request) -> Hashable | None:
 
 
 def get_plan(request: Request) -> GatherPlan:
-    """The gather plan of a request, from the cache if the mask and sizes were planned before."""
+    """Return the gather plan of an attention call, from the cache if the same mask and sizes occurred before."""
     i, j, device = request.q.shape[2], request.k.shape[2], request.q.device
     make = lambda: _build_plan(request.mask, request.positions, i, j, device)  # noqa: E731 (a name for a long argument)
     return _plans.get(_plan_key(request), request.mask, make, lambda plan: plan.pairs <= _KEEP)
@@ -356,11 +372,12 @@ def _visible_in_blocks(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) 
 def _group_by_pattern(
     rows: Tensor, columns: Tensor, look: Callable[[Tensor, Tensor], Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Group query blocks by their mask, so that equal blocks share one. Yields rows, columns and mask of each group.
+    """Group query blocks that have equal masks, so that they share one mask.
 
-    Blocks are evaluated in chunks, so that a long sequence never needs all of its pairs in memory.
+    Yields rows, columns and mask of each group. Blocks are evaluated in chunks, so that a long sequence never
+    needs all of its pairs in memory.
 
-    look  function from query block and key block indices to the boolean masks
+    look  function from query block and key block indices to their boolean masks
     """
     patterns: list[Tensor] = []
     kinds: list[Tensor] = []
@@ -386,7 +403,7 @@ def _group_by_pattern(
 
 
 def _split_into_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ...]) -> Float[Tensor, "bh m c"]:
-    """The rows of x in the order of their blocks, with the last block padded; batch and heads become one axis."""
+    """Order the rows of x by block and pad the last block. Batch and heads become one axis."""
     if steps:  # index_select is many times faster with fewer axes
         return x.flatten(0, 1).index_select(1, blocks.index.flatten().to(x.device))
     missing = blocks.index.numel() - x.shape[2]
@@ -398,6 +415,6 @@ def _get_block_table(request: Request) -> BlockTable:
 
 
 def _visited_blocks(table: BlockTable) -> int:
-    """Number of blocks that at least one sequence visits."""
+    """Return the number of blocks in which at least one sequence has a visible pair."""
     with _disable_current_modes():  # the table holds numbers even if q is a fake tensor
         return table.visited_by_any

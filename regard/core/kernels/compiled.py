@@ -39,7 +39,7 @@ LIMITS = (
 
 
 def can_trace(request: Request) -> bool:
-    """Whether the operator can run this request; LIMITS says which it can."""
+    """Return whether the custom operator for compiled code can compute this attention call (see LIMITS)."""
     if request.q.device.type != "cpu" or request.dropout > 0:
         return False
     if torch.compiler.is_exporting() or not request.positions.by_number:
@@ -51,7 +51,7 @@ def can_trace(request: Request) -> bool:
 
 
 def _is_expression(mask: Mask) -> bool:
-    """Whether `parse_mask(_expression(mask))`, filled with its tensors, is the mask: all forms are regard's own."""
+    """Return whether the mask can be written as text and parsed back: all of its parts are masks of this package."""
     children = mask.children()
     if len(children) > 0:
         return type(mask).__module__ == _ALGEBRA and all(_is_expression(child) for child in children)
@@ -62,7 +62,7 @@ def _is_expression(mask: Mask) -> bool:
 
 
 def _expression(mask: Mask) -> str:
-    """The mask as text, with a stand-in for every tensor it holds."""
+    """Return the mask as a text expression, with a placeholder for every tensor in it."""
     if isinstance(mask, PaddingMask) and mask.width is not None:
         return f"padding([0], side='left', width={constant(mask.width)})"
     if type(mask) in _DATA:
@@ -87,7 +87,10 @@ def _read_term(text: str, tensor: Tensor) -> ScoreTerm:
 
 
 def masked_attention(request: Request, kernel: str = "") -> Float[Tensor, "b h i e"]:
-    """Attention by the named kernel, or by the one that would be chosen outside compiled code."""
+    """Compute attention in compiled code with a custom operator.
+
+    kernel  "blocked" or "sdpa"; "" chooses the cheaper one when the operator runs
+    """
     q, k, v = request.q, request.k, request.v
     c, e = q.shape[-1], v.shape[-1]
     if c != e:  # the fused kernel takes one width
@@ -139,7 +142,10 @@ def _fill_zeros(x: Tensor, where: Tensor | None) -> Tensor:
 
 
 class _Parts:
-    """The inputs of each fused-kernel call of a request, and functions that join outputs and split gradients."""
+    """The inputs of each fused-kernel call that an attention call consists of.
+
+    Also has functions that join their outputs and split the gradient of the joined output.
+    """
 
     def __init__(self, request: Request, kernel: str) -> None:
         from regard.core.kernels import blocked, sdpa
@@ -167,16 +173,16 @@ class _Parts:
             self.split = lambda grad: [_fill_zeros(grad, dense.blind)]
 
     def assemble(self, outs: list[Tensor]) -> Tensor:
-        """The output of the request, from the output of each call."""
+        """Join the outputs of the fused-kernel calls to the output of the attention call."""
         return self.join([_fill_zeros(out, part.hidden) for out, part in zip(outs, self.inputs, strict=True)])
 
     def gradients(self, grad: Tensor) -> list[Tensor]:
-        """The gradient of each call's output, from that of the request's: the adjoint of `assemble`."""
+        """Split the gradient of the attention output into one for each fused-kernel call: the adjoint of `assemble`."""
         return [_fill_zeros(own, part.hidden) for own, part in zip(self.split(grad), self.inputs, strict=True)]
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """The attention output and the log-sum-exp of each row, for the arguments of the operator."""
+    """Compute the attention output and the log-sum-exp of each row from the arguments of the custom operator."""
     request, kernel = _prepare(arguments)
     record_kernel(kernel)
     parts, outs, sums = _Parts(request, kernel), [], []

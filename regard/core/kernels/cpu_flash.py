@@ -39,9 +39,9 @@ def flash_attention(
     causal: bool,
     beta: float,
 ) -> Float[Tensor, "n h i c"]:
-    """Softmax attention by torch's CPU flash kernel, with exact gradients of q, k and v.
+    """Compute softmax attention with torch's CPU flash kernel, with exact gradients of q, k and v.
 
-    added  boolean mask, or additive bias, which gets no gradient; None for neither
+    added  boolean mask or additive bias, which gets no gradient; None for neither
     beta   the factor of q . k
     """
     arguments = (q, k, v, as_bias(added, q.dtype), causal, beta)
@@ -61,7 +61,10 @@ def flash_attention(
 
 
 def as_bias(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A boolean mask as an additive mask of 0 and -inf; a bias that is already additive is returned as it is."""
+    """Convert a boolean mask to an additive mask of 0 and -inf.
+
+    A bias that is already additive is returned as it is.
+    """
     if added is None or added.dtype != torch.bool:
         return added
     return torch.zeros_like(added, dtype=dtype).masked_fill_(~added, -math.inf)
@@ -73,7 +76,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
 
 
 def _is_exact(out: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Whether the kernel's output can be trusted: neither it nor, for few keys, q and k hold NaN or infinity.
+    """Return whether the kernel's output can be trusted: it is finite and, if there are few keys, q and k are too.
 
     With fewer keys than the width of a vector register, the kernel returns zeros for a row of NaN.
     """
@@ -81,7 +84,7 @@ def _is_exact(out: Tensor, q: Tensor, k: Tensor) -> bool:
 
 
 def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
-    """The attention output computed from explicit scores, a slice of rows at a time, without gradients."""
+    """Compute the attention output from explicit scores, a slice of rows at a time. It has no gradients."""
     with torch.no_grad():
         return attention_by_rows(dense_row_attention(added, causal, beta), q, k, v)
 
@@ -96,7 +99,7 @@ def _infer(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, 
 
 
 def _differentiable(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
-    """The output with torch's own backward pass; None where that is not exact."""
+    """Compute the output so that torch's own backward pass applies. None if that backward pass would not be exact."""
     factor, scale = split_scale(beta, q.dtype)
     out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
     # a key may hold an infinity that scores of -inf hide: then its gradients would be NaN
@@ -105,15 +108,15 @@ def _differentiable(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causa
 
 
 def _is_small(lse: Tensor, limit: float) -> bool:
-    """Whether every |log-sum-exp| is at most the limit; NaN is not."""
+    """Return whether every |log-sum-exp| is at most `limit`. False if there is a NaN."""
     low, high = torch.aminmax(lse.detach())
     return high.item() <= limit and low.item() >= -limit
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> tuple[Tensor, Tensor]:
-    """The attention output and the log-sum-exp of each row.
+    """Compute the attention output and the log-sum-exp of each row.
 
-    If torch's backward pass would not be exact, the whole log-sum-exp is NaN.
+    If torch's backward pass would not be exact, the log-sum-exp is NaN everywhere.
     """
     factor, scale = split_scale(beta, q.dtype)
     out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
@@ -146,11 +149,11 @@ def backward(
 
 
 def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
-    """Two factors of beta: one for q and a power of two for the kernel.
+    """Split beta into two factors: one to multiply q with, and a power of two as the scale of the kernel.
 
-    The kernel rounds score * scale differently in the forward and in the backward pass, which makes gradients several
-    times less exact than those of the naive method. Multiplying by a power of two rounds nothing. In half precision
-    beta is not split, because the product of q and the first factor would be rounded.
+    The kernel rounds score * scale differently in the forward and in the backward pass, which makes gradients
+    several times less exact than those of the naive method. Multiplying by a power of two rounds nothing. In
+    half precision beta is not split, because the product of q and the first factor would be rounded.
     """
     mantissa, exponent = math.frexp(beta)
     if dtype.itemsize < 4 or mantissa in (0.0, 0.5, -0.5):
@@ -159,7 +162,7 @@ def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
 
 
 class _FlashAttention(torch.autograd.Function):
-    """`forward` and `backward` of this file as an autograd function that torch.func can transform."""
+    """The autograd function with `forward` and `backward` of this module, which torch.func can transform."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -178,7 +181,7 @@ class _FlashAttention(torch.autograd.Function):
 
 
 def _register_operators(library: torch.library.Library) -> None:
-    """Register the operators `regard::cpu_attention...` for compiled code. Their results are contiguous."""
+    """Register the custom operators `regard::cpu_attention...` for compiled code. Their results are contiguous."""
     inputs, rest = "Tensor q, Tensor k, Tensor v, Tensor? added", "bool causal, float beta"
     library.define(f"cpu_attention_inference({inputs}, {rest}) -> Tensor")
     library.define(f"cpu_attention({inputs}, {rest}) -> (Tensor, Tensor)")

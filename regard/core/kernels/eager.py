@@ -45,7 +45,10 @@ def attention(
     v: Float[Tensor, "b g j e"],
     rows: slice | None = None,
 ) -> Float[Tensor, "b h i e"]:
-    """Compute the attention of a request in the dtype of q, k and v. With `rows`, q holds only these rows."""
+    """Compute an attention call from explicit scores, in the dtype of q, k and v.
+
+    rows  the rows of the call that q has; None if q has all of them
+    """
     b, h, g, _, j, _, _ = request.sizes
     grid = request.grid(rows)
     visible = request.visible(grid)
@@ -78,9 +81,10 @@ def attention(
 
 
 def _bound(request: Request, q: Tensor, rows: slice | None) -> list[BoundTerm]:
-    """The score terms as functions of (scores, grid), bound to all queries of the request.
+    """Return the score terms as functions of (scores, grid), bound to all queries of the call.
 
-    Some terms look up a row by its index. If q holds only some `rows`, the other rows are filled in from the request.
+    Some terms look up a query by its row index. So if q has only some `rows`, the others are taken from the
+    request.
     """
     if not request.terms:
         return []

@@ -40,7 +40,10 @@ FINE = 64  # skips more of a sparse mask
 
 
 def _tiles(width: int) -> dict[str, int]:
-    """The kernel options of flex_attention for sparse masks: small tiles (measured on an H200, see docs/log.md)."""
+    """Return flex_attention's kernel options for sparse masks: small tiles (measured on an H200, see docs/log.md).
+
+    width  width of a head
+    """
     short = 64 if width <= 64 else 32  # of a tile in the backward pass; wider heads leave no room for more
     return {
         "fwd_BLOCK_M": 64,
@@ -94,7 +97,10 @@ def work(request: Request) -> float:
 
 
 def is_surely_best(request: Request) -> bool:
-    """Whether flex beats a dense mask even if no block can be skipped. True for all but short requests."""
+    """Return whether FlexAttention is faster than a dense mask even if it cannot skip any block.
+
+    True for long inputs.
+    """
     b, h, _, i, j, _, _ = request.sizes
     return b * h * i * j > 1e7
 
@@ -114,9 +120,9 @@ def _density(request: Request) -> float:
 
 
 def _is_sparse(request: Request) -> bool:
-    """Whether to use small tiles: fewer than half of the blocks are visible, and small tiles fit.
+    """Return whether to use small tiles: they are possible, and less than half of the blocks are visible.
 
-    They fit half precision, heads up to 128 wide and at least one block of queries.
+    Small tiles need half precision, heads of width at most 128 and at least one block of queries.
     """
     _, _, _, i, _, c, e = request.sizes
     return request.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(request) < 0.5
@@ -133,7 +139,10 @@ def _needs_gradient(request: Request) -> bool:
 
 @dataclass(frozen=True)
 class BlockMaskPlan:
-    """The BlockMask, the compiled function and its options for requests of one kind."""
+    """A cached FlexAttention call: BlockMask, compiled function and options.
+
+    Calls with equal mask and sizes share it.
+    """
 
     blocks: "BlockMask | None"
     unseen: Bool[Tensor, "#b 1 j 1"] | None  # keys that no query sees
@@ -195,7 +204,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None:
-    """Which keys an additive term hides from every query with -inf; None if its values do not vary by key."""
+    """Return which keys an additive term hides from every query with -inf. None if its values do not vary by key."""
     values = term.values.detach().reshape((1, 1, *term.values.shape)[-4:])
     if values.shape[-1] == 1:
         return None
@@ -204,7 +213,7 @@ def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None
 
 
 def _has_default_beta(request: Request) -> bool:
-    """Whether beta is c ** -0.5, which may be compiled in as a constant."""
+    """Return whether beta is c ** -0.5. The default may be compiled in as a constant."""
     return bool(request.beta == request.q.shape[-1] ** -0.5)
 
 
@@ -212,7 +221,10 @@ PositionFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _position_function(positions: Positions, device: torch.device) -> PositionFunction:
-    """A function from indices to absolute positions. Offsets are tensors, so that a cache step does not recompile."""
+    """Return a function from query and key indices to absolute positions.
+
+    The offsets are tensors, so that a step of generation with a KV cache does not recompile.
+    """
     keys = positions.keys
     if isinstance(keys, Tensor):
         at = keys.to(device)
@@ -236,7 +248,7 @@ def _score_mod(terms: list[BoundTerm], positions: PositionFunction) -> Callable[
 
 
 def mask_mod(mask: Mask, positions: Positions, device: torch.device) -> Callable[..., Tensor]:
-    """The mask as flex's mask_mod: a function of batch, head, query and key index."""
+    """Convert a mask to FlexAttention's mask_mod: a function of batch, head, query and key index."""
     at = _position_function(positions, device)
     return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *at(q, kv)))
 
@@ -280,7 +292,10 @@ def _build_plan(request: Request) -> BlockMaskPlan:
 
 
 def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i: int, j: int, size: int) -> "BlockMask":
-    """Convert a block table to flex's BlockMask: for each query block its partly and its fully visible key blocks."""
+    """Convert a block table to a FlexAttention BlockMask.
+
+    A BlockMask lists, for each query block, its partly and its fully visible key blocks.
+    """
     from torch.nn.attention.flex_attention import (
         BlockMask,  # importing it loads the compiler, which takes as long as torch itself
     )
@@ -295,9 +310,9 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
 
 
 def _compile_key(request: Request) -> Hashable:
-    """The key under which compiled code is cached: mask structure, terms, dtype, device, heads and widths.
+    """Return the key under which compiled code is cached: mask structure, terms, dtype, device, heads and widths.
 
-    Mask contents and sequence lengths are not part of it.
+    Mask contents and sequence lengths are not part of the key.
     """
     b, h, g, i, j, c, e = request.sizes
     ones = (b == 1, i <= COARSE, j <= COARSE)  # an axis of size one is compiled separately
@@ -323,7 +338,7 @@ def _compile_key(request: Request) -> Hashable:
 
 
 def _mask_structure(mask: Mask) -> Hashable:
-    """The structure of a mask without its data."""
+    """Return the structure of a mask as a hashable value, without the contents of its tensors."""
     return (type(mask), *(_mask_structure(child) for child in mask.children())) if mask.tensors() else mask
 
 
@@ -338,11 +353,11 @@ def _call_flex(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, **settings: Any)
 
 
 def _get_compiled(structure: Hashable) -> Callable[..., Any]:
-    """The compiled function of one structure.
+    """Return the compiled flex_attention function for one structure (see `_compile_key`).
 
     The compiler counts recompilations per code object and gives up after a few. Each structure has its own code
-    object, so that recompilations of one mask do not count for another. With fullgraph=True the compiler raises an
-    error instead of silently running the dense path.
+    object, so that recompilations of one mask do not count for another. With fullgraph=True the compiler raises
+    an error instead of silently running the dense path.
     """
     if structure not in _functions:
         while len(_functions) >= _MOST_FUNCTIONS:

@@ -29,17 +29,22 @@ RowAttention = Callable[[Tensor, Tensor, Tensor, slice], Tensor]
 
 
 def lse_limit(q: Tensor) -> float:
-    """The largest |log-sum-exp| at which a fused backward pass is exact enough; measured, see docs/log.md."""
+    """Return the largest |log-sum-exp| at which a fused backward pass is exact enough (measured, see docs/log.md)."""
     return 1e4 if q.device.type == "cuda" and q.element_size() == 2 else 1e3
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what is done to any of these tensors."""
+    """Return whether gradients are enabled and at least one of the tensors requires a gradient."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def attention_by_rows(attention: RowAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The attention output from explicit scores, in float32 or better, a slice of rows at a time; no gradients."""
+    """Compute the attention output from explicit scores, in float32 or better, a slice of rows at a time.
+
+    Only the forward pass is computed this way; see `gradients_by_rows` for gradients.
+
+    attention  function of q, k, v and the slice of rows that q has
+    """
     exact = torch.promote_types(q.dtype, torch.float32)
     k, v = k.to(exact), v.to(exact)
     with disable_autocast(q):
@@ -56,7 +61,11 @@ def _row_slices(q: Tensor, k: Tensor) -> list[slice]:
 def gradients_by_rows(
     attention: RowAttention, grad: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, by autograd through explicit scores in float32 or better."""
+    """Compute the gradients of q, k and v by autograd through explicit scores, in float32 or better.
+
+    attention  function of q, k, v and the slice of rows that q has
+    grad       gradient of the attention output
+    """
     exact = torch.promote_types(q.dtype, torch.float32)
     if torch.is_grad_enabled():  # create_graph=True: these gradients may be differentiated again
         q, k, v = (x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v))
@@ -78,9 +87,9 @@ def gradients_by_rows(
 
 
 def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout: float = 0.0) -> RowAttention:
-    """Return a function (q, k, v, rows) that computes softmax attention of some rows from explicit scores.
+    """Return a function of (q, k, v, rows) that computes softmax attention of some rows from explicit scores.
 
-    added  boolean mask, or additive bias, of all rows
+    added  boolean mask or additive bias of all rows; None for neither
     beta   the factor of q . k
     """
 
@@ -102,10 +111,11 @@ def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout
 
 
 class GradientGuard:
-    """Replaces the gradients of one fused call on a GPU if its scores are too large.
+    """Replaces wrong gradients of a fused attention call on a GPU by those of the naive method.
 
-    The forward pass does not synchronise: the largest score is copied to pinned memory asynchronously and read in the
-    backward pass.
+    Fused gradients are wrong if scores are too large. The forward pass does not synchronise: the largest score
+    is copied to pinned memory asynchronously and read in the backward pass. If the naive method cannot replace
+    the call, the backward pass raises KernelRefusedError.
     """
 
     def __init__(self, attention: RowAttention, refusal: str = "") -> None:
@@ -114,7 +124,7 @@ class GradientGuard:
         self.grad: Tensor | None = None
 
     def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v for the fused kernel. Their gradients pass through this guard."""
+        """Return q, k and v for the fused kernel. In the backward pass, their gradients pass through this guard."""
         passed: tuple[Tensor, Tensor, Tensor] = _GuardedInputs.apply(self, q, k, v)  # type: ignore[no-untyped-call]
         return passed
 
@@ -157,17 +167,17 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Whether `poison_saved_lse` alone makes the gradients of this GPU call safe.
+    """Return whether `poison_saved_lse` alone keeps this GPU call from returning wrong gradients.
 
-    It does in half precision with an ordinary beta. It cannot be used under saved-tensor hooks, such as those of
-    torch.utils.checkpoint, which would run when the saved tensor is read in the forward pass.
+    It does in half precision with an ordinary beta. It cannot be used under saved-tensor hooks, such as those
+    of torch.utils.checkpoint, because these would run when the saved tensor is read in the forward pass.
     """
     packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA and not packed
 
 
 def saved_lse(out: Tensor) -> Tensor | None:
-    """The log-sum-exp that a fused kernel has saved for its backward pass; None where the naive method ran."""
+    """Return the log-sum-exp that a fused kernel has saved for its backward pass. None if no fused kernel ran."""
     node = out.grad_fn
     saved = getattr(node, "_saved_logsumexp", None)
     lse: Tensor | None = getattr(node, "_saved_log_sumexp", None) if saved is None else saved
@@ -175,7 +185,7 @@ def saved_lse(out: Tensor) -> Tensor | None:
 
 
 def poison_saved_lse(out: Tensor) -> None:
-    """Set the log-sum-exp that a fused kernel has saved to NaN where its absolute value is too large.
+    """Set the log-sum-exp that a fused kernel has saved to NaN where its absolute value is above WRONG_LSE.
 
     The gradients of these rows are then NaN instead of wrong.
     """
@@ -194,8 +204,8 @@ def poison_large_rows(out: Tensor, lse: Tensor) -> None:
 def keep_layout(out: Tensor) -> None:
     """Register a hook that gives the gradient the strides of the output, if cuDNN computed the output.
 
-    torch caches cuDNN's backward plans by the shapes and strides of q, k and v only: a gradient of other strides would
-    be read wrongly (torch 2.11, measured; see docs/log.md).
+    torch caches cuDNN's backward plans by the shapes and strides of q, k and v only. A gradient with other
+    strides would be read wrongly (torch 2.11, measured; see docs/log.md).
     """
     node = out.grad_fn
     if node is not None and "Cudnn" in node.name():
@@ -204,14 +214,14 @@ def keep_layout(out: Tensor) -> None:
 
 
 def with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The tensor with these strides, copied only if it has others."""
+    """Return the tensor with these strides. It is copied only if its strides differ."""
     return (
         x if x.stride() == strides else torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
     )
 
 
 def score_bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
-    """An upper bound of all |beta * q . k|."""
+    """Return an upper bound of |beta * q . k| over all query-key pairs."""
     exact = torch.promote_types(q.dtype, torch.float32)
     longest = [torch.linalg.vector_norm(x.detach(), dim=-1, dtype=exact).amax() for x in (q, k)]
     largest: Tensor = longest[0] * longest[1] * abs(beta)
@@ -219,9 +229,9 @@ def score_bound(q: Tensor, k: Tensor, beta: float) -> Tensor:
 
 
 def poison_gradient(out: Tensor, wrong: Tensor) -> Tensor:
-    """Return the output unchanged; its gradient is set to NaN where `wrong` is True.
+    """Return the output unchanged, but set its gradient to NaN where `wrong` is True.
 
-    For compiled code, torch.func transforms and CUDA graphs, which cannot branch on values.
+    Used in compiled code, torch.func transforms and CUDA graphs, which cannot branch on values.
     """
     marked: Tensor = _PoisonGradient.apply(out, wrong)  # type: ignore[no-untyped-call]
     return marked

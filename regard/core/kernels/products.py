@@ -15,7 +15,10 @@ from regard.core.input_checks import disable_autocast
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether all values are finite. Reads them; a sum that overflows counts as infinite."""
+    """Return whether all values are finite.
+
+    It reads the sum of the values, so a sum that overflows counts as infinite.
+    """
     x = x.detach() if x.requires_grad else x
     with torch._C._DisableTorchDispatch():  # counters of operations and bytes see the attention, not this check
         total = (x.sum(dtype=torch.float32) if x.dtype.itemsize == 2 else x.sum()).item()
@@ -23,7 +26,10 @@ def is_finite(x: Tensor) -> bool:
 
 
 def has_nonfinite(*tensors: Tensor) -> bool:
-    """Whether some tensor may hold NaN or infinity; False where reading the values is impossible or slow (a GPU)."""
+    """Return whether a tensor may contain NaN or infinity.
+
+    False if reading the values is impossible or slow (a GPU).
+    """
     cheap = tensors[0].device.type == "cpu" and can_read_values(tensors[0])
     return cheap and not all(is_finite(x) for x in tensors)
 
@@ -31,10 +37,12 @@ def has_nonfinite(*tensors: Tensor) -> bool:
 def dot_products(
     q: Float[Tensor, "b h i c"], k: Float[Tensor, "b g j c"], nonfinite: bool = False
 ) -> Float[Tensor, "b h i j"]:
-    """The dot product q . k of every query-key pair.
+    """Compute the dot product q . k of every query-key pair.
 
-    nonfinite  whether q or k may hold NaN or infinity. Then pairs with a zero gradient are left out of the backward
-               pass, where 0 * NaN would be NaN
+    Query heads may share key heads (grouped-query attention).
+
+    nonfinite  whether q or k may contain NaN or infinity. Then pairs with a zero gradient are left out of the
+               backward pass, where 0 * NaN would be NaN
     """
     rows = _group_rows(q, k.shape[1])
     with disable_autocast(q):
@@ -45,7 +53,10 @@ def dot_products(
 def weighted_sum(
     weights: Float[Tensor, "b h i j"], v: Float[Tensor, "b g j e"], visible: Bool[Tensor, "b h i j"] | None = None
 ) -> Float[Tensor, "b h i e"]:
-    """The product of weights and v. With `visible`, NaN and infinity in v reach only rows that see that key."""
+    """Compute the product of attention weights and v.
+
+    visible  if given, NaN and infinity in v reach only the rows that see that key
+    """
     rows = _group_rows(weights, v.shape[1])
     with disable_autocast(v):
         seen = None if visible is None else _group_rows(visible, v.shape[1])
@@ -60,7 +71,7 @@ def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri 
 
 
 def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) -> Float[Tensor, "b h i n"]:
-    """The inverse of `_group_rows`."""
+    """Split rows by query head again, to the heads and rows of `like`: the inverse of `_group_rows`."""
     split: Tensor = x.unflatten(2, (like.shape[1] // x.shape[1], like.shape[2])).flatten(1, 2)
     return split
 
@@ -68,9 +79,9 @@ def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) ->
 def masked_product(
     a: Float[Tensor, "*axes i j"], x: Float[Tensor, "*axes j e"], counts: Bool[Tensor, "*axes i j"]
 ) -> Float[Tensor, "*axes i e"]:
-    """The product a @ x over the pairs where `counts` is True; the others are treated as 0.
+    """Compute a @ x over the pairs where `counts` is True. Other entries of a are treated as 0.
 
-    A NaN or infinity in x reaches only the rows for which it counts.
+    A NaN or infinity in row j of x reaches only the rows i with counts[i, j].
     """
     a = torch.where(counts, a, 0)
     finite = x.isfinite()

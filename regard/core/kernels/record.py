@@ -6,18 +6,21 @@ _names: ContextVar[tuple[list[str], ...]] = ContextVar("names", default=())
 
 
 def record_kernel(name: str) -> None:
-    """Add a kernel to all open records. Operators of compiled code call it when they run."""
+    """Append a kernel's name to all open records (see `open_record`). The operators of compiled code call this."""
     for names in _names.get():
         names.append(name)
 
 
 def open_record() -> list[str]:
-    """Start a record: a new list to which the name of every kernel that runs is appended until `close_record`."""
+    """Start recording kernels. Returns a list to which the name of each kernel that runs is appended.
+
+    `close_record` ends the recording.
+    """
     names: list[str] = []
     _names.set((*_names.get(), names))
     return names
 
 
 def close_record(names: list[str]) -> None:
-    """End a record that `open_record` started."""
+    """Stop recording kernels into a list that `open_record` returned."""
     _names.set(tuple(other for other in _names.get() if other is not names))

@@ -24,7 +24,7 @@ PreparedCall = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # of q, k, v a
 class Request:
     """The checked arguments of one attention call.
 
-    mask            simplified for the positions of this call
+    mask            the mask, simplified for the positions of this call
     terms           score terms, applied in order
     beta            the factor of q . k
     hides_by_score  whether a term may hide keys by adding -inf
@@ -48,12 +48,12 @@ class Request:
 
     @property
     def steep(self) -> bool:
-        """Whether beta is so large that scores must be centred before they are multiplied by it."""
+        """Whether |beta| is so large that scores must be centred before they are multiplied by beta."""
         return abs(self.beta) > STEEP_BETA
 
     @property
     def hard(self) -> bool:
-        """Whether beta is infinite: hard attention, only the largest score counts."""
+        """Whether beta is infinite. This is hard attention: only the largest score of a query has a weight."""
         return self.beta > LARGEST_FLOAT
 
     @property
@@ -63,7 +63,7 @@ class Request:
 
     @property
     def plain(self) -> bool:
-        """Whether fused kernels need no dense mask or bias: no score terms, and full or causal."""
+        """Whether fused kernels need no dense mask or bias: no score terms, and a full or causal mask."""
         # torch's own triangle is -inf before it is scaled: a beta of zero or less would turn it into NaN or +inf
         return len(self.terms) == 0 and (isinstance(self.mask, Full) or (self.causal_square and self.beta > 0))
 
@@ -77,21 +77,23 @@ class Request:
 
     @property
     def sink(self) -> Float[Tensor, "h"] | None:
-        """The log-sum-exp of all sink logits for each head; None without sinks."""
+        """The log-sum-exp of all sink logits for each head. None if the call has no attention sinks."""
         exact = torch.promote_types(self.q.dtype, torch.float32)
         logits = [term.logits.to(self.q.device, exact) for term in self.terms if isinstance(term, Sink)]
         return torch.stack(logits).logsumexp(0) if logits else None
 
     def grid(self, rows: slice | None = None) -> Grid:
-        """The grid of all query-key pairs; with `rows`, of these query rows only."""
+        """Return the `Grid` of all query-key pairs, or only of the query rows in `rows`."""
         b, h, _, i, j, _, _ = self.sizes
         grid = whole_grid(self.positions, b, h, i, j, self.q.device)
         return grid if rows is None else replace(grid, row=grid.row[rows], i=grid.i[..., rows, :], whole=False)
 
     def visible(self, grid: Grid | None = None) -> Bool[Tensor, "#b #h i j"] | None:
-        """The dense boolean mask with four axes; None if every pair is visible.
+        """Return the dense boolean mask with four axes, True meaning visible. None if every pair is visible.
 
-        Keys that score terms hide with -inf are False as well.
+        Pairs that score terms hide with -inf are False as well.
+
+        grid  the query-key pairs; default all of them
         """
         if isinstance(self.mask, Full) and not self.hides_by_score:
             return None
@@ -103,7 +105,7 @@ class Request:
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
 
     def bound_terms(self) -> list[BoundTerm]:
-        """The score terms as functions of (scores, grid), bound to the queries."""
+        """Return the score terms as functions of (scores, grid), bound to the queries."""
         if not self.terms:
             return []  # avoids a copy of q in another dtype
         q = self.q.to(torch.promote_types(self.q.dtype, torch.float32))  # terms are as exact as scores are
@@ -111,7 +113,7 @@ class Request:
 
 
 def sum_terms(terms: list[BoundTerm], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
-    """Sum all additive score terms over the grid, in float32 or better."""
+    """Sum all additive score terms for the query-key pairs of a grid, in float32 or better."""
     scores = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     for term in terms:
         scores = term(scores, grid)
@@ -125,10 +127,11 @@ def center_bias(
     i: int,
     j: int,
 ) -> Float[Tensor, "#n #h i jj"]:
-    """The bias to add to scores, shifted so that the largest value of each row is 0.
+    """Return the bias to add to scores, shifted so that the largest value of each row is 0.
 
-    Hidden keys get -inf; a sink is appended as one more column. Softmax depends on differences within a row only.
-    Without the shift, a row of -1e9 would round the scores away.
+    Hidden keys get -inf. An attention sink is appended as one more column. The shift does not change the
+    softmax, which depends on differences within a row only. Without it, a row of -1e9 would round the scores
+    away.
     """
     bias = torch.zeros((), dtype=sink.dtype, device=sink.device) if bias is None and sink is not None else bias
     assert bias is not None
@@ -145,7 +148,10 @@ def center_bias(
 
 
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
-    """Which keys at least one query of their sequence sees. Kernels set all others to zero: they may hold NaN."""
+    """Return which keys at least one query of their sequence sees.
+
+    Kernels set others to 0, as they may contain NaN.
+    """
     seen = visible.any(-2)
     if seen.shape[1] > 1:
         seen = seen.unflatten(1, (g, -1)).any(2)
@@ -153,7 +159,7 @@ def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b
 
 
 def in_unsupported_transform(device: torch.device) -> bool:
-    """Whether a torch.func transform is active that torch's fused attention does not support."""
+    """Return whether a torch.func transform is active that torch's fused attention does not support."""
     levels = transform_levels()
     if "Vmap" in levels or "Jvp" in levels or levels.count("Grad") > 1:
         return True
@@ -164,5 +170,8 @@ def in_unsupported_transform(device: torch.device) -> bool:
 
 @assume_constant_result
 def transform_levels() -> tuple[str, ...]:
-    """The names of the active torch.func transforms, outermost first. In compiled code: those while tracing."""
+    """Return the names of the active torch.func transforms, outermost first.
+
+    In compiled code: those while tracing.
+    """
     return tuple(level.key().name for level in torch._C._functorch.get_interpreter_stack() or [])

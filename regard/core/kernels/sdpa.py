@@ -96,7 +96,10 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """A request without score terms and dropout as a function of q, k, v and beta; None if its mask is too large."""
+    """Return a function of q, k, v and beta that repeats this attention call, without score terms and dropout.
+
+    None if the dense mask would be too large to store.
+    """
     if request.plain:
         causal = request.causal_square
         return lambda q, k, v, beta: fused_attention(q, k, v, beta, 0.0, causal=causal)
@@ -111,7 +114,10 @@ def prepare(request: Request) -> PreparedCall | None:
 def _run_dense(
     q: Tensor, k: Tensor, v: Tensor, beta: float, dense: "DenseBias", request: Request | None = None
 ) -> Tensor:
-    """Fused attention with a dense bias; `request` has the score terms and dropout, if there are any."""
+    """Compute fused attention with a dense bias.
+
+    request  the attention call, if it has score terms or dropout; else None
+    """
     # the weight of a hidden key is exactly 0, which hides all finite values
     readable = dense.unseen is not None and q.device.type == "cpu" and can_read_values(q)
     if dense.unseen is not None and not (readable and is_finite(k) and is_finite(v)):
@@ -126,7 +132,7 @@ def _run_dense(
 
 @dataclass(frozen=True)
 class DenseBias:
-    """The dense mask and bias of a request.
+    """The dense mask and bias of an attention call.
 
     added   boolean mask, or additive bias with -inf at hidden keys; None if nothing is hidden or added
     unseen  keys that no query sees; None if there are none
@@ -143,7 +149,7 @@ _KEEP = 1 << 22  # largest number of entries of a matrix that is cached
 
 
 def get_dense_bias(request: Request) -> DenseBias:
-    """The dense mask and bias of a request. On the CPU it is cached if it depends on positions and constants only."""
+    """Return the dense mask and bias of an attention call. On the CPU, those that depend on no tensor are cached."""
     terms = [term.key() for term in request.terms]
     _, h, g, i, j, _, _ = request.sizes
     constant = i > 1 and None not in terms and request.positions.by_number
@@ -159,7 +165,7 @@ def _is_small(dense: DenseBias) -> bool:
 
 
 def _for_all_calls(dense: DenseBias) -> DenseBias:
-    """The same dense bias with `unseen` and `blind` replaced by None if they are False everywhere."""
+    """Return a copy of the dense bias in which `unseen` and `blind` are None if they are False everywhere."""
     unseen, blind = (x if x is not None and x.any() else None for x in (dense.unseen, dense.blind))
     return DenseBias(dense.added, unseen, blind)
 
@@ -178,7 +184,7 @@ def _build_dense_bias(request: Request) -> DenseBias:
 
 
 def fused_attention_with_lse(request: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"]] | None:
-    """Output and log-sum-exp of a plain request on a GPU, from cuDNN; None if another kernel would run."""
+    """Compute the output and log-sum-exp of an attention call on a GPU with cuDNN. None if cuDNN would not run."""
     q, k, v = request.q, request.k, request.v
     half = q.element_size() == 2 and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3] <= 128
     if (
@@ -195,7 +201,10 @@ def fused_attention_with_lse(request: Request) -> tuple[Float[Tensor, "b h i e"]
 
 
 def join_bias(q: Tensor, j: int, visible: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor | None:
-    """Mask, bias and sink as one additive matrix; if there is only a mask, that boolean mask."""
+    """Combine mask, bias and attention sink into one additive matrix.
+
+    If there is only a mask, return it unchanged.
+    """
     if bias is None and sink is None:
         return visible
     added = center_bias(bias, visible, sink, q.shape[2], j)
@@ -212,7 +221,10 @@ def fused_attention(
     causal: bool = False,
     added: Tensor | None = None,
 ) -> Float[Tensor, "n h i e"]:
-    """torch's fused attention with exact gradients; `added` is a boolean mask or a bias that is added to the scores."""
+    """Compute torch's fused attention (`scaled_dot_product_attention`) with exact gradients.
+
+    added  boolean mask, or bias that is added to the scores; None for neither
+    """
     c, e = q.shape[-1], v.shape[-1]
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # torch has no fused kernels for others
         q, k, v = (x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v))
@@ -247,7 +259,10 @@ def _is_grouped(q: Tensor, k: Tensor) -> bool:
 def _traced_on_cpu(
     q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None
 ) -> Tensor:
-    """torch's own operators only, for exported programs, fake and empty tensors; wrong gradients are NaN."""
+    """Compute attention with torch's own operators only, for exported programs, fake tensors and empty tensors.
+
+    In exported programs, gradients that would be wrong are NaN instead.
+    """
     grouped = _is_grouped(q, k)
     if is_meta_or_fake(q) and needs_gradient(q, k, v) and not torch.compiler.is_compiling():
         factor, beta = split_scale(beta, q.dtype)
@@ -292,7 +307,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
 
 
 def unfused_reasons(request: Request) -> list[str]:
-    """Reasons why torch has no fused GPU kernel for the dtype and head sizes of this request.
+    """Return the reasons why torch has no suitable fused GPU kernel for this attention call.
 
     Without a fused kernel, torch would silently build the whole score matrix.
     """
@@ -315,14 +330,17 @@ def unfused_reasons(request: Request) -> list[str]:
 
 
 def is_small_float32(request: Request) -> bool:
-    """Whether this is a float32 request on a GPU so small that the score matrix, the most exact method, is cheap."""
+    """Return whether this is a float32 call on a GPU that is small enough for the explicit score matrix.
+
+    The explicit score matrix is the most exact method.
+    """
     b, h, _, i, j, _, _ = request.sizes
     return request.q.device.type == "cuda" and request.q.dtype == torch.float32 and b * h * i * j <= SHORT
 
 
 @contextmanager
 def _cudnn_first() -> Iterator[None]:
-    """Inside the `with` block, torch prefers cuDNN to its other fused attention kernels."""
+    """Make torch prefer cuDNN to its other fused attention kernels inside the `with` block."""
     if torch.compiler.is_compiling():
         with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
             yield

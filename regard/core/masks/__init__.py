@@ -21,7 +21,7 @@ globals().update({name: constructor(name) for name in FORMS})
 
 
 def as_mask(mask: "Mask | Bool[Tensor, '*bh i j'] | None") -> Mask:
-    """The mask for an argument `mask=`: a Mask, a boolean matrix, or None for `full()`."""
+    """Convert the argument `mask=` to a Mask: a Mask stays, a boolean matrix becomes a DenseMask, None `full()`."""
     if mask is None:
         return Full()
     if isinstance(mask, Mask):

@@ -28,10 +28,10 @@ FAR = 1 << 40  # farther than any position
 
 
 class BoxVisibility(NamedTuple):
-    """What is certain about the pairs of a range of queries and a range of keys.
+    """What is known about all pairs of a range of queries and a range of keys.
 
-    none  True if no pair is visible; False may mean unknown
-    all   True if every pair is visible; False may mean unknown
+    none  True if no pair is visible; False may also mean unknown
+    all   True if every pair is visible; False may also mean unknown
     """
 
     none: Flag
@@ -42,11 +42,11 @@ UNKNOWN = BoxVisibility(False, False)
 
 
 class Mask:
-    """A rule that says which keys a query may see. Combine masks with `&`, `|` and `~`.
+    """A rule that says which keys each query may see. Combine masks with `&`, `|` and `~`.
 
-    A form must define `see`. It may define `box` (sparse kernels and caches skip what is hidden), `table` (if blocks
-    are better known than by `box`), one of `key_range`, `labels`, `listed_keys` (exact counts without the matrix),
-    `steps` and `as_window`. Without them results are the same and slower.
+    A subclass must define `see`. It may define `box`, with which sparse kernels and caches skip hidden keys,
+    `table` (if more is known about blocks than `box` says), one of `key_range`, `labels` and `listed_keys`
+    (exact counts without the matrix), `steps` and `as_window`. Without them, results are the same but slower.
 
     >>> (causal() & window(before=2) | global_tokens(1)).count(1_000_000)
     4999993
@@ -57,61 +57,65 @@ class Mask:
     """
 
     def see(self, grid: Grid) -> Bool[Tensor, "..."]:
-        """Whether each pair of the grid is visible."""
+        """Return for each query-key pair of the grid whether the key is visible."""
         raise NotImplementedError(f"{type(self).__name__} does not define see(grid)")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        """Whether no pair, or every pair, of queries first..last and keys start..stop (inclusive) is visible.
+        """Return whether no pair, or every pair, of queries first..last and keys start..stop (inclusive) is visible.
 
-        A flag may be False if the form cannot tell; it must not be True if that is wrong.
+        A flag is True only if it is certain. False may also mean unknown.
         """
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        """`box` for every pair of blocks. A form without `box` is evaluated pair by pair."""
+        """Return `box` for every pair of a query block and a key block.
+
+        Masks without `box` are evaluated pair by pair.
+        """
         if type(self).box is Mask.box:
             return spans.evaluate(self)
         return self.box(spans.first, spans.last, spans.start, spans.stop)
 
     def key_range(self, i: Int[Tensor, "i"], sequence: int) -> Bounds | None:
-        """The range of visible keys of each query: the first key, and the key after the last one.
+        """Return the visible keys of each query as a range: the first key, and the key after the last one.
 
-        For forms in which each query sees one run of keys; None for others. A bound of None means no limit. Used to
-        count.
+        None for masks in which a query may see more than one range. A bound of None means no limit. Used to count
+        pairs.
         """
         return None
 
     def labels(self, i: Int[Tensor, "i"], j: Int[Tensor, "j"], sequence: int) -> tuple[Tensor, Tensor] | None:
-        """Labels of the queries and of the keys, for forms in which a pair is visible if both labels are equal.
+        """Return labels of the queries and keys, if the mask shows exactly the pairs with equal labels.
 
-        None for other forms. Used to count.
+        None for other masks. Used to count pairs.
         """
         return None
 
     def listed_keys(self, i: Int[Tensor, "i"]) -> Iterator[tuple[Tensor, Tensor]] | None:
-        """The visible keys of each query as a list, for forms that show few keys; None for other forms. Used to count.
+        """Return an iterator over the visible keys of each query, for masks that show few keys. None for other masks.
 
-        Yields pairs of tensors: one key of each query, and whether that key exists. No key is listed twice for a query.
+        Yields pairs of tensors: one key of each query, and whether that key exists. No key is listed twice for a
+        query. Used to count pairs.
         """
         return None
 
     def steps(self) -> tuple[int, ...]:
-        """The periods of the pattern, such as `step` of dilated(step); empty if it has none.
+        """Return the periods of the pattern, such as `step` of dilated(step). Empty if the pattern is not periodic.
 
         Sparse kernels sort positions by their remainders, so that more blocks are entirely visible or hidden.
         """
         return tuple(sorted({step for child in self.children() for step in child.steps()}))
 
     def as_window(self) -> tuple[int | None, int | None] | None:
-        """(before, after) if this mask equals `window(before, after)`: (None, 0) is causal. None if it does not."""
+        """Return (before, after) if this mask equals `window(before, after)`, else None. (None, 0) is causal."""
         return None
 
     def visible_keys(self, j: Tensor, batch: Tensor) -> Tensor | None:
-        """Which keys j of sequence `batch` are visible, if that is the same for all queries; None if it is not."""
+        """Return which keys j of sequence `batch` are visible, if that is the same for all queries. Otherwise None."""
         return None
 
     def check(self, positions: Positions, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
-        """Raise if the mask was made for another number of sequences or positions."""
+        """Raise ShapeError if the mask does not fit these positions, i queries, j keys, b sequences and h heads."""
         for child in self.children():
             child.check(positions, i, j, b, h)
         own = self.batch()
@@ -122,49 +126,52 @@ class Mask:
                 )
 
     def children(self) -> tuple["Mask", ...]:
-        """The masks that this one combines."""
+        """Return the masks that this mask combines. Empty for a mask that combines none."""
         return ()
 
     def map_children(self, change: Callable[["Mask"], "Mask"]) -> "Mask":
-        """The same combination with each child replaced by `change(child)`."""
+        """Return the same combination with each child mask replaced by `change(child)`."""
         return self
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Mask":
-        """The same mask with every tensor it holds replaced by `change(tensor)`."""
+        """Return the same mask with each of its tensors replaced by `change(tensor)`."""
         return self.map_children(lambda child: child.map_tensors(change))
 
     def to(self, device: torch.device) -> "Mask":
-        """The same mask with its tensors, if it has any, on that device."""
+        """Return the same mask with its tensors moved to a device."""
         return self.map_children(lambda child: child.to(device)) if self.tensors() else self
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that this mask holds. Masks by position hold none."""
+        """Return the tensors that this mask stores. Masks that depend on positions only have none."""
         found: tuple[Tensor, ...] = ()
         for child in self.children():
             found += child.tensors()
         return found
 
     def batch(self) -> int | None:
-        """The number of sequences with a pattern of their own, or None if all share one."""
+        """Return the number of sequences if each has its own pattern, or None if all sequences share one."""
         return _first([child.batch() for child in self.children()])
 
     def heads(self) -> int | None:
-        """The number of heads with a pattern of their own, or None if all share one."""
+        """Return the number of heads if each has its own pattern, or None if all heads share one."""
         return _first([child.heads() for child in self.children()])
 
     def length(self) -> int | None:
-        """The number of positions that the tensors of this mask cover, or None if it fits any length."""
+        """Return the number of positions that the tensors of this mask cover, or None if the mask fits any length."""
         return _first([child.length() for child in self.children()])
 
     def required_keys(self) -> int:
-        """The number of keys for which this mask was made, which a call without a cache must have; 0 if any."""
+        """Return the number of keys that an attention call without a cache must have. 0 if the mask fits any number."""
         required = 0
         for child in self.children():  # a plain loop, which torch.compile can trace
             required = max(required, child.required_keys())
         return required
 
     def opaque(self) -> bool:
-        """Whether some part is a user's function or a matrix, so that its pattern is known only by evaluating it."""
+        """Return whether a user's function or a matrix is part of the mask.
+
+        Its pattern is known only by evaluating it.
+        """
         return any(child.opaque() for child in self.children())
 
     def by_pair(self) -> str:
@@ -175,10 +182,10 @@ class Mask:
         return next((name for child in self.children() if (name := child.by_pair())), "")
 
     def key(self) -> Hashable | None:
-        """The key for memoisation: masks by position compare by value, tensors by identity and version.
+        """Return the key for caching results: masks by position compare by value, tensors by identity and version.
 
-        Comparing contents would synchronise with the device. A memo must keep a reference to the mask, so that no
-        other tensor gets the same identity. None if results must not be memoised.
+        None if results must not be cached. Comparing tensor contents would synchronise with the device. A cache
+        must keep a reference to the mask, so that no other tensor gets the same identity.
         """
         if not self.tensors() and not self.opaque():
             return self
@@ -187,7 +194,10 @@ class Mask:
 
     @staticmethod
     def of(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> "Mask":
-        """A mask from a function: `fn(i, j)` gets integer tensors of query and key positions, returns visibility.
+        """Make a mask from a function `fn(i, j)` of query and key positions that returns True where visible.
+
+        name  name of the mask when it is printed
+        fn    gets integer tensors that broadcast against each other and returns a boolean tensor
 
         >>> Mask.of("same parity", lambda i, j: (i - j) % 2 == 0).count(4)
         8
@@ -198,10 +208,10 @@ class Mask:
 
     @staticmethod
     def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None) -> "Mask":
-        """A mask from FlexAttention's mask_mod, a function of batch, head, query and key index.
+        """Convert FlexAttention's mask_mod, a function of batch, head, query and key index, to a mask.
 
-        The indices of query and key are absolute positions here. Usual rules are recognised, so that sparse kernels
-        can skip blocks; any other function is evaluated on every pair.
+        The query and key index are absolute positions here. Common rules are recognised, so that sparse kernels can
+        skip blocks. Any other function is evaluated on every pair.
 
         batch  number of sequences, if the function differs between them
         heads  number of query heads, if the function differs between them
@@ -215,7 +225,7 @@ class Mask:
 
     @staticmethod
     def from_block_mask(block_mask: "BlockMask") -> "Mask":
-        """A mask from FlexAttention's BlockMask. It fits calls of the lengths for which the BlockMask was made.
+        """Convert a FlexAttention BlockMask to a mask. It fits calls of the lengths for which the BlockMask was made.
 
         >>> Mask.from_block_mask(create_block_mask(lambda b, h, q, kv: q >= kv, 1, 1, 5, 5, device="cpu")).count(5)
         15
@@ -228,7 +238,7 @@ class Mask:
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """The mask as FlexAttention's mask_mod: a function of batch, head, query and key index.
 
-        Query r is at position r. For a cache step use `to_block_mask` with positions.
+        Query r is at position r. To continue a KV cache, use `to_block_mask` with positions instead.
 
         >>> create_block_mask(causal().mask_mod, None, None, 256, 256, device="cpu").shape
         (1, 1, 256, 256)
@@ -244,12 +254,14 @@ class Mask:
         device: torch.device | str | None = None,
         size: int = 128,
     ) -> "BlockMask":
-        """The mask as FlexAttention's BlockMask. It comes from the block table, without evaluating every pair.
+        """Convert the mask to a FlexAttention BlockMask.
+
+        It is made from the block table without evaluating every pair.
 
         queries    number of query positions
         keys       number of key positions; default `queries`
         positions  absolute positions; default: the queries are the last rows
-        device     where its tensors are; default the CPU
+        device     device of the BlockMask; default the CPU
         size       number of positions in a block
 
         >>> causal().to_block_mask(256).shape
@@ -267,7 +279,7 @@ class Mask:
         positions: Positions | None = None,
         device: torch.device | str | None = None,
     ) -> Bool[Tensor, "*b i j"]:
-        """The mask as a dense boolean matrix (i, j), or (b, 1, i, j) if sequences differ. True means visible.
+        """Return the mask as a dense boolean matrix (i, j), or (b, 1, i, j) if sequences differ. True means visible.
 
         queries    number of query positions
         keys       number of key positions; default `queries`
@@ -281,7 +293,12 @@ class Mask:
         return seen.expand(*seen.shape[:-2], queries, keys)
 
     def count(self, queries: int, keys: int | None = None, *, positions: Positions | None = None) -> int:
-        """The exact number of visible query-key pairs, summed over the sequences if they differ."""
+        """Return the exact number of visible query-key pairs, summed over the sequences if they differ.
+
+        queries    number of query positions
+        keys       number of key positions; default `queries`
+        positions  absolute positions; default: the queries are the last rows
+        """
         from regard.core.masks.counts import count  # imports this module
 
         return count(self, queries, keys, positions)
@@ -289,7 +306,13 @@ class Mask:
     def block_table(
         self, queries: int, keys: int | None = None, size: int = 128, *, positions: Positions | None = None
     ) -> "BlockTable":
-        """The block table: whether each block of `size` queries sees none, some or all of each block of `size` keys."""
+        """Return the block table: which blocks of queries see none, some or all of which blocks of keys.
+
+        queries    number of query positions
+        keys       number of key positions; default `queries`
+        size       number of positions in a block
+        positions  absolute positions; default: the queries are the last rows
+        """
         from regard.core.masks.block_tables import block_table
 
         return block_table(self, queries, keys, size, positions=positions)
@@ -297,19 +320,22 @@ class Mask:
     def draw(
         self, queries: int = 16, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
     ) -> str:
-        """The mask as text: rows are queries, columns are keys. With `ax`, it is also drawn on that matplotlib axis."""
+        """Draw the mask as text: rows are queries, columns are keys.
+
+        With `ax`, also draw it on that matplotlib axis.
+        """
         from regard.core.masks.drawing import draw
 
         return draw(self, queries, keys, positions=positions, ax=ax)
 
     def _repr_html_(self) -> str:
-        """The picture that a notebook shows."""
+        """Return the picture that a notebook shows."""
         from regard.core.masks.drawing import draw_html
 
         return draw_html(self)
 
     def within(self, first: int, last: int, start: int, stop: int) -> "Mask":
-        """A mask that equals this one on queries first..last and keys start..stop, simpler if possible."""
+        """Return a mask that equals this one for queries first..last and keys start..stop, simplified if possible."""
         none, everything = self.box(first, last, start, stop)
         return Full() if everything is True else NOTHING if none is True else self
 
@@ -361,7 +387,7 @@ class Combination(Mask):
 
     @staticmethod
     def combine_boxes(boxes: list[BoxVisibility]) -> BoxVisibility:
-        """The `box` of the combination, from the boxes of its parts."""
+        """Return the `box` of the combination, computed from the boxes of the combined masks."""
         raise NotImplementedError
 
     def children(self) -> tuple[Mask, ...]:
@@ -379,7 +405,7 @@ class Combination(Mask):
 
 @dataclass(frozen=True, repr=False)
 class And(Combination):
-    """A pair is visible if it is visible in all parts."""
+    """The mask `a & b`: a pair is visible if it is visible in all parts."""
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -417,7 +443,7 @@ class And(Combination):
 
 @dataclass(frozen=True, repr=False)
 class Or(Combination):
-    """A pair is visible if it is visible in at least one part."""
+    """The mask `a | b`: a pair is visible if it is visible in at least one part."""
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -445,7 +471,7 @@ class Or(Combination):
 
 @dataclass(frozen=True, repr=False)
 class Not(Mask):
-    """A pair is visible if it is hidden in the part."""
+    """The mask `~a`: a pair is visible if it is hidden in a."""
 
     part: Mask
 
@@ -479,7 +505,7 @@ class Not(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Predicate(Mask):
-    """A mask from a user's function."""
+    """A mask from a user's function of query and key positions; see `Mask.of`."""
 
     name: str
     fn: Callable[[Tensor, Tensor], Tensor]
@@ -500,7 +526,7 @@ class Predicate(Mask):
         return seen.expand(shape)
 
     def key(self) -> None:
-        """None: results are not memoised, since what the function reads may change."""
+        """Return None: results are not cached, because what the function reads may change."""
 
     def opaque(self) -> bool:
         return True
@@ -513,7 +539,7 @@ class CompoundMask(Mask):
     """A named mask that is defined as a combination of other masks. Subclasses define `expand` and `__repr__`."""
 
     def expand(self) -> Mask:
-        """The same mask as a combination of simpler ones."""
+        """Return the same mask as a combination of simpler masks."""
         raise NotImplementedError(f"{type(self).__name__} does not define expand()")
 
     def see(self, grid: Grid) -> Tensor:
@@ -537,19 +563,19 @@ NOTHING = Not(Full())
 
 
 def is_nothing(mask: Mask) -> bool:
-    """Whether the mask is `~full()`, which hides every key."""
+    """Return whether the mask is `~full()`, which hides every key."""
     return isinstance(mask, Not) and isinstance(mask.part, Full)
 
 
 def resolve_positions(queries: int, keys: int | None, positions: Positions | None) -> tuple[Positions, int]:
-    """The positions and the number of keys, with defaults filled in."""
+    """Return the positions and the number of keys, with defaults filled in for None."""
     queries = check_integer("queries", queries, 0)
     keys = queries if keys is None else check_integer("keys", keys, 0)
     return check_positions(positions, queries, keys), keys
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
-    """The smaller of two limits; None is no limit."""
+    """Return the smaller of two limits. None means no limit."""
     return b if a is None else a if b is None else min(a, b)
 
 

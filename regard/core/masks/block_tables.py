@@ -20,9 +20,9 @@ _BLOCKS_MOVED_PER_VISIT = 4  # gathering the rows of this many blocks takes abou
 
 @dataclass(frozen=True)
 class Blocks:
-    """The assignment of n rows to m blocks of s slots.
+    """The assignment of n rows to m blocks with s slots each.
 
-    index  the row in each slot; a block with too few rows repeats its last one
+    index  the row in each slot; a block with too few rows repeats its last row
     real   False where a slot repeats a row
     """
 
@@ -31,7 +31,7 @@ class Blocks:
 
     @cached_property
     def slots(self) -> Int[Tensor, "n"]:
-        """The slot of each row, counted through all blocks."""
+        """The slot of each row. Slots are numbered consecutively through all blocks."""
         slots = self.real.flatten().nonzero()[:, 0]
         return torch.empty_like(slots).scatter_(0, self.index[self.real], slots)
 
@@ -40,8 +40,9 @@ class Blocks:
 class Spans:
     """The division of i queries and j keys into blocks of `size` positions.
 
-    With `steps`, rows and columns are sorted by the remainders of their positions modulo each step before they are cut
-    into blocks, so that blocks of a periodic mask are entirely visible or hidden.
+    steps  periods of the mask. Rows and columns are sorted by the remainders of their positions modulo each
+           step before they are cut into blocks, so that blocks of a periodic mask are entirely visible or
+           hidden
     """
 
     positions: Positions
@@ -76,11 +77,11 @@ class Spans:
         return self.column_blocks.index
 
     def query_positions(self) -> Int[Tensor, "q s"]:
-        """The positions of the queries in each block."""
+        """Return the positions of the queries in each block."""
         return self.rows + self.positions.queries
 
     def key_positions(self) -> Int[Tensor, "k s"]:
-        """The positions of the keys in each block."""
+        """Return the positions of the keys in each block."""
         return key_positions(self.positions, self.j, torch.device("cpu"))[self.columns]
 
     @cached_property
@@ -104,7 +105,7 @@ class Spans:
         return self.key_positions().amax(1)[None, :]
 
     def evaluate(self, mask: Mask) -> BoxVisibility:
-        """The block table of a mask, computed by evaluating every pair, one block of queries at a time."""
+        """Compute the block table of a mask by evaluating every pair, one block of queries at a time."""
         queries, keys = self.shape
         mask = mask.to(torch.device("cpu"))
         b, h = mask.batch() or 1, mask.heads() or 1
@@ -118,10 +119,10 @@ class Spans:
         return BoxVisibility(~some, every) if mask.batch() else BoxVisibility(~some[0], every[0])
 
     def equal_labels(self, rows: Int[Tensor, "*b q s"], columns: Int[Tensor, "*b k s"]) -> BoxVisibility:
-        """The block table of a mask that shows pairs with equal labels.
+        """Return the block table of a mask that shows exactly the pairs with equal labels.
 
-        rows     labels of the queries of each block
-        columns  labels of the keys of each block
+        rows     labels of the queries in each block
+        columns  labels of the keys in each block
         """
         low_row, high_row = rows.amin(-1)[..., :, None], rows.amax(-1)[..., :, None]
         low_column, high_column = columns.amin(-1)[..., None, :], columns.amax(-1)[..., None, :]
@@ -131,7 +132,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class BlockTable:
-    """The state of every block of queries (q) and keys (k): 0 none, 1 some, 2 all visible.
+    """The state of every pair of a query block (q) and a key block (k): 0 none, 1 some, 2 all pairs visible.
 
     0 and 2 are certain. 1 may also mean unknown: such a block is evaluated pair by pair.
     """
@@ -156,7 +157,7 @@ class BlockTable:
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
-        """One table for all sequences: a block is 0 or 2 only if it is so in all sequences, else 1."""
+        """Return one table for all sequences: a block is 0 or 2 only if it is so in all sequences, else 1."""
         if self.state.ndim == 2:
             return self.state
         low, high = self.state.amin(0), self.state.amax(0)
@@ -169,7 +170,7 @@ _tables: Memo[BlockTable] = Memo(64)
 def block_table(
     mask: Mask, queries: int, keys: int | None = None, size: int = 128, *, positions: Positions | None = None
 ) -> BlockTable:
-    """The block table of a mask, cached; see `Mask.block_table`."""
+    """Return the block table of a mask, from a cache if possible; see `Mask.block_table`."""
     positions, keys = resolve_positions(queries, keys, positions)
     size = check_integer("block_table(size)", size, 1, "the positions of a block")
     if positions.offsets is not None:
@@ -180,9 +181,10 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """The block table with the fewest non-empty blocks: in the given order, or sorted by the steps of a periodic mask.
+    """Return the block table with the fewest non-empty blocks.
 
-    Sorting is chosen only if it saves more than it costs.
+    Positions are in the given order, or sorted by the periods of the mask.
+    A sorted table is returned only if it saves more than the sorting costs.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
@@ -199,7 +201,10 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """The cost of computing a table's non-empty blocks, plus that of sorting if it has steps. Unit: one block."""
+    """Return the cost of computing a table's non-empty blocks, plus that of sorting if it has steps.
+
+    Unit: one block.
+    """
     return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 
 
@@ -214,9 +219,9 @@ def _build_table(mask: Mask, spans: Spans) -> BlockTable:
 def find_hidden_keys_and_empty_rows(
     mask: Mask, positions: Positions, i: int, j: int, table: BlockTable
 ) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
-    """The keys that no query sees and the queries that see no key, each None if there are none.
+    """Return which keys no query sees and which queries see no key. Each is None if there are none.
 
-    A block that is fully visible decides about its keys and queries; only the others are evaluated pair by pair.
+    All keys and queries of a fully visible block are known to be seen. Only others are evaluated pair by pair.
     """
     spans = Spans(positions, i, j, table.size, table.steps)
     state = table.state if table.state.ndim == 3 else table.state[None]
@@ -245,15 +250,15 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """For each sequence and block: whether `hit` is true in any entry with that `batch` and `block`."""
+    """Return for each sequence and block whether `hit` is True in any entry with that `batch` and `block`."""
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
 
 
 def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
-    """Cut rows at these positions into blocks of `size`.
+    """Assign rows with these positions to blocks of `size`.
 
-    With `steps`, the rows are first sorted by the remainders of their positions, then by position.
+    steps  if there are any, rows are first sorted by the remainders of their positions modulo each step
     """
     n = len(positions)
     if not steps:
@@ -269,7 +274,7 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """The slot of each row, for rows sorted by their remainders.
+    """Return the slot of each row, for rows sorted by their remainders.
 
     All rows with the same remainders start in the current block if they fit there, else in a new block.
     """

@@ -28,7 +28,7 @@ _MOST_POSITIONS = 1 << 27
 
 @planning()
 def count(mask: Mask, queries: int, keys: int | None = None, positions: Positions | None = None) -> int:
-    """The exact number of visible pairs."""
+    """Return the exact number of visible query-key pairs of a mask; see `Mask.count`."""
     positions, keys = resolve_positions(queries, keys, positions)
     mask.check(positions, queries, keys)
     mask = mask.to(torch.device("cpu"))
@@ -74,7 +74,10 @@ def _split(span: range, size: int) -> Iterator[range]:
 
 
 def expand(mask: Mask) -> Polynomial | None:
-    """The polynomial of an expression, as in the text at the top of this file; None if it has too many terms."""
+    """Expand a mask expression into a polynomial: a sum of products of masks, explained at the top of this module.
+
+    None if it has too many terms.
+    """
     match mask:
         case Full():
             return {frozenset(): 1}
@@ -110,7 +113,7 @@ def _sum(pieces: Iterable[tuple[Polynomial, int]]) -> Polynomial:
 
 
 def _forms(mask: Mask) -> Iterator[Mask]:
-    """The leaves of an expression."""
+    """Yield the basic masks that a mask expression combines (its leaves)."""
     children = (mask.expand(),) if isinstance(mask, CompoundMask) else mask.children()
     if not children:
         yield mask
@@ -119,12 +122,12 @@ def _forms(mask: Mask) -> Iterator[Mask]:
 
 
 def _count_between_bounds(mask: Mask, ranges: set[Mask], rows: range, columns: range, sequence: int) -> int:
-    """Count the visible pairs of a mask made of ranges of keys.
+    """Count the visible pairs of a mask that is made of ranges of keys.
 
-    For each query, all bounds of the ranges are sorted. Visibility is constant between two neighbouring bounds, so one
-    key there is evaluated.
+    For each query, all bounds of the ranges are sorted. Visibility is constant between two neighbouring bounds,
+    so only one key is evaluated there.
 
-    ranges  the forms in the mask, all of which define `key_range`
+    ranges  the masks in the expression, all of which define `key_range`
     """
     total, first, end = 0, columns.start, columns.stop
     for some in _split(rows, max(1, _PAIRS_AT_ONCE // (8 * len(ranges)))):
@@ -141,7 +144,7 @@ def _count_between_bounds(mask: Mask, ranges: set[Mask], rows: range, columns: r
 
 
 def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, sequence: int) -> int:
-    """Count the pairs of these rows and columns that every mask of the term shows."""
+    """Count the pairs of these rows and columns that are visible in every mask of `term`."""
     window = And((Full(), *term)).as_window()
     if window is not None:
         return count_window(window, rows, columns)
@@ -149,11 +152,16 @@ def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, seque
 
 
 def count_window(window: tuple[int | None, int | None], rows: range, columns: range) -> int:
-    """Count the pairs with i - before <= j <= i + after in closed form. None means no limit."""
+    """Count the pairs with i - before <= j <= i + after by a formula. A limit of None means no limit.
+
+    window   (before, after)
+    rows     query positions i
+    columns  key positions j
+    """
     before, after = window
 
     def up_to(distance: int) -> int:
-        """The number of pairs with j - i <= distance."""
+        """Return the number of pairs with j - i <= distance."""
         shift = distance + 1 - columns.start
         return _sum_clamped(rows.stop - 1 + shift, len(columns)) - _sum_clamped(rows.start - 1 + shift, len(columns))
 
@@ -162,7 +170,7 @@ def count_window(window: tuple[int | None, int | None], rows: range, columns: ra
 
 
 def _sum_clamped(last: int, most: int) -> int:
-    """The sum of min(n, most) for n = 1 .. last."""
+    """Return the sum of min(n, most) for n = 1 .. last."""
     inside = max(0, min(last, most))
     return inside * (inside + 1) // 2 + max(0, last - most) * most
 
@@ -192,7 +200,7 @@ def _count_rows(term: frozenset[Mask], i: Tensor, columns: range, sequence: int)
 def _count_labelled(labels: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor, low: Tensor, high: Tensor) -> int:
     """Count the pairs with equal labels whose column is at least `low` and below `high`.
 
-    Keys are sorted by label; then two binary searches per query count its keys.
+    Keys are sorted by label. Then two binary searches per query count its keys.
     """
     joint = torch.zeros(len(i) + len(j), dtype=torch.long)
     for pair in labels:
@@ -205,7 +213,7 @@ def _count_labelled(labels: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor, l
 
 
 def _count_listed(listed: Mask, others: list[Mask], i: Tensor, low: Tensor, high: Tensor, sequence: int) -> int:
-    """Pairs of listed keys that every other mask of the conjunction shows too."""
+    """Count the pairs that are listed by one mask (see `Mask.listed_keys`) and visible in all `others`."""
     total = 0
     zero = torch.zeros_like(i)
     for j, exists in listed.listed_keys(i) or ():
@@ -218,7 +226,7 @@ def _count_listed(listed: Mask, others: list[Mask], i: Tensor, low: Tensor, high
 
 
 def _count_pairs(mask: Mask, queries: int, keys: int, positions: Positions) -> int:
-    """The count by evaluating every pair, a few rows at a time."""
+    """Count the visible pairs by evaluating every pair, a few rows at a time."""
     total = 0
     b = mask.batch() or (1 if positions.offsets is None else len(positions.offsets))
     rows = max(1, _PAIRS_AT_ONCE // max(keys * b * (mask.heads() or 1), 1))

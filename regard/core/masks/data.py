@@ -19,10 +19,10 @@ from regard.core.masks.algebra import Mask
 
 
 class DataMask(Mask):
-    """Base class of masks that hold one tensor, `data`. Two are equal if their contents are.
+    """Base class of masks that store one tensor, `data`. Two such masks are equal if their contents are equal.
 
-    Results are memoised by contents on the CPU, where other code may change the memory (NumPy shares it), and by the
-    tensor's identity and version on other devices.
+    Results are cached by contents on the CPU, where other code may change the memory (NumPy shares it), and by
+    the tensor's identity and version on other devices.
     """
 
     data: Tensor
@@ -60,10 +60,10 @@ class DataMask(Mask):
 
     @abstractmethod
     def with_data(self, data: Tensor) -> Mask:
-        """The same mask with another tensor."""
+        """Return the same mask with another tensor."""
 
     def settings(self) -> Hashable:
-        """The settings of the mask other than its tensor."""
+        """Return the settings of the mask other than its tensor."""
         return ()
 
     def __eq__(self, other: object) -> bool:
@@ -82,14 +82,14 @@ class DataMask(Mask):
 
 
 def _digest(data: Tensor) -> bytes:
-    """The contents of a tensor as a memo key: the bytes if it is small, their BLAKE2 hash if it is large."""
+    """Return the contents of a tensor as a cache key: the bytes if it is small, their BLAKE2 hash if it is large."""
     array = data.contiguous().numpy()
     return array.tobytes() if array.nbytes <= 4096 else hashlib.blake2b(array.data).digest()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DenseMask(DataMask):
-    """A boolean matrix as a mask, indexed by row and column of the call instead of by position."""
+    """A boolean matrix as a mask. It is indexed by row and column of the attention call instead of by position."""
 
     data: Bool[Tensor, "*bh i j"]
 
@@ -141,26 +141,36 @@ class DenseMask(DataMask):
 
 
 def format_data(data: Tensor, most: int = 12) -> str:
-    """The contents of a tensor as text; only its shape if it has more than `most` numbers or no values."""
+    """Format the contents of a tensor as text.
+
+    If it has more than `most` numbers or no values, format its shape only.
+    """
     small = data.numel() <= most and can_read_values(data)
     return str(data.tolist()) if small else f"<{' x '.join(map(str, data.shape))}>"
 
 
 def can_read(data: Tensor) -> bool:
-    """Whether the values can be read at no cost: they are on the CPU and not being traced."""
+    """Return whether the values can be read at no cost: they are on the CPU, not traced, and there are any."""
     traced = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(data)
     return not traced and data.device.type == "cpu" and data.numel() > 0
 
 
 def check_strided(what: str, data: Tensor) -> None:
-    """Raise for sparse and nested tensors."""
+    """Raise DtypeError if the tensor is sparse or nested.
+
+    what  name of the argument in the error message
+    """
     if data.layout != torch.strided or data.is_nested:
         kind = "nested" if data.is_nested else str(data.layout)
         raise DtypeError(f"{what} is a {kind} tensor, but takes an ordinary one; call .to_dense() or pad it first")
 
 
 def as_integers(form: str, name: str, values: object) -> Tensor:
-    """An int64 tensor of these values, or an error that names the argument."""
+    """Convert values to an int64 tensor, or raise an error that names the argument.
+
+    form  name of the mask function, such as "padding"
+    name  name of the argument
+    """
     try:
         data = values if isinstance(values, Tensor) else torch.tensor(values)
     except (TypeError, ValueError, RuntimeError):

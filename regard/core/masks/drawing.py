@@ -19,7 +19,7 @@ _MOST_CELLS = 64  # a wider matrix is pooled to at most this many cells a side
 def draw(
     mask: Mask, queries: int, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
 ) -> str:
-    """Draw a mask as text: rows are queries, columns are keys, the shade is the visible share of the pairs in a cell.
+    """Draw a mask as text: rows are queries, columns are keys, shades are shares of visible pairs.
 
     If sequences differ, the first is drawn. With `ax`, the mask is also drawn on that matplotlib axis.
     """
@@ -37,14 +37,17 @@ def draw(
 
 
 def draw_matrix(seen: Bool[Tensor, "i j"]) -> str:
-    """A boolean matrix as text."""
+    """Draw a boolean matrix as text."""
     shares = pool_shares(seen)
     exact = shares.shape == seen.shape
     return "\n".join("".join(_cell(share, exact) for share in row) for row in shares.tolist())
 
 
 def default_sizes(mask: Mask) -> tuple[int, int] | None:
-    """The numbers of queries and keys to draw, for a mask that holds tensors; None if it fits any size."""
+    """Return the numbers of queries and keys for which a mask with tensors was made.
+
+    None if the mask fits any size.
+    """
     for child in (mask, *mask.children()):
         if isinstance(child, DenseMask):
             return child.data.shape[-2], child.data.shape[-1]
@@ -58,7 +61,7 @@ def default_sizes(mask: Mask) -> tuple[int, int] | None:
 
 
 def draw_html(mask: Mask) -> str:
-    """A mask as a picture for a notebook, with its expression below."""
+    """Return a mask as an HTML picture for a notebook, with its expression below."""
     queries, keys = default_sizes(mask) or (16, 16)
     queries, keys = (queries, keys) if mask.by_pair() else (min(queries, 48), min(keys, 48))
     seen = mask.dense(queries, keys, positions=Positions(0, 0) if queries == keys else None)
@@ -67,7 +70,7 @@ def draw_html(mask: Mask) -> str:
 
 
 def shade_cells(shares: Float[Tensor, "q k"]) -> list[list[str]]:
-    """CSS colours of shares from 0 to 1."""
+    """Return a CSS colour for each number from 0 to 1."""
     return [[f"rgb(42 111 187 / {100 * share:.0f}%)" for share in row] for row in shares.tolist()]
 
 
@@ -78,7 +81,7 @@ def _cell(share: float, exact: bool) -> str:
 
 
 def pool_shares(seen: Bool[Tensor, "i j"]) -> Float[Tensor, "q k"]:
-    """The share of visible pairs in each cell of a picture of at most 64 x 64 cells."""
+    """Return the share of visible pairs in each cell of a picture with at most 64 x 64 cells."""
     step = max(1, -(-max(seen.shape) // _MOST_CELLS))
     if step == 1 or not seen.numel():
         return seen.float()

@@ -20,7 +20,7 @@ _DEEPEST = 100
 
 
 def makers() -> Registry[Maker]:
-    """The functions that an expression may call: one for each mask form."""
+    """Return the functions that a mask expression may call, such as `causal`, by name."""
     from regard.core.masks.forms import FORMS, constructor
 
     registry: Registry[Maker] = Registry("mask")
@@ -30,7 +30,10 @@ def makers() -> Registry[Maker]:
 
 
 def parse_mask(text: str) -> "Mask":
-    """Parse a mask expression; an error names the part that is not a mask."""
+    """Parse a mask expression such as "causal() & window(before=3)".
+
+    Raises ConfigError that names the invalid part.
+    """
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

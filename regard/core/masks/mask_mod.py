@@ -31,7 +31,11 @@ MaskMod = Callable[..., Any]
 
 
 def from_mask_mod(function: MaskMod, batch: int | None = None, heads: int | None = None) -> Mask:
-    """The mask that equals a mask_mod `function(b, h, q, kv)`, where q and kv are absolute positions."""
+    """Convert a FlexAttention mask_mod `function(b, h, q, kv)` to a mask. q and kv are absolute positions.
+
+    batch  number of sequences, if the function differs between them
+    heads  number of query heads, if the function differs between them
+    """
     if not callable(function):
         raise ConfigError(f"a mask_mod is a function of batch, head, query and key index, not {function!r}")
     try:
@@ -41,7 +45,10 @@ def from_mask_mod(function: MaskMod, batch: int | None = None, heads: int | None
 
 
 def read_mask_mod(function: MaskMod) -> Mask:
-    """Convert a mask_mod to a mask by calling it with symbolic positions. Raises an exception if that fails."""
+    """Convert a FlexAttention mask_mod to a mask by calling it with symbolic positions.
+
+    Raises an error if that fails.
+    """
     seen = function(SymbolicIndex("b"), SymbolicIndex("h"), SymbolicIndex("q"), SymbolicIndex("kv"))
     if not isinstance(seen, SymbolicMask):
         raise NotSymbolicError(f"a mask_mod returned {seen!r}")
@@ -49,11 +56,14 @@ def read_mask_mod(function: MaskMod) -> Mask:
 
 
 class NotSymbolicError(Exception):
-    """A mask_mod does something that symbolic positions do not support."""
+    """A FlexAttention mask_mod does something that symbolic positions do not support."""
 
 
 class SymbolicMask:
-    """What a mask_mod returns for symbolic positions. It has the methods of a boolean tensor that mask_mods use."""
+    """The value that a mask_mod returns for symbolic positions.
+
+    It has the boolean tensor methods that mask_mods use.
+    """
 
     device = None
 
@@ -77,12 +87,12 @@ class SymbolicMask:
         return self.invert()
 
     def invert(self) -> "SymbolicMask":
-        """`~self`, which the compiler cannot trace for objects."""
+        """Return `~self`. This method exists because the compiler cannot trace the operator `~` of objects."""
         return SymbolicMask(self.mask.part if isinstance(self.mask, Not) else Not(self.mask))
 
 
 class SymbolicIndex:
-    """The batch, head, query or key index of a mask_mod, plus a constant."""
+    """A symbolic index in a mask_mod: the batch, head, query or key index, plus a constant."""
 
     device = None
 
@@ -149,9 +159,9 @@ class SymbolicIndex:
 
 
 class SymbolicDistance:
-    """The distance q - kv in a mask_mod, as the expression sign * (q - kv) + offset.
+    """A symbolic distance in a mask_mod: sign * (q - kv) + offset, or with |q - kv| in place of q - kv.
 
-    magnitude  whether the distance is |q - kv|
+    magnitude  whether it is |q - kv|
     """
 
     def __init__(self, sign: int, offset: int, magnitude: bool = False) -> None:
@@ -201,7 +211,7 @@ class SymbolicDistance:
 
 @dataclass
 class SymbolicRemainder:
-    """The expression (q - kv) % step in a mask_mod."""
+    """A symbolic remainder in a mask_mod: (q - kv) % step."""
 
     step: int
 
@@ -212,7 +222,7 @@ class SymbolicRemainder:
 
 
 class SymbolicChunk:
-    """The expression q // size or kv // size in a mask_mod."""
+    """A symbolic chunk index in a mask_mod: q // size or kv // size."""
 
     def __init__(self, kind: str, size: int) -> None:
         self.kind = kind
@@ -237,7 +247,7 @@ class SymbolicChunk:
 
 
 class SymbolicLookup(SymbolicMask):
-    """The expression data[b, q], data[b, kv], data[q] or data[kv] in a mask_mod, for a tensor `data`.
+    """A symbolic lookup in a mask_mod: data[b, q], data[b, kv], data[q] or data[kv], for a tensor `data`.
 
     kind     "q" or "kv"
     batched  whether the first index is b
@@ -251,7 +261,7 @@ class SymbolicLookup(SymbolicMask):
 
     @property
     def mask(self) -> Mask:  # type: ignore[override]
-        """The mask if the mask_mod returns the looked-up value itself: a boolean for each key."""
+        """The padding mask, if the mask_mod returns the looked-up value itself: one boolean per sequence and key."""
         if self.data.dtype != torch.bool or self.kind != "kv" or self.data.ndim != 2:
             raise NotSymbolicError("a value that is not a boolean for each key")
         return KeyPaddingMask(self.data)
@@ -267,14 +277,14 @@ class SymbolicLookup(SymbolicMask):
 
 
 def _up_to(most: int) -> Mask:
-    """The mask kv <= q + most."""
+    """Return the mask that shows keys with kv <= q + most."""
     if most == 0:
         return Causal()
     return Window(None, most) if most > 0 else Not(Window(-most - 1, None))
 
 
 def _index_difference(left: SymbolicIndex, right: SymbolicIndex) -> tuple[int, int]:
-    """The difference left - right of two indices as (sign, offset) of sign * (q - kv) + offset."""
+    """Return left - right of a query and a key index as (sign, offset), meaning sign * (q - kv) + offset."""
     if {left.kind, right.kind} != {"q", "kv"}:
         raise NotSymbolicError("indices that are not a query and a key")
     return 1 if left.kind == "q" else -1, left.offset - right.offset
@@ -288,7 +298,7 @@ def _integer(value: object) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaskModMask(Mask):
-    """A mask_mod that is evaluated on every pair, with absolute positions as q and kv."""
+    """A FlexAttention mask_mod as a mask. It is evaluated on every pair, with absolute positions as q and kv."""
 
     function: MaskMod
     batch_size: int | None = None
@@ -298,7 +308,7 @@ class MaskModMask(Mask):
         return _call(self.function, self.batch_size, self.head_count, grid.batch, grid.head, grid.i, grid.j)
 
     def key(self) -> None:
-        """None: results are not memoised, since what the function reads may change."""
+        """Return None: results are not cached, because what the function reads may change."""
 
     def batch(self) -> int | None:
         return self.batch_size
@@ -318,9 +328,9 @@ class MaskModMask(Mask):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockMaskMask(Mask):
-    """A BlockMask of FlexAttention as a mask, indexed by row and column of the call.
+    """A FlexAttention BlockMask as a mask, indexed by row and column of the attention call.
 
-    In partial blocks its mask_mod decides; full blocks are visible.
+    Full blocks are visible. In partial blocks, the BlockMask's mask_mod decides about each pair.
     """
 
     state: Int8[Tensor, "b h q k"]
@@ -343,7 +353,7 @@ class BlockMaskMask(Mask):
                 raise ShapeError(f"the BlockMask was made for {letter}={own}, but q has {letter}={wanted}")
 
     def key(self) -> None:
-        """None: results are not memoised, since what the function reads may change."""
+        """Return None: results are not cached, because what the function reads may change."""
 
     def batch(self) -> int | None:
         return len(self.state) if len(self.state) > 1 else None
@@ -362,7 +372,7 @@ class BlockMaskMask(Mask):
 
 
 def from_block_mask(block_mask: "BlockMask") -> Mask:
-    """The mask of a BlockMask."""
+    """Convert a FlexAttention BlockMask to a mask."""
     wanted = ("kv_num_blocks", "kv_indices", "mask_mod", "seq_lengths", "BLOCK_SIZE")
     if not all(hasattr(block_mask, name) for name in wanted):
         raise ConfigError(
@@ -387,7 +397,7 @@ def from_block_mask(block_mask: "BlockMask") -> Mask:
 def to_block_mask(
     mask: Mask, queries: int, keys: int | None, positions: Positions | None, device: Any, size: int
 ) -> "BlockMask":
-    """The BlockMask of a mask, from its block table instead of from every pair."""
+    """Convert a mask to a FlexAttention BlockMask, using its block table instead of evaluating every pair."""
     from regard.core.kernels.flex import block_mask, mask_mod
 
     device = torch.device(device or "cpu")
@@ -404,7 +414,7 @@ def _call(
 ) -> Tensor:
     """Call a mask_mod on every pair and return the boolean result.
 
-    batch_size, heads  None if the mask_mod does not depend on b or h, which is then 0
+    batch_size, heads  None if the mask_mod does not depend on b or h; it is then called with 0 for that index
     """
     b, h = torch.zeros_like(q) if batch_size is None else b, torch.zeros_like(q) if heads is None else h
     if q.ndim == 0:

@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Tensors made inside are real ones on the CPU, whatever fake mode or default device the caller has set."""
+    """Create real CPU tensors inside the `with` block, even under a fake tensor mode or another default device."""
     with _disable_current_modes(), torch.device("cpu"):
         yield
 
 
 def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
-    """The memo key of a result that depends on a mask and on `rest`; None if the result must not be memoised."""
+    """Return the cache key of a result that depends on a mask and on `rest`. None if it must not be cached."""
     own = mask.key()
     return None if own is None or rest is None else (own, *rest)
 
 
 class Memo(Generic[T]):
-    """A cache of the most recent results by key, at most `most` of them.
+    """A cache of the last `most` results by key.
 
-    The mask of each result is stored too: keys contain the ids of its tensors, which must not be freed.
+    The mask of each result is stored too. Keys contain the ids of its tensors, which must not be freed.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,16 +38,18 @@ class Memo(Generic[T]):
         self._lock = Lock()
 
     def peek(self, key: Hashable | None) -> T | None:
-        """The result stored under a key, or None."""
+        """Return the result stored under a key, or None if there is none."""
         found = self._kept.get(key)
         return None if found is None else found[1]
 
     def get(
         self, key: Hashable | None, mask: Mask, make: Callable[[], T], worth: Callable[[T], bool] = lambda made: True
     ) -> T:
-        """The result stored under `key`, or else `make()`.
+        """Return the result stored under `key`. If there is none, compute it with `make()`.
 
         A new result is stored if `key` is not None and `worth(result)` is true.
+
+        mask  the mask on which the result depends; it is stored with the result
         """
         found = None if key is None else self._kept.get(key)
         if found is not None:

@@ -9,11 +9,14 @@ from regard.core.masks.algebra import Bounds, BoxVisibility, Flag, Mask, Positio
 
 
 class BandMask(Mask):
-    """Base class of masks in which each query sees one run of keys, whose bounds never decrease with the query."""
+    """Base class of masks in which each query sees one range of keys.
+
+    Its bounds never decrease from query to query.
+    """
 
     @abstractmethod
     def bounds(self, i: Position) -> Bounds:
-        """The first visible key and the one after the last; None where there is no limit."""
+        """Return the first visible key of query i and the key after the last visible one. None means no limit."""
 
     def see(self, grid: Grid) -> Tensor:
         low, high = self.bounds(grid.i)

@@ -19,7 +19,11 @@ BROWSER_MODEL = "induction-gpt"
 
 
 def export_model(model: "GPT", name: str, vocabulary: Sequence[str]) -> dict[str, Any]:
-    """The tensors of an attention-only GPT with learned positions, as the page reads them."""
+    """Convert a GPT to JSON data, so that the web page can run it.
+
+    Only attention-only GPTs with learned positions, layer norm and at most MOST_PARAMETERS parameters are
+    supported.
+    """
     from regard.models.gpt import Learned
 
     config, count = model.config, sum(part.numel() for part in model.parameters())
@@ -46,7 +50,7 @@ def export_model(model: "GPT", name: str, vocabulary: Sequence[str]) -> dict[str
 
 @cache
 def load_browser_model(name: str = BROWSER_MODEL) -> dict[str, Any]:
-    """The model of the package that runs in the page."""
+    """Load a pretrained GPT of the package as JSON data that the web page can run."""
     from regard.data.tokenizers import load_tokenizer
     from regard.models.gpt import GPT
     from regard.models.presets import find_pretrained
@@ -73,7 +77,7 @@ def _layer(name: str, block: Any) -> dict[str, Any]:
 
 
 def _parts(module: "nn.Module") -> dict[str, Any]:
-    """The weight and the bias of a linear layer or a norm."""
+    """Return the weight and the bias of a linear layer or a norm as JSON data; the bias is None if there is none."""
     weight, bias = (getattr(module, part, None) for part in ("weight", "bias"))
     if weight is None:
         raise ConfigError(f"{type(module).__name__} has no weight")

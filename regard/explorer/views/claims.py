@@ -9,7 +9,7 @@ from regard.lab.html_page import figure_svg
 
 
 def run_claim(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Run a claim in its full setup and return the verdict and the figure."""
+    """Run a lab claim with its full setup and return the verdict, the seconds and the figure as an SVG data URL."""
     claim = claims()[request["claim"]]
     progress(f"running; it takes about {claim.budget:.0f} s")
     outcome = claim.run(claim.setup())
@@ -22,5 +22,5 @@ def run_claim(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def svg_address(svg: str) -> str:
-    """An SVG picture as a data URL."""
+    """Return an SVG picture as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

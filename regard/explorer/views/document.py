@@ -75,7 +75,10 @@ _SAME = {"paragraph": "p", "bullet_list": "ul", "ordered_list": "ol", "list_item
 
 
 def parse_document(source: str, where: str = "the document") -> list[Node]:
-    """Parse Markdown into nodes."""
+    """Parse a Markdown document into nodes: strings, and lists [tag, attributes, children].
+
+    where  name of the document in error messages
+    """
     if len(source) > LONGEST:
         raise ConfigError(f"{where} has {len(source)} characters; at most {LONGEST} are read")
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
@@ -88,12 +91,12 @@ def parse_document(source: str, where: str = "the document") -> list[Node]:
 
 
 def formula_node(latex: str) -> Node:
-    """A formula in LaTeX as a MathML node."""
+    """Convert a LaTeX formula to a MathML node."""
     return _from_xml(ElementTree.fromstring(mathml(parse_latex(latex.strip()))))  # nosec B314: our own text
 
 
 def plain_text(nodes: list[Node]) -> str:
-    """The text of nodes without their elements."""
+    """Return the text of document nodes without the markup."""
     return "".join(node if isinstance(node, str) else plain_text(node[2]) for node in nodes)
 
 
@@ -148,7 +151,13 @@ def _fence(node: SyntaxTreeNode, where: str) -> Node:
 
 
 def _view(settings: str, caption: str, where: str) -> Node:
-    """A live view: its name, its state as in the address of the page, and what the learner predicts first."""
+    """Create the node of an interactive view that a lesson embeds with a ```regard block.
+
+    settings  name of the view and name=value pairs, such as `masks mask=causal()`; predict=... asks the learner
+              first
+    caption   text below the view
+    where     name and line of the document in error messages
+    """
     try:
         name, *pairs = shlex.split(settings)
     except ValueError as error:

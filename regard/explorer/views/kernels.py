@@ -4,7 +4,7 @@ from typing import Any
 
 
 def explain_kernels(mask: str, queries: int, keys: int, heads: int = 8, width: int = 64) -> dict[str, Any]:
-    """Every kernel for a call with this mask and these sizes, and the one that runs."""
+    """Return what each attention kernel answers for this mask and these sizes, and which kernel would run."""
     # torch takes seconds to import, and the page is shown before it is needed
     import torch
 

@@ -12,7 +12,7 @@ SHIPPED = Path(__file__).parents[1] / "lessons"
 
 
 def load_lesson(path: Path) -> dict[str, Any]:
-    """A lesson: its name, its title (the first heading) and its content."""
+    """Read a lesson from a Markdown file; return its name, its title (the first heading) and its parsed content."""
     source = read_text(path, ConfigError, LONGEST)
     title = re.match(r"\s*# (.+)\n", source)
     if not title:
@@ -24,6 +24,9 @@ def load_lesson(path: Path) -> dict[str, Any]:
 
 
 def load_lessons(own: Path | None = None) -> list[dict[str, Any]]:
-    """The lessons of the package in order, after the user's own."""
+    """Load the lessons of the package, in order; the user's own lesson comes first.
+
+    own  path of the user's lesson, or None
+    """
     shipped = [load_lesson(path) for path in sorted(SHIPPED.glob("*.md"))]
     return ([load_lesson(own)] if own else []) + shipped

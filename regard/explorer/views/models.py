@@ -28,15 +28,15 @@ LABEL_FROM = 0.5  # a head has a kind if it spends at least half of its weight o
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model with one input.
+    """A loaded model together with one input.
 
-    run     one forward pass, which returns the model's output
+    run     runs one forward pass and returns the model's output
     tokens  labels of the positions
     ids     the token ids, for the induction score; None for an image
-    label   the text of an output: a token of the vocabulary or a class
-    setup   Python that loads the model and makes its input
-    call    Python that runs it
-    image   of an image model: {"rows", "columns", "address"}
+    label   returns the text of an output index: a token of the vocabulary or a class
+    setup   Python code that loads the model and makes its input
+    call    Python code that runs the model
+    image   for an image model: {"rows", "columns", "address"}
     """
 
     name: str
@@ -54,7 +54,12 @@ Open = Callable[[str, str], OpenedModel]  # by name and text
 
 
 def analyse(request: dict[str, Any], progress: Progress, open_model: Open) -> dict[str, Any]:
-    """The answer to one request of the Models view."""
+    """Answer a request of the explorer's Models page: run the model, apply the edits, describe its attention.
+
+    request     the fields of `regard.explorer.api.ModelRequest`
+    progress    called with a message at each stage
+    open_model  returns the `OpenedModel` for a model name and an input text
+    """
     progress(f"loading {request['model']}")
     opened = open_model(request["model"], request["text"])
     progress(f"running {opened.name} on {len(opened.tokens)} positions")
@@ -93,7 +98,7 @@ def analyse(request: dict[str, Any], progress: Progress, open_model: Open) -> di
 
 
 def describe(seen: Seen, opened: OpenedModel) -> dict[str, Any]:
-    """Every head of a recorded forward pass as small maps with its numbers."""
+    """Describe every head of a recorded forward pass as JSON data: a small map of its weights, and statistics."""
     tokens = ["class"] * (seen.records[0].k.shape[2] - len(opened.tokens)) if opened.image else []
     return {
         "tokens": [*tokens, *opened.tokens],
@@ -107,7 +112,7 @@ def describe(seen: Seen, opened: OpenedModel) -> dict[str, Any]:
 
 
 def logits_of(output: Any) -> Float[Tensor, "b ... classes"] | None:
-    """The logits of a model's output; None if it has none."""
+    """Return the logits in a model's output, or None if the output has no float tensor of 2 or 3 axes."""
     found = getattr(output, "logits", output)
     return found if isinstance(found, Tensor) and found.ndim in (2, 3) and found.is_floating_point() else None
 
@@ -124,7 +129,10 @@ def _reasons(seen: Seen) -> str:
 
 
 def _is_causal(seen: Seen) -> bool:
-    """Whether no query of the first layer sees a later key."""
+    """Whether the recorded pass looks causal: the first queries give later keys no weight.
+
+    Only the first 8 queries of the first head in the first layer are checked.
+    """
     record = seen.records[0]
     rows = torch.arange(min(record.q.shape[2], 8))
     weights = record.rows(rows)[0, 0]
@@ -155,7 +163,11 @@ def _numbers(summary: HeadSummary) -> dict[str, float | None]:
 
 
 def _label(summary: HeadSummary) -> dict[str, Any]:
-    """The kind of a head by its largest number, with that number."""
+    """Classify a head by its largest score: "induction", "previous token" or "first token".
+
+    If no score reaches LABEL_FROM, the label is "uniform" or "mixed", and the value is the spread of the
+    weights.
+    """
     kinds = {"induction": summary.induction, "previous token": summary.previous, "first token": summary.first}
     label, value = max(((kind, value or 0.0) for kind, value in kinds.items()), key=lambda each: each[1])
     if value >= LABEL_FROM:
@@ -166,7 +178,12 @@ def _label(summary: HeadSummary) -> dict[str, Any]:
 def describe_head(
     records: list[Record], opened: OpenedModel, layer: int, head: int, row: int | None = None
 ) -> dict[str, Any]:
-    """The weights of one head: every one, or a pooled map and one exact row."""
+    """Return the attention weights of one head as JSON data.
+
+    Long sequences get a pooled map and the exact weights of one query instead.
+
+    row  the query of the exact weights; None takes the last
+    """
     if not (layer < len(records) and head < records[layer].q.shape[1]):
         raise ConfigError(f"there is no layer {layer + 1} head {head + 1} in {opened.name}")
     record = records[layer]
@@ -185,7 +202,7 @@ def describe_head(
 
 
 def _lists(values: Tensor) -> list[Any]:
-    """Numbers with four digits, as lists: enough for a picture, and a third of the bytes."""
+    """Convert a tensor of 2 or 3 axes to nested lists, rounded to four decimals to keep the response small."""
     return (
         [[[round(x, 4) for x in row] for row in map_] for map_ in values.tolist()]
         if values.ndim == 3
@@ -204,7 +221,12 @@ def _row(logits: Tensor, position: int | None) -> Float[Tensor, "classes"]:
 
 
 def _top(opened: OpenedModel, row: Tensor, count: int = TOP, more: Tensor | None = None) -> list[dict[str, Any]]:
-    """The most likely outputs, and those of `more` ids, by falling probability."""
+    """Return the most likely outputs, from high to low probability, with token, id, probability and logit.
+
+    row    logits of one position
+    count  number of outputs
+    more   ids of further outputs to include
+    """
     share = row.softmax(-1)
     ids = {*share.topk(min(count, len(share))).indices.tolist(), *([] if more is None else more.tolist())}
     return [
@@ -214,7 +236,10 @@ def _top(opened: OpenedModel, row: Tensor, count: int = TOP, more: Tensor | None
 
 
 def _target(opened: OpenedModel, logits: Tensor | None, position: int | None, asked: str) -> int | None:
-    """The output whose logit is followed: the one with this label, or the most likely one."""
+    """Return the id of the output to follow; None without logits.
+
+    It is the output labelled `asked` if this is among the 50 most likely, else the most likely output.
+    """
     if logits is None:
         return None
     row = _row(logits, position)
@@ -237,7 +262,10 @@ def _predictions(
 
 
 def _run_source(request: dict[str, Any], open_model: Open) -> Seen:
-    """The records of the text that patches come from."""
+    """Record a forward pass on the source text, whose head outputs the "patch" edits insert.
+
+    Returns an empty recording if the request has no "patch" edit.
+    """
     if not any(edit["kind"] == "patch" for edit in request["edits"]):
         return Seen()
     if not request["source"]:
@@ -250,7 +278,10 @@ def _run_source(request: dict[str, Any], open_model: Open) -> Seen:
 
 @contextmanager
 def _edited(opened: OpenedModel, request: dict[str, Any], source: Seen) -> Iterator[None]:
-    """Run the model with the edits of a request."""
+    """Context manager: apply the interventions of a request to the model.
+
+    source  recorded forward pass from which "patch" edits take the head outputs
+    """
     from regard.see.interventions.intervene import intervene
 
     if not request["edits"]:
@@ -282,9 +313,12 @@ def _ablations(
     heads: Sequence[tuple[int, int]],
     progress: Progress,
 ) -> list[dict[str, Any]] | None:
-    """The change of the target's logit for each head set to zero alone, and for all brushed heads together.
+    """Return how the target's logit changes when each head is set to zero, and all selected heads together.
 
-    None for a model of many heads of which none are brushed.
+    Returns None without logits or target, or for more than MOST_ABLATED heads.
+
+    after  logits with the edits of the request
+    heads  (layer, head) pairs to ablate; those in request["brush"] if the user selected some
     """
     if after is None or target is None or len(heads) > MOST_ABLATED:
         return None
@@ -304,7 +338,10 @@ def _ablations(
 
 
 def _relevance(opened: OpenedModel, layer: int, head: int, position: int | None, target: int) -> dict[str, Any]:
-    """The positive part of weight times gradient of the target's logit, Chefer et al. 2021, for one head."""
+    """Return the relevance map of one head (Chefer et al. 2021): the positive part of weight times gradient.
+
+    The gradient is that of the target's logit. Returns an empty dict if gradients were not recorded.
+    """
     with torch.enable_grad(), watch(opened.model) as seen:
         logits = logits_of(opened.run())
         if logits is None or not logits.requires_grad:
@@ -319,7 +356,7 @@ def _relevance(opened: OpenedModel, layer: int, head: int, position: int | None,
 
 
 def _flow(opened: OpenedModel, position: int | None, target: int | None) -> dict[str, Any]:
-    """Logit lens and direct logit attribution of one logit."""
+    """Return the logit lens of each layer and the direct logit attribution of the target's logit."""
     from regard.see.interventions.logit_attribution import direct_logit_attribution
     from regard.see.interventions.logit_lens import logit_lens
 
@@ -342,19 +379,23 @@ def _flow(opened: OpenedModel, position: int | None, target: int | None) -> dict
 
 
 def _part_place(part: str, layers: list[str]) -> dict[str, int]:
-    """Layer and head of a part of a logit, as indices; nothing for other parts."""
+    """Return the layer and head indices of a component such as "NAME head 3"; an empty dict if it is not a head.
+
+    part    name of a component in a direct logit attribution
+    layers  names of the attention layers, in order
+    """
     layer, found, head = part.rpartition(" head ")
     return {"layer": layers.index(layer), "head": int(head)} if found else {}
 
 
 def _part_name(part: str, layers: list[str]) -> str:
-    """A part as the page names it: layers and heads are counted from 1."""
+    """Return the displayed name of a component of a logit: "layer 1 head 4", counted from 1; other names stay."""
     place = _part_place(part, layers)
     return f"layer {place['layer'] + 1} head {place['head'] + 1}" if place else part
 
 
 def explain_number(opened: OpenedModel, records: list[Record], key: str, position: int | None) -> dict[str, Any]:
-    """One step of "why this number?": a logit, what a head adds to it, a weight, or a score.
+    """Explain how a number on the page is computed: a logit, a head's part of a logit, a weight or a score.
 
     key  logit.TOKEN, head.LAYER.HEAD.TOKEN, weight.LAYER.HEAD.QUERY.KEY or score.LAYER.HEAD.QUERY.KEY
     """
@@ -415,7 +456,11 @@ def _explain_head(
 def _explain_pair(
     opened: OpenedModel, record: Record, kind: str, layer: int, head: int, i: int, j: int
 ) -> dict[str, Any]:
-    """A weight by its scores, or a score by the products of q and k."""
+    """Explain an attention weight by the scores of its query, or a score by the products of q and k entries.
+
+    kind  "weight" or "score"
+    i, j  indices of the query and the key
+    """
     if not (i < record.q.shape[2] and j < record.k.shape[2]):
         raise ConfigError(f"there is no query {i + 1} or key {j + 1} in {record.name}")
     labels = _key_labels(opened, record)

@@ -14,7 +14,10 @@ LARGEST = 1 << 20  # bytes of an uploaded picture
 
 
 def read_upload(address: str, folder: Path) -> Path:
-    """Write an uploaded picture into a folder, for the bounded reader of images."""
+    """Decode an uploaded image and write it into a folder; returns the path.
+
+    address  the image as a base64 data URL
+    """
     head, _, data = address.partition(",")
     kind = head.removeprefix("data:image/").removesuffix(";base64")
     if not head.startswith("data:image/") or kind not in ("png", "jpeg", "gif", "bmp", "webp"):
@@ -31,7 +34,7 @@ def read_upload(address: str, folder: Path) -> Path:
 
 
 def pixels_address(pixels: Tensor) -> str:
-    """Pixels (channels, height, width) of any range as a data URL of a PNG."""
+    """Convert pixels (channels, height, width) to a data URL of a PNG; values are scaled to 0..255."""
     from PIL import Image
 
     low, high = pixels.min(), pixels.max()

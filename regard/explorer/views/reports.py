@@ -14,12 +14,15 @@ _TEXTS = ("name", "status", "reason", "grade", "student", "engineer", "found", "
 
 
 def load_report(path: Path) -> dict[str, Any]:
-    """Read a saved report; only the parts that the page shows are kept."""
+    """Read a saved `regard check` report and return the entries that the page shows."""
     return _select(read_json(path, ConfigError), str(path), path.name)
 
 
 def read_report(text: str, where: str) -> dict[str, Any]:
-    """The same for the JSON text of a report."""
+    """Parse the JSON text of a `regard check` report and return the entries that the page shows.
+
+    where  name of the report in error messages
+    """
     return _select(json.loads(text), where, "report.json")
 
 

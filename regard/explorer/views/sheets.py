@@ -42,7 +42,7 @@ VIEWS = {
 
 @cache
 def build_sheets() -> list[dict[str, Any]]:
-    """Every sheet with its questions in order, each with its assembled answer."""
+    """Return all exercise sheets as JSON data: each with its title and its questions with answers, in order."""
     results = shipped_results()
     return [
         {
@@ -75,7 +75,7 @@ def _question(place: str, answer: Any, result: Callable[[str], Result]) -> dict[
 
 @cache
 def build_claims() -> list[dict[str, Any]]:
-    """Every claim of the lab with its shipped result, as a card."""
+    """Return all lab claims as JSON data, each with its shipped result."""
     results = shipped_results()
     return [_claim(claim, results.get(claim.id)) for claim in map(claims().__getitem__, claims())]
 
@@ -97,7 +97,10 @@ def _claim(claim: Claim, result: Result | None) -> dict[str, Any]:
 
 
 def _flatten(numbers: Any, name: str = "") -> Iterator[tuple[str, float | bool | str]]:
-    """Every number of a result with its name; entries of lists are counted from 1."""
+    """Yield the name and value of every measured number of a lab result; list entries are numbered from 1.
+
+    Infinities and NaN are yielded as strings, because JSON has no such numbers.
+    """
     if isinstance(numbers, dict):
         for key, value in numbers.items():
             yield from _flatten(value, f"{name}, {key}" if name else str(key))
@@ -110,5 +113,5 @@ def _flatten(numbers: Any, name: str = "") -> Iterator[tuple[str, float | bool |
 
 
 def figure_address(name: str) -> str:
-    """The figure of a claim's shipped result as a data URL."""
+    """Draw the figure of a lab claim's shipped result and return it as an SVG data URL."""
     return svg_address(figure_svg(claims()[name], shipped_results()[name].numbers, "none"))

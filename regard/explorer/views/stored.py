@@ -17,9 +17,11 @@ SHOWS = ("overview", "edit", "flow", "generate")
 
 
 def store_model(name: str, text: str, model: Task) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every tab of the Models view and every head for one input, by the key under which the page looks for it.
+    """Compute the responses of the Models page for one model and input, for a page without a server.
 
-    model  the task of the server that answers a request of the Models view
+    Yields (key, response) for each tab and each head; the page looks a response up by its key.
+
+    model  the server's task that answers a request of the Models page
     """
     base: dict[str, Any] = {
         "model": name, "text": text, "layer": 0, "head": 0, "edits": [], "source": "", "position": None, "target": "",
@@ -41,12 +43,15 @@ def store_model(name: str, text: str, model: Task) -> Iterator[tuple[str, dict[s
 
 
 def store_kernels(explain: Callable[[str, int], dict[str, Any]]) -> dict[str, Any]:
-    """Which kernel runs for each mask of the gallery."""
+    """Compute which kernel runs for each mask of the gallery, for a page without a server.
+
+    explain  returns the response for a mask and a length
+    """
     return {f"explain|{mask}|{LENGTH}|{LENGTH}": explain(mask, LENGTH) for mask in GALLERY}
 
 
 def store_worked(examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The worked solution of examples of the Attention view."""
+    """Compute the worked solutions of the examples in the Attention view, for a page without a server."""
     from regard.explorer.views.worked import work_out
 
     names = ("q", "k", "v", "mask", "beta", "heads")

@@ -17,7 +17,10 @@ DIGITS = 4
 
 
 def work_out(request: dict[str, Any]) -> dict[str, str]:
-    """Every step of an attention calculation as text, and what is wrong with a student's step if one is given."""
+    """Compute every step of an attention calculation as text, and check a student's answer for one step if given.
+
+    request  the fields of `regard.explorer.api.WorkRequest`
+    """
     matrices = {name: (parse_matrix(request[name], name),) for name in ("q", "k", "v")}
     width = len(matrices["q"][0][0]) / request["heads"]
     scaled = math.isclose(request["beta"], 1 / math.sqrt(width), rel_tol=1e-2)

@@ -70,7 +70,7 @@ def dense(weights: Tensor) -> nn.Linear:
 
 
 def over_positions(layer: nn.Linear, v: Tensor) -> Tensor:
-    """Apply a layer over positions to values (j, e)."""
+    """Apply a linear layer along the positions of values (j, e), instead of along the channels."""
     out: Tensor = layer(v.mT).mT
     return out
 

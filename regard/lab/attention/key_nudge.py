@@ -31,9 +31,9 @@ MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Random inputs whose first key changes, and one example.
+    """Random inputs whose first key changes, and an example with three keys of scores 1, 1/2 and 0.
 
-    nudge  growth of the first score in the example, three keys of scores 1, 1/2 and 0
+    nudge  how much the first score grows in the example
     """
 
     nudge: float = 0.1

@@ -30,9 +30,9 @@ MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Random inputs of which one query changes.
+    """Random inputs in which one query changes.
 
-    query  index of that query
+    query  index of the query that changes
     """
 
     query: int = 2

@@ -127,7 +127,7 @@ def _differences_after_a_shift(
 
 
 def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """Return the output of each of `size` heads on a sequence; head o copies the token at its offset from the query.
+    """Return the output of `size` heads on a sequence; each head copies the token at its own offset.
 
     The scores come from relative keys that are one-hot at the offset.
     """
@@ -142,9 +142,9 @@ def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention)
 
 
 def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """Return the output of each of `size` * `size` heads on an image; a head copies the token at its offset.
+    """Return the output of `size` * `size` heads on an image; each head copies the token at its own offset.
 
-    A query is the one-hot row and column of its position plus the head's offset; a key is that of its position.
+    A key is the one-hot row and column of its position. A query is that of its position plus the head's offset.
     """
     ends, (rows, columns) = size // 2, image.shape[2:]
     high, wide = rows + 2 * ends, columns + 2 * ends

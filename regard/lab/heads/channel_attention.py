@@ -67,9 +67,9 @@ SMOKE = Setup()
 def run(
     setup: Setup, attention: Attention = attend, channels: Callable[[Tensor, Tensor, Tensor], Tensor] = channel_attend
 ) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Return the measured numbers of the claim, by name.
 
-    channels  function channels(q, k, v) for attention between channels; tensors are (b h n c)
+    channels  channels(q, k, v) computes attention between channels; tensors are (b h n c)
     """
     n, d = setup.side**2, setup.width
     q, k, v = torch.randn(3, 1, 1, n, d, generator=make_generator(setup.seed))
@@ -96,9 +96,10 @@ def run(
 
 
 def _score_cost(q: Tensor, k: Tensor, v: Tensor, attention: Attention) -> int:
-    """Count the multiply-adds of the scores.
+    """Count the multiply-adds of the scores alone, without the product of weights and values.
 
-    They are the part of the cost that does not grow with the width of the values.
+    Doubling the width of the values doubles only the other part of the cost, so the difference gives the
+    scores' part.
     """
 
     def cost(v: Tensor) -> int:

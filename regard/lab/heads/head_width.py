@@ -49,7 +49,7 @@ SMOKE = Setup(heads=(1, 4, 8), length=8)
 
 
 def run(setup: Setup, layer: Callable[..., Any] = AttentionLayer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Return the measured numbers of the claim, by name.
 
     layer  builds the attention layer: layer(width, heads), with head_width=width for heads of the full width
     """

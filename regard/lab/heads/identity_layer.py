@@ -40,7 +40,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes and betas.
+    """The tokens and the inverse temperatures.
 
     length  number of tokens
     width   width of the orthonormal tokens

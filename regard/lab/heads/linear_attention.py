@@ -76,9 +76,9 @@ class PositiveAndNegative(FeatureMap):
 
 
 def run(setup: Setup, attention: Attention = attend, linear: Callable[..., Any] = linear_attend) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Return the measured numbers of the claim, by name.
 
-    linear  the linear attention: linear(q, k, v, features=...), with its outputs as `.out`
+    linear  the linear attention: linear(q, k, v, features=...), which returns its outputs as `.out`
     """
     n, d = setup.length, setup.width
     q, k, v = _sample_inputs(setup, n, d)
@@ -112,7 +112,7 @@ def _sample_inputs(setup: Setup, n: int, d: int, dtype: torch.dtype = torch.floa
 
 
 def _error(setup: Setup, linear: Callable[..., Any]) -> float:
-    """Return the largest difference between the outputs of linear attention and those through the N x N weights."""
+    """Return the largest difference between linear attention and the same computed with the N x N weights."""
     q, k, v = _sample_inputs(setup, setup.length, setup.width, torch.float64)
     return largest_difference(linear(q, k, v).out, _all_weights(q, k) @ v)
 
@@ -125,7 +125,7 @@ def _all_weights(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _cost(call: Callable[[], Any]) -> int:
-    """Count the multiply-adds of matrix products, attention and sums in a call."""
+    """Count the multiply-adds of the matrix products, attention calls and sums in a function call."""
     adding: Any = torch.ops.aten.sum  # counters use the name of an operator without its overload
     with count_flops() as products, FlopCounterMode(display=False, custom_mapping={adding: _count_additions}) as sums:
         call()

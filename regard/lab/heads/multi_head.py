@@ -55,8 +55,8 @@ class Setup:
     width   width of the layer
     heads   number of heads
     length  number of tokens
-    others  number of other tokens, the keys and values of cross attention
-    share   share of dropout
+    others  number of other tokens, the keys and values of cross-attention
+    share   dropout probability
     draws   number of random draws of dropout
     """
 
@@ -110,7 +110,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _measure_dropout(setup: Setup, q: Tensor, k: Tensor, attention: Attention) -> dict[str, float]:
-    """Return what dropout does to the attention weights of the first head, and to a residual sum."""
+    """Measure the effect of dropout on the attention weights of the first head, and on a residual sum."""
     one = torch.ones(1, setup.draws, setup.width, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setup.seed)
@@ -149,9 +149,9 @@ def _count_changed(old: Tensor, new: Tensor, axis: int) -> int:
 
 
 def _difference_to_torch(layer: AttentionLayer, setup: Setup, x: Tensor, attention: Attention) -> dict[str, float]:
-    """Return the difference from `nn.MultiheadAttention` with the same weights, by kind of attention.
+    """Return the largest difference from `nn.MultiheadAttention` with the same weights.
 
-    The kinds are self-attention, causal self-attention and cross attention.
+    The result has the entries "self-attention", "causal" and "cross attention".
     """
     torch_layer = nn.MultiheadAttention(setup.width, setup.heads, batch_first=True, dtype=torch.float64)
     torch_layer.in_proj_weight.copy_(layer.query_key_value.weight)
@@ -200,7 +200,7 @@ def verdict(numbers: Numbers) -> Decision:
 
 
 def draw(numbers: Numbers) -> Figure:
-    """Draw both kinds of attention as diagrams of their steps, and the channels that one head reaches."""
+    """Draw diagrams of dot-product and multi-head attention, and the number of channels that one head reaches."""
     figure, (single, several, right) = make_figure(3)
     d, h, (n, m) = numbers["width"], numbers["heads"], numbers["queries and keys"]
     c = d // h

@@ -62,7 +62,7 @@ SMOKE = Setup(lengths=(31, 63, 127), repeats=1)
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Return the measured numbers of the claim, by name.
 
     layer  builds the attention layer: layer(width, heads)
     """
@@ -86,13 +86,13 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
 
 
 def _measure_cost(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[str, float]:
-    """Measure what the token after `n` others costs: with a cache, and by recomputing all tokens."""
+    """Measure the cost of the token after `n` others, with a KV cache and by recomputing all tokens."""
     made = layer(setup.width, setup.heads)
     x = torch.randn(1, n + 1, setup.width, generator=make_generator(setup.seed))
 
     @torch.no_grad()
     def cached() -> DynamicCache:
-        """Return the cache of keys and values after `n` tokens."""
+        """Return the KV cache after `n` tokens."""
         cache = DynamicCache()
         made(x[:, :n], mask=causal(), cache=cache)
         return cache

@@ -50,7 +50,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Return the measured numbers of the claim, by name.
 
     layer  builds the attention layer: layer(width, heads)
     """

@@ -56,7 +56,8 @@ TASKS = ("relative", "absolute")
 class Setup(RepeatedSetup):
     """The layer, its two tasks, and its training.
 
-    In the relative task a token must predict the token `distance` before it, in the absolute task the token at `place`.
+    In the relative task a token must predict the token `distance` before it. In the absolute task it must
+    predict the token at position `place`.
 
     vocab    number of different tokens
     width    width of the layer
@@ -96,7 +97,10 @@ SMOKE = Setup(vocab=5, length=12, lengths=(12, 36), batch=16, steps=50, repeats=
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def measured(task: str, scheme: str) -> list[list[float]]:
-        """Return the accuracies of a task with a kind of positions: a list per test length, one number per seed."""
+        """Return the accuracies of a task with one position encoding: a list per test length, one number per seed.
+
+        scheme  name of the position encoding, such as "learned" or "alibi"
+        """
         every = [_evaluate(_train(setup, task, scheme, seed, attention), setup, task, seed) for seed in setup.seeds]
         return [list(column) for column in zip(*every, strict=True)]
 
@@ -121,7 +125,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _accepts_longer_input(model: nn.Module, setup: Setup) -> bool:
-    """Whether the model accepts one token more than the longest length it was built for."""
+    """Whether the model accepts a sequence that is one token longer than the longest test length."""
     try:
         model(torch.zeros(1, max(setup.lengths) + 1, dtype=torch.long))
     except ValueError:
@@ -141,7 +145,7 @@ class _AttentionThrough(AttentionLayer):
 
 
 class _PositionModel(nn.Module):
-    """Token and position embeddings, one layer of causal attention, and logits for each position."""
+    """A small model: token and position embeddings, one layer of causal attention, and logits for each position."""
 
     def __init__(self, setup: Setup, scheme: str, attention: Attention) -> None:
         super().__init__()
@@ -218,7 +222,7 @@ def _evaluate(model: _PositionModel, setup: Setup, task: str, seed: int) -> list
 def _matching_weight(distance: int, attention: Attention, term: Any = None) -> float:
     """Return the weight of the only key that matches the last query, among 1,000 keys.
 
-    distance  number of tokens between that key and the query
+    distance  position of the query minus position of the key
     term      a score term, such as a bias by distance
     """
     k = torch.zeros(1, 1, 1000, 1, dtype=torch.float64)

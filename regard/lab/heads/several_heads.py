@@ -45,9 +45,11 @@ OFFSETS = (1, 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """Numbers of heads, the layer, and the training on two tasks: two relations and digits.
+    """Settings of the claim: the numbers of heads, the attention layer, and its training on two tasks.
 
-    heads        numbers of heads to compare
+    The tasks are "two relations" (predict two earlier tokens at once) and "digits" (classify images of digits).
+
+    heads        numbers of heads to compare; the first must be 1
     vocab        number of different tokens in the task of two relations
     width        width of the layer
     length       number of tokens of a sequence
@@ -78,7 +80,7 @@ SMOKE = Setup(heads=(1, 2), vocab=5, length=10, batch=16, steps=80, digit_steps=
 
 
 def run(setup: Setup, layer: Any = AttentionLayer, vit: Any = ViT) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     layer  builds the attention layer: layer(width, heads, rotary=...)
     vit    builds the model of the digits: vit(config)
@@ -108,7 +110,11 @@ TASKS = ("two relations", "digits")
 
 
 class _TwoRelations(nn.Module):
-    """Token embeddings, one layer of causal attention, and logits of two earlier tokens for each position."""
+    """A model that predicts two earlier tokens at each position.
+
+    It has token embeddings, one layer of causal attention, and a linear layer that returns logits (b, n, 2,
+    vocab).
+    """
 
     def __init__(self, setup: Setup, heads: int, layer: Any) -> None:
         super().__init__()
@@ -122,7 +128,10 @@ class _TwoRelations(nn.Module):
 
 
 def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[tuple[Tensor], Tensor]:
-    """Sample tokens, and as targets the two earlier tokens to predict at each position; -100 where there are none."""
+    """Sample token sequences and their targets: for each position the two earlier tokens at distances OFFSETS.
+
+    The target is -100 (ignored by the cross-entropy) at the first positions, which have no such earlier tokens.
+    """
     tokens = torch.randint(setup.vocab, (batch, setup.length), generator=draws)
     wanted = torch.stack([tokens.roll(offset, 1) for offset in OFFSETS], -1)
     wanted[:, : max(OFFSETS)] = -100

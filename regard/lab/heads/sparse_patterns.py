@@ -35,14 +35,14 @@ MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The masks, and the lengths where their pairs are counted and timed.
+    """Settings of the claim: the sparse masks, and the sequence lengths to count and time visible pairs at.
 
-    lengths  numbers of tokens, each a square
+    lengths  numbers of tokens; each must be a square number
     reach    number of visible keys on each side of a query in the windows
     step     distance between visible keys in the dilated window
     tokens   number of global tokens
     width    width of queries, keys and values
-    small    a small number of tokens, a square, where the weights of all pairs are computed
+    small    a small number of tokens, a square number, where the weights of all pairs are computed
     repeats  number of timings; the median is used
     """
 
@@ -89,7 +89,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _masks(setup: Setup, n: int) -> dict[str, tuple[Mask, ...]]:
-    """Return masks for `n` tokens by name; a pattern of several stages has one mask per attention layer."""
+    """Return the masks for `n` tokens by name of the pattern: a tuple with one mask per attention layer."""
     root, reach = math.isqrt(n), setup.reach
     near = window(before=reach, after=reach)
     spread = window(before=reach * setup.step, after=reach * setup.step) & dilated(setup.step)
@@ -119,13 +119,19 @@ def _count_pairs(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, 
 
 
 def _attended_pairs(n: int, mask: Mask, attention: Attention) -> int:
-    """Count the pairs with a nonzero attention weight, for zero queries, where all visible keys have equal weights."""
+    """Count the pairs of query and key with a nonzero attention weight under a mask.
+
+    The queries are zero, so all visible keys of a query have equal weights.
+    """
     q, k = torch.zeros(1, 1, n, 8, dtype=torch.float64), torch.ones(1, 1, n, 8, dtype=torch.float64)
     return int((attention(q, k, torch.eye(n, dtype=torch.float64)[None, None], mask=mask) > 0).sum())
 
 
 def _share_connected(n: int, stages: tuple[Mask, ...]) -> float:
-    """Return the share of pairs of tokens that two layers connect; a pattern of one mask uses it in both layers."""
+    """Return the share of pairs of tokens between which two attention layers pass information.
+
+    stages  the mask of each layer; a single mask is used in both layers
+    """
     first, second = (stages * 2)[:2]
     return float((second.dense(n).double() @ first.dense(n).double() > 0).double().mean())
 

@@ -43,7 +43,7 @@ MATHS = r"\mathrm{chunks}: C + L, \quad \mathrm{sliding}: 1 + \mathrm{depth} \cd
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The blocks, their masks and the input.
+    """Settings of the claim: the Transformer blocks, their masks and the input.
 
     width       width of the blocks
     heads       number of heads
@@ -77,7 +77,7 @@ SMOKE = Setup(width=8, heads=2, depths=(1, 3), length=32)
 
 
 def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLayer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     layer  builds the attention of a block: layer(width, heads)
     """
@@ -107,7 +107,7 @@ def run(setup: Setup, layer: Callable[[int, int], AttentionLayer] = AttentionLay
 
 
 def _masks(setup: Setup, depth: int) -> dict[str, list[Mask]]:
-    """Return for each pattern, by name, the masks of the `depth` blocks."""
+    """Return the masks to compare: for each named pattern, one mask for each of the `depth` blocks."""
     own = chunks(setup.chunk, before=setup.look_back)
     ahead = chunks(setup.chunk, before=setup.look_back, after=setup.look_ahead // setup.chunk)
     sliding = window(before=setup.look_back * setup.chunk, after=setup.look_ahead)
@@ -138,9 +138,9 @@ def _one_pass(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"])
 
 @torch.no_grad()
 def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> tuple[Tensor, int]:
-    """Stream tokens one by one through blocks, and return all output rows and the longest wait of a row.
+    """Stream tokens one by one through blocks. Return all output rows and the longest wait for a row.
 
-    The wait is the number of tokens received from the row's own token until the row is returned.
+    The wait for a row is the number of tokens received, from the row's own token on, until the row is returned.
     """
     streams = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
     rows, given, longest = [], 0, 0
@@ -160,7 +160,10 @@ def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -
 
 
 def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
-    """Return the largest number of later tokens that an output row depends on, found by gradients of one pass."""
+    """Return the largest number of later tokens that an output row depends on.
+
+    A row depends on a token if its gradient at the token is nonzero. Only the first half of the rows is tested.
+    """
     farthest = 0
     for row in range(x.shape[1] // 2):
         start = x.clone().requires_grad_()
@@ -173,7 +176,7 @@ def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) ->
 
 @torch.no_grad()
 def _cache_size(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
-    """Return the total number of elements in the caches of all blocks after the tokens x were streamed."""
+    """Stream the tokens x through the blocks and return the number of elements in all their caches."""
     streams: list[BlockStream] = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
     for stream in streams:
         x = stream.push(x)

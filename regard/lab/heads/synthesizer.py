@@ -51,11 +51,12 @@ PARTS = ("dot", "dense", "random")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The task, the layer and its training.
+    """Settings of the claim: the task, the Synthesizer layer and its training.
 
-    In a sequence every name occurs twice, each time with a value; a token must predict the value of the other one.
+    Each token is a name with a value. Every name occurs twice in a sequence, with two random values. The task
+    is to predict, for each token, the value of the other token with the same name.
 
-    pairs   number of names in a sequence
+    pairs   number of names in a sequence, each used twice
     names   number of different names
     values  number of different values
     width   width of the layer
@@ -89,10 +90,11 @@ SMOKE = Setup(pairs=4, names=8, steps=80, batch=16, repeats=3)
 
 
 def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] = Synthesizer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
-    mixer      builds the layer: mixer(width, heads, context, parts=(part,))
-    attention  computes the weights from the layer's queries, keys and scores
+    mixer      builds the layer: mixer(width, heads, context, parts=(part,)), where `part` is "dot", "dense"
+               or "random"
+    attention  computes the attention weights from the layer's queries, keys and scores
     """
     right: dict[str, list[float]] = {part: [] for part in PARTS}
     moved: dict[str, float] = {}
@@ -119,9 +121,10 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
 
 
 class _Matcher(nn.Module):
-    """Embeddings of names and values, one layer in which tokens see all others, and logits of a value.
+    """A model that predicts, for each token, the value of the other token with the same name.
 
-    The value to predict is that of the other token with the same name.
+    It adds embeddings of names and values, mixes them in one layer where a token sees all tokens but itself,
+    and returns logits of the value.
     """
 
     def __init__(self, setup: Setup, part: str, mixer: Callable[..., Any]) -> None:
@@ -137,9 +140,10 @@ class _Matcher(nn.Module):
 
 
 def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample sequences: names, values and targets of each token.
+    """Sample sequences; return the name, the value and the target of each token.
 
-    Every name occurs twice; the target of a token is the value of the other token with its name.
+    Every name occurs twice in a sequence. The target of a token is the value of the other token with the same
+    name.
     """
     chosen = torch.rand(batch, setup.names, generator=draws).argsort(1)[:, : setup.pairs].repeat(1, 2)
     names = chosen.gather(1, torch.rand(batch, setup.length, generator=draws).argsort(1))
@@ -162,9 +166,9 @@ def _train(setup: Setup, part: str, seed: int, mixer: Callable[..., Any]) -> _Ma
 
 
 def _most_common_accuracy(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]) -> float:
-    """Return the accuracy of predicting the most common value among the other tokens.
+    """Return the accuracy of always predicting the most common value among the other tokens of the sequence.
 
-    It is the best guess without matching names.
+    This is the best prediction without comparing names.
     """
     seen = functional.one_hot(values)
     others = seen.sum(1, keepdim=True) - seen
@@ -173,7 +177,10 @@ def _most_common_accuracy(values: Int[Tensor, "b n"], wanted: Int[Tensor, "b n"]
 
 @torch.no_grad()
 def _weights(model: _Matcher, setup: Setup, attention: Attention) -> tuple[float, int]:
-    """Return how much the weights of the first row change if all other tokens change, and the number of weights."""
+    """Compare the attention weights before and after all tokens except the first are replaced.
+
+    Returns the largest change of a weight in the first row, and the number of weights in the attention matrix.
+    """
     names, values, _ = _sample_batch(setup, 1, make_generator(setup.seed))
     others, other_values, _ = _sample_batch(setup, 1, make_generator(setup.seed + 1))
     calls: list[Request] = []

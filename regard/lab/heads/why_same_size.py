@@ -34,12 +34,12 @@ MATHS = r"x_{l+1} = x_l + f_l(x_l), \quad f_l: R^{N D} \to R^{N D}"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layer and of the stacks.
+    """Settings of the claim: sizes of the attention layer and of stacks of such layers.
 
     width    width of the input
     heads    number of heads
     length   number of tokens
-    outputs  output widths to test
+    outputs  output widths to test; must contain `width`
     depths   numbers of layers of the stacks
     """
 
@@ -60,7 +60,7 @@ SMOKE = Setup(depths=(1, 4, 16))
 
 
 def run(setup: Setup, layer: Callable[[int, int], Any] = AttentionLayer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     layer  builds the attention layer: layer(width, heads)
     """

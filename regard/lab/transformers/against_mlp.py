@@ -46,13 +46,13 @@ MATHS = r"n H + H \mathrm{against} 2 D H + H + D"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of both models.
+    """Settings of the claim: sizes of a Vision Transformer and of a multi-layer perceptron.
 
     width   width of the Transformer
-    heads   its number of heads
-    depth   its number of blocks
+    heads   number of heads of the Transformer
+    depth   number of blocks of the Transformer
     patch   side of a patch in pixels
-    sides   sides of the images in patches, one model for each
+    sides   sides of the images in patches; both models are built for each of them
     hidden  width of the hidden layer of the multi-layer perceptron
     """
 
@@ -79,9 +79,10 @@ def run(
     vit: Callable[[ViTConfig], Any] = ViT,
     mlp: Callable[[MLPConfig], Any] = MLP,
 ) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
-    vit, mlp  build the models: vit(config), mlp(config)
+    attention  the attention function to test
+    vit, mlp   build the models: vit(config), mlp(config)
     """
     transformers, perceptrons = [], []
     for side in setup.sides:
@@ -140,9 +141,9 @@ def _first_layer_derivatives(layer: Any, inputs: Tensor) -> list[Tensor]:
 
 
 def _hidden_states_read(model: Any, tokens: Tensor) -> int:
-    """Return the smallest number of tokens of the first block that an output token of the second block depends on.
+    """Return how many tokens after the first block an output token of the second block depends on, at least.
 
-    Dependence is a nonzero gradient.
+    A token is counted if the gradient at the token is nonzero. The minimum over all output tokens is returned.
     """
     middle = model.blocks[0](tokens).detach().requires_grad_()
     out = model.blocks[1](middle)

@@ -64,11 +64,13 @@ KINDS = ("recurrent", "recurrent with attention", "transformer")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The layers to measure, and a task: predict the first token of a source after noise tokens.
+    """Settings of the claim: an attention layer and an LSTM to measure, and a task to train encoder-decoders on.
 
-    lengths    growing numbers of tokens that the layers are measured with, at most `layer`
-    layer      width of those layers
-    distances  growing numbers of noise tokens after the first token
+    The task is to predict the first token of a source that continues with noise tokens.
+
+    lengths    increasing numbers of tokens at which the layers are measured, at most `layer`
+    layer      width of the measured layers
+    distances  increasing numbers of noise tokens after the first token
     values     number of different first tokens
     noise      number of different noise tokens
     width      width of the trained models
@@ -114,8 +116,9 @@ def run(
     rnn: Callable[[RNNConfig], Any] = RNN,
     transformer: Callable[[TransformerConfig], Any] = Transformer,
 ) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
+    attention         the attention function to test
     rnn, transformer  build the encoder-decoders: rnn(config), transformer(config)
     """
     paths = {kind: [_path_lengths(setup, kind, n, attention) for n in setup.lengths] for kind in LAYERS}
@@ -166,7 +169,7 @@ def _build_layers(setup: Setup) -> tuple[AttentionLayer, LSTM]:
 
 
 def _path_lengths(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, int, float]:
-    """Measure the path from the last output of a layer back to the first of `n` tokens.
+    """Measure the paths in the autograd graph from a layer's last output back to the first of `n` tokens.
 
     Returns the fewest and the most operations on a path, and the norm of the gradient at the first token.
 
@@ -188,10 +191,11 @@ def _apply_layer(
     attention: Attention,
     fused: bool = False,
 ) -> Tensor:
-    """Apply one layer to tokens and return its output.
+    """Apply the attention layer or the LSTM to tokens and return the output.
 
-    kind   "attention" or "recurrent"
-    fused  whether the recurrent layer uses torch's fused kernel; otherwise it goes step by step
+    layers  the attention layer and the LSTM
+    kind    which layer to apply: "attention" or "recurrent"
+    fused   whether the LSTM uses torch's fused kernel; otherwise it computes one token after another
     """
     layer, cell = layers
     if kind == "attention":
@@ -209,7 +213,10 @@ def _apply_layer(
 
 @torch.no_grad()
 def _permutation_change(setup: Setup, kind: str, attention: Attention) -> float:
-    """Return the largest change of a layer's last output if the order of the earlier tokens is reversed."""
+    """Return the largest change of a layer's last output when the order of the earlier tokens is reversed.
+
+    kind  "attention" or "recurrent"
+    """
     tokens = list(torch.randn(1, setup.lengths[0], setup.layer, generator=make_generator(setup.seed)).split(1, 1))
     first, second = ([*order, tokens[-1]] for order in (tokens[:-1], tokens[-2::-1]))
     layers = _build_layers(setup)
@@ -242,7 +249,10 @@ def _count_operations(out: Tensor, leaf: Tensor) -> tuple[int, int]:
 
 
 def _measure_layer(setup: Setup, kind: str, n: int, attention: Attention) -> tuple[int, float]:
-    """Return the multiply-adds and the median seconds of a layer over `n` tokens."""
+    """Return the number of multiply-adds and the median duration in seconds of a layer on `n` tokens.
+
+    kind  "attention" or "recurrent"
+    """
     x = [torch.randn(1, n, setup.layer, generator=make_generator(setup.seed))]
     layers = _build_layers(setup)
     # the counter does not see inside the fused recurrent kernel, which is faster
@@ -272,7 +282,7 @@ def _sample_batch(
 ) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b 1"], Int[Tensor, "b"]]:
     """Sample sources, decoder inputs and targets.
 
-    A source is the token to predict and `distance` noise tokens. The decoder input is the start token.
+    A source is the token to predict, followed by `distance` noise tokens. The decoder input is the start token.
     """
     wanted = torch.randint(setup.values, (batch, 1), generator=draws)
     noise = setup.values + torch.randint(setup.noise, (batch, distance), generator=draws)
@@ -310,9 +320,10 @@ def _record_attention(model: Any, setup: Setup, distance: int, seed: int) -> tup
 
 @torch.no_grad()
 def _exchange_encodings(model: Any, setup: Setup, seed: int) -> float:
-    """Return how much logits decoded from the encoding of a source differ from those of a full pass on that source.
+    """Return how much the logits for a source change because the model has read another source before.
 
-    The model has just read another source, so the difference is 0 only if it keeps nothing of that one.
+    The result is 0 if the model keeps no state. The model first reads one source. Then the logits decoded from
+    the encoding of another source are compared with the logits of a full pass on that other source.
     """
     draws = make_generator(seed)
     source, target, _ = _sample_batch(setup, setup.distances[-1], setup.trials, draws)

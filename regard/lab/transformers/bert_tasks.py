@@ -59,10 +59,10 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The language, the model, its training, and the tests.
+    """Settings of the claim: an artificial language, the BERT model, its training, and the tests.
 
-    kinds   number of kinds of nouns, each with its own pronoun
-    nouns   number of nouns of each kind
+    kinds   number of classes of nouns, each with its own pronoun
+    nouns   number of nouns in each class
     verbs   number of verbs, each with its own object
     hidden  share of words that are masked
     width   width of the model
@@ -105,12 +105,12 @@ SMOKE = Setup(kinds=2, nouns=1, verbs=2, batch=6, steps=120, rate=0.007, trials=
 
 
 class Examples(NamedTuple):
-    """Pairs of sentences and their targets; a target of IGNORED means that there is none.
+    """A batch of sentence pairs with the targets of BERT's tasks; the value IGNORED means that there is no target.
 
     tokens    both sentences with special tokens
     segments  0 for the first sentence and 1 for the second
-    words     the target of each token: the masked word
-    pair      the target of the pair: 0 for true, 1 for false
+    words     the target of each token: the original word where it is masked
+    pair      the target of the sentence pair: 0 for true, 1 for false
     """
 
     tokens: Int[Tensor, "b n"]
@@ -120,7 +120,7 @@ class Examples(NamedTuple):
 
 
 def run(setup: Setup, bert: Callable[[BERTConfig], Any] = BERT) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     bert  builds the model: bert(config)
     """
@@ -158,10 +158,11 @@ def _accuracy(model: Any, setup: Setup, task: str, seed: int) -> float:
 def sentences(
     setup: Setup, count: int, draws: torch.Generator
 ) -> tuple[Int[Tensor, "b 3"], Int[Tensor, "b 3"], Int[Tensor, "b"]]:
-    """Sample `count` pairs of sentences, such as "Ann sold apples" and "she met friends", and a label of each pair.
+    """Sample `count` labelled pairs of sentences, such as "Ann sold apples" and "she met friends".
 
-    The second sentence starts with the pronoun of the first one's subject; the rest is random. The label, 0 or 1,
-    depends on the two verbs by a rule that the text does not show.
+    The second sentence starts with the pronoun for the subject of the first sentence. Its verb is random. The
+    label, 0 or 1, is the parity of the sum of the two verbs' indices, which the sentences themselves do not
+    show.
     """
 
     def chosen(below: int) -> Tensor:
@@ -177,7 +178,13 @@ def sentences(
 
 
 def examples(setup: Setup, task: str, count: int, draws: torch.Generator) -> Examples:
-    """Sample `count` examples of a task; the target of a pair is 0 if it is true and 1 if it is false."""
+    """Sample `count` examples of one of BERT's tasks.
+
+    The target of a sentence pair is 0 if the pair is unchanged and 1 if it was changed; the labelled task uses
+    the labels of `sentences`. Masked words have no target of the pair.
+
+    task  a name in TASKS
+    """
     first, second, follows = sentences(setup, count, draws)
     false = torch.randint(2, (count,), generator=draws)
     pair = false if task != WORDS else torch.full((count,), IGNORED)
@@ -232,7 +239,10 @@ def _train(model: Any, setup: Setup, tasks: Sequence[str], seed: int, steps: int
 
 
 def _predict(model: Any, given: Examples) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return logits and targets of the masked words, and logits and targets of the pairs, where there is a target."""
+    """Return (logits, targets) of the masked words, and (logits, targets) of the sentence pairs.
+
+    Words and pairs without a target are left out.
+    """
     out = model(given.tokens, segments=given.segments)
     words, pairs = given.words != IGNORED, given.pair != IGNORED
     return (out.logits[words], given.words[words]), (out.pair_logits[pairs], given.pair[pairs])

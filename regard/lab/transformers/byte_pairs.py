@@ -49,7 +49,7 @@ Merge = Callable[[Word, Pair, int], Word]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The texts and the number of merges.
+    """Settings of the claim: the texts, and the number of byte-pair merges.
 
     text    the text that merges are learned from
     other   another text to encode
@@ -86,7 +86,7 @@ def merge_pair(word: Word, pair: Pair, token: int) -> Word:
 
 
 def run(setup: Setup, merge: Merge = merge_pair) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     merge  returns a word with a pair replaced by a token: merge(word, pair, token)
     """
@@ -143,7 +143,10 @@ def _count_tokens(words: Counter[tuple[int, ...]]) -> int:
 
 
 def _most_common_pair(words: Counter[tuple[int, ...]]) -> tuple[Pair, int]:
-    """Return the most common pair of adjacent tokens and its count; of equally common pairs, the lowest."""
+    """Return the most common pair of adjacent tokens and its count.
+
+    Of equally common pairs, the pair with the lowest token ids is returned. Without pairs the count is 0.
+    """
     pairs: Counter[Pair] = Counter()
     for word, count in words.items():
         for pair in pairwise(word):
@@ -170,7 +173,7 @@ def _encode(text: str, table: dict[Pair, int], merge: Merge) -> Word:
 
 
 def _token_bytes(table: dict[Pair, int]) -> dict[int, bytes]:
-    """Return the bytes that each token stands for."""
+    """Return the bytes that each token represents, by token id."""
     found = {byte: bytes([byte]) for byte in range(256)}
     for (a, b), token in table.items():
         found[token] = found[a] + found[b]
@@ -178,7 +181,10 @@ def _token_bytes(table: dict[Pair, int]) -> dict[int, bytes]:
 
 
 class _LibraryEncoder:
-    """Byte-pair encoding by the `tokenizers` library, which is given each byte as the character of that number."""
+    """Byte-pair encoding by the `tokenizers` library, for comparison.
+
+    Each byte of a text is passed to the library as the character with that code point.
+    """
 
     def __init__(self, text: str, vocab: int) -> None:
         import json
@@ -203,7 +209,7 @@ def _to_characters(text: str) -> str:
 
 
 def _random_texts(setup: Setup) -> list[str]:
-    """Sample texts of 60 characters: by turns letters of the training text and any Unicode characters."""
+    """Sample texts of 60 characters, alternately from Unicode below U+D800 and from the training text."""
     draws = make_generator(setup.seed)
     letters = sorted(set(setup.text))
     found = []

@@ -54,10 +54,10 @@ Writer = Callable[..., list[GeneratedText]]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The language, the model and its training, and the texts to generate.
+    """Settings of the claim: a random language, a GPT model and its training, and the texts to generate.
 
-    letters          number of different letters
-    sharpness        how evenly the next letter is distributed: the lower, the fewer letters are likely
+    letters          number of different letters, the tokens of the language
+    sharpness        evenness of the next-letter distribution; a lower value makes fewer letters likely
     length           number of letters to generate after a prompt
     prompts          number of prompts
     draws            number of texts sampled for each prompt
@@ -101,7 +101,7 @@ class Setup:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Beam widths: 1, 2, 4, and as many beams as there are texts without the last letter, which is exhaustive."""
+        """The widths of beam search to compare: 1, 2, 4, and letters ** (length - 1), an exhaustive search."""
         return (1, 2, 4, self.letters ** (self.length - 1))
 
 
@@ -109,7 +109,7 @@ SMOKE = Setup(letters=5, length=4, prompts=12, draws=160, width=24, depth=1, bat
 
 
 def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     writer  generates texts: writer(model, prompts, strategy=..., max_new_tokens=...)
     gpt     builds the model: gpt(config)
@@ -173,7 +173,7 @@ def _samplers(setup: Setup) -> dict[str, Strategy]:
 
 
 def _language(setup: Setup) -> Float[Tensor, "w w w"]:
-    """Return the language: the probability of each letter (last axis) after every two letters."""
+    """Return the random language: the probabilities of the next letter (last axis) after each pair of letters."""
     draws = make_generator(setup.seed)
     # a lower sharpness makes the probabilities more uneven
     raw = torch.rand(setup.letters, setup.letters, setup.letters, generator=draws, dtype=torch.float64)
@@ -230,10 +230,10 @@ def _next_probabilities(model: Any, prompt: Sequence[int]) -> Float[Tensor, "w"]
 
 
 def _truncate(shares: Float[Tensor, "w"], *, count: int | None = None, reach: float = 1.0) -> Float[Tensor, "w"]:
-    """Set the probabilities of unlikely letters to 0 and renormalise the others.
+    """Set the probabilities of unlikely letters to 0 and renormalise the others, by top-k or nucleus sampling.
 
-    count  number of letters to keep, for top-k sampling
-    reach  without `count`: keep the fewest letters whose probabilities sum to at least this, for nucleus sampling
+    count  top-k sampling: number of letters to keep
+    reach  nucleus sampling (if count is None): keep the fewest letters whose probabilities sum to at least this
     """
     kept: list[int] = []
     for letter in sorted(range(len(shares)), key=lambda letter: -float(shares[letter])):
@@ -252,7 +252,7 @@ def _sample(
 
 
 def _first_letter_frequencies(texts: Sequence[GeneratedText], setup: Setup) -> Float[Tensor, "p w"]:
-    """Return for each prompt how often each letter comes first in the texts, as a share of `setup.draws`."""
+    """Return, for each prompt, the share of its `setup.draws` generated texts that start with each letter."""
     firsts = torch.tensor([text.tokens[0] for text in texts]).view(setup.prompts, setup.draws)
     return functional.one_hot(firsts, setup.letters).double().mean(1)
 
@@ -261,21 +261,25 @@ def _distance(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"
     """Return the total variation distance between frequencies of first letters and their probabilities.
 
     The distance is averaged over prompts.
+
+    wanted  the probabilities of the first letter, one tensor per prompt
     """
     return float((_first_letter_frequencies(texts, setup) - torch.stack(list(wanted))).abs().sum(-1).mean() / 2)
 
 
 def _expected_distance(shares: Sequence[Float[Tensor, "w"]], draws: int) -> float:
-    """Return the expected total variation distance of the frequencies in `draws` exact draws, by sampling noise alone.
+    """Return the expected total variation distance between probabilities and frequencies in `draws` samples.
 
     A frequency with probability p deviates by sqrt(2 * p * (1 - p) / (pi * draws)) on average.
+
+    shares  the probabilities, one tensor per prompt
     """
     each = torch.stack(list(shares))
     return float((2 * each * (1 - each) / (torch.pi * draws)).sqrt().sum(-1).mean() / 2)
 
 
 def _count_outside(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
-    """Count the texts whose first letter has the probability 0."""
+    """Count the generated texts whose first letter has probability 0 according to `wanted`."""
     return round(
         float((_first_letter_frequencies(texts, setup) * (torch.stack(list(wanted)) == 0)).sum()) * setup.draws
     )

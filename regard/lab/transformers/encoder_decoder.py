@@ -55,7 +55,7 @@ MAPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The sequences to reverse, the model and its training.
+    """Settings of the claim: the sequences to reverse, the encoder-decoder Transformer and its training.
 
     letters  number of different letters
     length   number of letters of a sequence
@@ -85,7 +85,7 @@ SMOKE = Setup(letters=6, length=5, width=16, steps=160, rate=0.02, repeats=3, tr
 
 
 def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transformer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     transformer  builds the model: transformer(config)
     """

@@ -33,7 +33,7 @@ MATHS = r"y_i = W_2 f(W_1 x_i + b_1) + b_2, \quad \frac{\partial y_i}{\partial x
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layer and of its input.
+    """Settings of the claim: sizes of the feed-forward layer and of its input.
 
     width   width of the tokens
     hidden  width of the hidden layer
@@ -57,9 +57,10 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int], Any] = FeedForward) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
-    layer  builds the feed-forward layer: layer(width, hidden)
+    attention  the attention function to test
+    layer      builds the feed-forward layer: layer(width, hidden)
     """
     draws = make_generator(setup.seed)
     made = layer(setup.width, setup.hidden).double()

@@ -55,7 +55,9 @@ MODELS: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The task, add each token and the one before it modulo `vocab`, the block and its training.
+    """Settings of the claim: the task, the Transformer block and its training.
+
+    The task is to add each token and the token before it, modulo `vocab`.
 
     vocab   number of different tokens
     width   width of the block
@@ -87,7 +89,7 @@ SMOKE = Setup(length=8, batch=24, steps=160, rate=0.02, repeats=3, seed=0)
 
 
 def run(setup: Setup, feedforward: Any = FeedForward) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     feedforward  builds the feed-forward part with a ReLU: feedforward(width, hidden, activation="relu")
     """
@@ -110,7 +112,10 @@ def run(setup: Setup, feedforward: Any = FeedForward) -> Numbers:
 
 
 class _Adder(nn.Module):
-    """Token embeddings, one pre-norm block with or without feed-forward part, and logits for each position."""
+    """A model for the addition task: token embeddings, one pre-norm block, and a linear layer to logits.
+
+    kind  "ReLU" or "linear" for the feed-forward layer of the block; any other name leaves it out
+    """
 
     def __init__(self, setup: Setup, kind: str, feedforward: Any) -> None:
         super().__init__()
@@ -135,7 +140,10 @@ class _Adder(nn.Module):
 
 
 def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[tuple[Tensor], Tensor]:
-    """Sample tokens, and as targets the sum modulo `vocab` of each token and the one before it; -100 for the first."""
+    """Sample token sequences, and as target of each token its sum with the token before it, modulo `vocab`.
+
+    The target of the first token is -100, which the cross-entropy ignores.
+    """
     tokens = torch.randint(setup.vocab, (batch, setup.length), generator=draws)
     wanted = (tokens + tokens.roll(1, 1)) % setup.vocab
     wanted[:, 0] = -100
@@ -151,7 +159,10 @@ def _train(model: _Adder, setup: Setup, seed: int) -> _Adder:
 
 
 def _feedforward_share(name: str) -> float:
-    """Return the share of a block's parameters that its feed-forward part has, in the model of this name."""
+    """Return the share of a block's parameters that are in its feed-forward layer.
+
+    name  name of a model in MODELS
+    """
     kind, config = MODELS[name]
     with torch.device("meta"):  # nothing is computed
         model = kind(config)

@@ -45,13 +45,13 @@ def layer_norm(width: int) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The tokens, and stacks of linear layers with and without norms.
+    """Settings of the claim: random tokens, and stacks of linear layers with and without layer norm.
 
     width   width of the tokens
     length  number of tokens
     factor  factor by which the input is multiplied
     depths  numbers of layers of the stacks
-    gains   gain of the weights of each layer: below 1 signals shrink, above 1 they grow
+    gains   gains of the weights of each layer; signals shrink with a gain below 1 and grow with a gain above 1
     """
 
     width: int = 64
@@ -74,7 +74,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, layer: Callable[[int], Any] = layer_norm) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     layer  builds the norm: layer(width)
     """
@@ -120,7 +120,7 @@ def _gradient(made: Any, x: Tensor, towards: Tensor) -> Tensor:
 
 
 def _largest_cosine(gradient: Tensor, direction: Tensor) -> float:
-    """Return the largest absolute cosine, over tokens, between the gradient at a token and a direction."""
+    """Return the largest absolute cosine similarity, over tokens, between gradient and direction at the token."""
     return float(torch.cosine_similarity(gradient, direction, dim=-1).abs().max())
 
 

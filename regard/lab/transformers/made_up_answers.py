@@ -56,14 +56,14 @@ FEW = 2  # the coverage compared with answering everything
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The people, the texts about them, and the training.
+    """Settings of the claim: invented people, texts about them, and the training of a GPT on these texts.
 
     people                number of people with texts
     unknown_people        number of people in no text
     places                number of places of birth
     texts_per_person      number of texts about each person
     informative_surnames  share of people whose surname ending depends on the place of birth
-    training              the model and its training
+    training              settings of the model and its training
     """
 
     people: int = 24
@@ -94,8 +94,8 @@ SMOKE = Setup(
 class Answer:
     """A model's answer to a question, with its probability.
 
-    said        the answer
-    confidence  probability of the answer under the model
+    said        the answer that the model generated
+    confidence  probability of this answer under the model
     """
 
     question: BiographyQuestion
@@ -110,7 +110,7 @@ class Answer:
 def run(
     setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[GeneratedText]] = generate
 ) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     gpt     builds the model: gpt(config)
     writer  generates the answers: writer(model, prompts, max_new_tokens=..., stop=...)
@@ -150,7 +150,10 @@ def _answers(
 
 
 def _measure_seed(known: Sequence[Answer], unknown: Sequence[Answer], world: Biographies) -> dict[str, float]:
-    """Return accuracies, confidences and their differences for the model of one seed, by name."""
+    """Return accuracies, confidences and their differences for the model trained with one seed, by name.
+
+    known, unknown  the model's answers about people with texts, and about people in no text
+    """
     most_common, _ = Counter(person.place for person in world.people[: len(world.training) * 2]).most_common(1)[0]
     right = [answer for answer in (*known, *unknown) if answer.right]
     wrong = [answer for answer in (*known, *unknown) if not answer.right]
@@ -179,16 +182,19 @@ def _fits_custom(answer: Answer, world: Biographies) -> bool:
 
 
 def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
-    """Return the area under the ROC curve: how often a correct answer is more confident than a wrong one."""
+    """Return the area under the ROC curve: how often a correct answer is more confident than a wrong one.
+
+    Ties count as one half. The result is 0.5 if there are no correct or no wrong answers.
+    """
     if not right or not wrong:
         return 0.5
     return fmean((a.confidence > b.confidence) + (a.confidence == b.confidence) / 2 for a in right for b in wrong)
 
 
 def _accuracy_by_coverage(known: Sequence[Answer], unknown: Sequence[Answer]) -> list[float]:
-    """Return the accuracy of the most confident answers, for every share of answers in COVERAGES.
+    """Return the accuracy among the most confident answers, for each share of answers in COVERAGES.
 
-    Known and unknown people have the same total weight.
+    The answers about known and about unknown people have the same total weight.
     """
     counted = [(answer, 0.5 / len(group)) for group in (known, unknown) for answer in group]
     counted.sort(key=lambda each: -each[0].confidence)

@@ -61,7 +61,7 @@ READERS = ("read", "not read", "read about others", "in no text", "most common p
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The model and its training.
+    """Settings of a small GPT and its training.
 
     width      width of the model
     depth      number of blocks
@@ -69,9 +69,9 @@ class Training:
     batch      number of texts and questions per training step
     steps      number of training steps
     rate       learning rate
-    questions  share of questions in a batch; the rest are texts with gaps
-    phrases    share of gaps that are whole capitalised phrases
-    salient    whether those phrases are places only; otherwise also names
+    questions  share of questions in a batch; the rest are texts with a masked span
+    phrases    share of masked spans that are whole capitalised phrases
+    salient    whether these phrases are places only; otherwise also names
     """
 
     width: int = 64
@@ -93,13 +93,13 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The people, the texts about them, and the training.
+    """Settings of the claim: invented people, texts about them, and the training of a GPT on these texts.
 
     people            number of people with texts
     unknown_people    number of people in no text
     places            number of places of birth
     texts_per_person  number of texts about each person
-    training          the model and its training
+    training          settings of the model and its training
     """
 
     people: int = 40
@@ -117,7 +117,7 @@ SMOKE = Setup(people=8, unknown_people=12, places=12, training=Training(width=48
 
 
 def sample_world(setup: Any, seed: int, **settings: Any) -> Biographies:
-    """Generate people, texts about them and questions.
+    """Generate invented people, texts about them and questions, with `biographies`.
 
     setup     has the fields people, unknown_people, places and texts_per_person
     settings  further arguments of `biographies`
@@ -134,7 +134,7 @@ def sample_world(setup: Any, seed: int, **settings: Any) -> Biographies:
 
 
 def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     gpt  builds the model: gpt(config)
     """
@@ -167,10 +167,10 @@ def run(setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
 
 @dataclass(frozen=True)
 class Reader:
-    """A trained model that answers questions.
+    """A trained character-level model that answers questions.
 
-    letters  the characters that are its tokens
-    length   its context length in characters
+    letters  the characters that are the model's tokens
+    length   context length in characters
     """
 
     model: Any
@@ -187,12 +187,12 @@ class Reader:
         *,
         texts: Sequence[str] | None = None,
     ) -> "Reader":
-        """Build a model, train it on questions and on texts with gaps, and return it as a reader.
+        """Train a new model on questions and on texts with masked spans, and return it as a `Reader`.
 
-        world     the training questions, and the default texts
-        training  the sizes of the model and its training
+        world     has the training questions and the default texts
+        training  settings of the model and its training
         gpt       builds the model: gpt(config)
-        texts     texts to train on; default those of the world, () for questions alone
+        texts     texts to train on; None for those of `world`, () for questions alone
         """
         read = world.texts if texts is None else texts
         questions = [*world.training, *world.evaluation, *world.unknown_people]
@@ -228,9 +228,9 @@ class Reader:
 
     @torch.no_grad()
     def right(self, questions: Sequence[BiographyQuestion]) -> float:
-        """Return the share of questions that greedy decoding answers exactly.
+        """Return the share of questions that greedy decoding would answer exactly.
 
-        One pass is enough: an answer is exact if every correct character is the most likely one.
+        One forward pass computes it: an answer is exact if every correct character is the most likely one.
         """
         tokens, targets = collate([encode_question(*question, self.length) for question in questions], self.letters)
         predicted = self.model(tokens).argmax(-1)
@@ -248,9 +248,9 @@ def _other_people(world: Biographies) -> list[BiographyQuestion]:
 
 
 def _share_only_in_texts(world: Biographies) -> float:
-    """Return the share of tested people whose place of birth is learned from the texts alone.
+    """Return the share of the tested people whose place of birth the model can learn from the texts alone.
 
-    A text must have their name and place, and no training question their name.
+    For these people, a text has both name and place, and no training question has the name.
     """
     people = [person for person in world.people if person.question in world.evaluation]
     return fmean(

@@ -48,10 +48,10 @@ PARTS = ("attention", "projections", "recurrent")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layers, and the timings.
+    """Settings of the claim: sizes of the layers, and the number of timings.
 
     width    width of the layers
-    lengths  growing numbers of tokens, from below `width` to above 2 * `width`
+    lengths  increasing numbers of tokens, from below `width` to above 2 * `width`
     repeats  number of timings per length; the median is used
     """
 
@@ -119,9 +119,9 @@ def _calls(x: Tensor, attention: Attention, layer: Any, cell: nn.RNNCell) -> dic
 
 
 def _crossing_length(lengths: tuple[int, ...], rising: list[Any], other: list[Any]) -> float | None:
-    """Return the length at which the cost `rising` exceeds the cost `other`, or None if it never does.
+    """Return the length from which on the cost `rising` exceeds the cost `other`, or None if it never does.
 
-    The costs are interpolated on a log-log scale.
+    The costs at the given lengths are interpolated on a log-log scale.
     """
     apart = [math.log(a / b) for a, b in zip(rising, other, strict=True)]
     for (n, below), (m, above) in pairwise(zip(lengths, apart, strict=True)):

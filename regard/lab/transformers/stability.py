@@ -57,9 +57,9 @@ MATHS = (
 
 @dataclass(frozen=True)
 class Design:
-    """Which parts a stack of blocks and its training have.
+    """The design choices to compare in a stack of Transformer blocks and its training.
 
-    order    "post" or "pre": whether norms come after the residual sum or before attention and feed-forward part
+    order    "post" or "pre": layer norm after the residual sum, or before the attention and feed-forward layers
     sums     whether there are residual connections
     norms    whether there are layer norms
     scale    whether scores are divided by the square root of the head width
@@ -96,7 +96,7 @@ AT_THE_START = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The sequences to reverse, the stacks and their training.
+    """Settings of the claim: the sequences to reverse, the stacks of blocks and their training.
 
     letters  number of different letters
     length   number of letters of a sequence
@@ -132,7 +132,7 @@ SMOKE = Setup(letters=4, length=3, depth=5, deep=10, batch=8, steps=40, rate=0.0
 
 
 def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[..., Any] = Block) -> Numbers:
-    """Run the claim.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     layer  builds the attention: layer(width, heads, beta=beta)
     block  builds a block: block(width, attention, feedforward, order=order)
@@ -151,7 +151,10 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
     }
 
     def compare(name: str, whole: str, function: Callable[[float, float], float]) -> list[float]:
-        """Return function(loss of `name`, loss of `whole`) for each seed; both are names of designs."""
+        """Return function(loss of `name`, loss of `whole`) for each seed.
+
+        name, whole  names of two trained designs
+        """
         return [function(loss, best) for loss, best in zip(losses[name], losses[whole], strict=True)]
 
     # as a ratio, because losses differ by orders of magnitude
@@ -177,7 +180,7 @@ def run(setup: Setup, layer: Callable[..., Any] = Attention, block: Callable[...
 
 
 class _BlockWithoutSums(Block):
-    """A block without residual connections."""
+    """A Transformer block without residual connections."""
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         out: Tensor = norm(part(x))
@@ -185,7 +188,7 @@ class _BlockWithoutSums(Block):
 
 
 class _Stack(nn.Module):
-    """Token and position embeddings, blocks of a design, and logits for each position."""
+    """A model of token and position embeddings, Transformer blocks as in a `Design`, and logits for each position."""
 
     def __init__(
         self, setup: Setup, depth: int, design: Design, layer: Callable[..., Any], block: Callable[..., Any]
@@ -231,9 +234,10 @@ def _sample_batch(setup: Setup, draws: torch.Generator) -> tuple[tuple[Tensor], 
 
 
 def _measure_start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
-    """Measure a stack at initialisation.
+    """Measure a stack of blocks at initialisation.
 
-    Returns the gradient norm of each block, the mean cosine of two output tokens, and the mean largest weight.
+    Returns by name the gradient norm of each block ("gradients"), the mean cosine similarity of two output
+    tokens ("cosine"), and the mean of the largest attention weight of each query ("largest").
     """
     (tokens,), wanted = _sample_batch(setup, make_generator(seed))
     functional.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten()).backward()
@@ -252,7 +256,7 @@ def _measure_start(model: _Stack, setup: Setup, seed: int) -> dict[str, Any]:
 
 
 def _train(model: _Stack, setup: Setup, design: Design, seed: int) -> float:
-    """Train a stack, and return the mean loss of the last tenth of the steps."""
+    """Train a stack of blocks, and return the mean loss over the last tenth of the training steps."""
     draws, warm_up = make_generator(seed), setup.warm_up if design.warm_up else 0
     losses = fit_cross_entropy(
         model, lambda: _sample_batch(setup, draws), steps=setup.steps, rate=setup.rate, warm_up=warm_up

@@ -54,7 +54,7 @@ CLASSES, VOCABULARY = 1000, 37_000
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the small models.
+    """Settings of the claim: sizes of a small Vision Transformer and of a small encoder-decoder Transformer.
 
     width   width of both models
     heads   number of heads
@@ -82,7 +82,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, transformer: Callable[..., Any] = Transformer) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     vit, transformer  build the models: vit(config), transformer(config)
     """
@@ -147,7 +147,9 @@ def _measure_transformer(setup: Setup, model: Any) -> Numbers:
 
 
 def _output_variance_error(blocks: Any, call: Callable[[], Tensor]) -> float:
-    """Return how far the variance of an output token of a block is from 1, at most.
+    """Return the largest deviation from 1 of the variance of an output token, over all blocks.
+
+    The outputs are recorded by forward hooks.
 
     call  runs the model that has the blocks
     """

@@ -45,7 +45,7 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the model.
+    """Settings of the claim: sizes of the Vision Transformer.
 
     width    width of the model
     heads    number of heads
@@ -70,7 +70,7 @@ SMOKE = Setup()
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     vit  builds the model: vit(config)
     """
@@ -131,7 +131,7 @@ def _negate_patches(images: Tensor, setup: Setup) -> list[Tensor]:
 
 
 def _gradient_norms(model: Any, images: Tensor) -> list[float]:
-    """Return the norm of the gradient of the summed logits at each token after the final norm."""
+    """Return the gradient norms of the summed logits at the tokens of the first image, after the final norm."""
     seen: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, out: Tensor) -> None:
@@ -147,7 +147,7 @@ def _gradient_norms(model: Any, images: Tensor) -> list[float]:
 
 
 def _trunk_sizes(model: Any) -> dict[str, int]:
-    """Return the number of elements of each parameter that is not in the head, by name."""
+    """Return the number of elements of each parameter outside the classification head, by parameter name."""
     return {name: each.numel() for name, each in model.named_parameters() if not name.startswith("head")}
 
 

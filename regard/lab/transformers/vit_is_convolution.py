@@ -36,7 +36,7 @@ FEATURES = 12  # of one patch, to draw
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the patch embedding and of the image.
+    """Settings of the claim: sizes of the patch embedding and of the image.
 
     width     width of the embedding
     patch     side of a patch in pixels
@@ -61,7 +61,7 @@ SMOKE = Setup(width=19, patch=7)
 
 
 def run(setup: Setup, patches: Callable[[int, int, int], Any] = PatchEmbedding) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     patches  builds the patch embedding: patches(width, patch, channels), with its weights in `projection`
     """

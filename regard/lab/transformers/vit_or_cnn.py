@@ -59,16 +59,18 @@ SIDE, PATCH = 16, 4  # of the images with two distant patches: 8 pixels between 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """Both networks and their training on two tasks: digits and distant patches.
+    """Settings of the claim: a Vision Transformer, a CNN, and their training on two tasks.
 
-    sizes   numbers of training images
+    The tasks are to classify digits, and to compare two distant patches of an image.
+
+    sizes   numbers of training images to compare
     width   width of the Vision Transformer
-    heads   its number of heads
-    depth   its number of blocks
+    heads   number of heads of the Vision Transformer
+    depth   number of blocks of the Vision Transformer
     widths  numbers of channels of the convolutional network's layers
     batch   number of images per training step
     steps   number of training steps
-    rates   learning rate of each task
+    rates   learning rates of the two tasks
     """
 
     sizes: tuple[int, ...] = (25, 200, 1397)
@@ -92,7 +94,7 @@ SMOKE = Setup(sizes=(60, 1397), heads=4, depth=1, widths=(12, 24, 32), steps=60,
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, cnn: Callable[[CNNConfig], Any] = CNN) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     vit, cnn  build the models: vit(config), cnn(config)
     """

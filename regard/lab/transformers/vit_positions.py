@@ -46,7 +46,7 @@ FAR = 3  # at this distance patches are not near each other
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The digits, the model and its training.
+    """Settings of the claim: the images of digits, the Vision Transformer and its training.
 
     classes  number of digits to classify, from 0 upwards
     width    width of the model
@@ -75,7 +75,7 @@ SMOKE = Setup(classes=3, width=16, heads=1, batch=16, steps=100, rate=0.04, repe
 
 
 def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
-    """Return the numbers of the claim by name.
+    """Run this lab claim's experiment and return the measured numbers by name.
 
     vit  builds the model: vit(config)
     """
@@ -127,7 +127,7 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
 
 
 def _by_distance(model: Any) -> list[float]:
-    """Return the mean cosine similarity of the position embeddings of two patches, by the distance of the patches.
+    """Return the mean cosine similarity of two patches' position embeddings, by the distance between the patches.
 
     Distances are rounded up to 1, 2, ..., SIDE - 1 patches. The mean embedding is subtracted first.
     """

@@ -41,7 +41,7 @@ for _file in (gpt2, llama, bert, vit, bart, t5):
 
 
 def find_family(model_type: str) -> Family:
-    """The family of a Hugging Face model_type. The error for an unsupported type says how to run such models."""
+    """Return the converter for a Hugging Face model_type. Raises UnknownNameError if the type is not supported."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     # the same letters in another order are a slip; most other names that are similar are families of their own
@@ -62,7 +62,7 @@ def load(folder: Path, hf: Mapping[str, Any], *, device: torch.device | str | No
 
 
 def load_config(folder: Path, hf: Mapping[str, Any]) -> Config:
-    """Our configuration of the model in a Hugging Face folder. `hf` is the content of its config.json."""
+    """Convert the config.json of a Hugging Face folder to a configuration of regard. `hf` is its content."""
     if "model_type" not in hf:
         raise CheckpointError(f"{folder / CONFIG} has neither our format nor a model_type, so its model is unknown")
     family = find_family(str(hf["model_type"]))
@@ -75,11 +75,10 @@ def load_config(folder: Path, hf: Mapping[str, Any]) -> Config:
 def export(model: Model, path: str | os.PathLike[str], *, model_type: str | None = None) -> None:
     """Write a folder that Hugging Face's transformers loads: config.json and model.safetensors.
 
-    model_type  the family to export to; None takes the first that fits the model
+    model_type  the model_type to export to; None takes the first that fits the model
 
-    An earlier model in the folder is replaced. Each file is written atomically, but transformers fixes both names, and
-    two files cannot be replaced in one step: after a crash, the new weights can be next to the old config.json. Export
-    again, or export to a new folder.
+    An earlier model in the folder is replaced. Each file is written atomically, but not both together: after a
+    crash, the new weights can be next to the old config.json. Then export again, or export to a new folder.
     """
     kind, hf = _export_config(model, model_type)
     check_has_numbers(model, "export")
@@ -96,7 +95,7 @@ def export(model: Model, path: str | os.PathLike[str], *, model_type: str | None
 
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
-    """Read all weights of a folder, from one file or from several with an index."""
+    """Read all weights of a Hugging Face folder, from one safetensors file or from several with an index."""
     if (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
         raise CheckpointError(
             f"{folder} has both {WEIGHTS} and {INDEX}, which can be of two models; remove one of them"
@@ -119,7 +118,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """The file name of each tensor, from the index of a folder with several weight files."""
+    """Return the file name of each tensor, from the index of a folder with several safetensors files."""
     try:
         where = read_json(folder / INDEX, CheckpointError)["weight_map"]
         if all(isinstance(file, str) for file in where.values()):
@@ -130,9 +129,11 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def _export_config(model: Model, wanted: str | None) -> tuple[str, dict[str, Any]]:
-    """The model_type to export a model to, and its config.json. The error lists why each family does not fit.
+    """Return the model_type to export a model to, and the content of its config.json.
 
-    wanted  the model_type; None takes the first family that fits
+    Raises ConfigError with the reasons if no model_type fits.
+
+    wanted  the model_type; None takes the first that fits
     """
     reasons = []
     for kind in FAMILIES if wanted is None else [wanted]:

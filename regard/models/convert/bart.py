@@ -55,7 +55,7 @@ for _stack in STACKS:
 class BARTFamily(Family):
     """The conversion of BART, or of Marian, which is BART with sinusoidal positions.
 
-    implied  settings of our configuration that all models of the family have
+    implied  settings of regard's configuration that all models of this type have
     """
 
     implied: dict[str, Any]
@@ -72,7 +72,10 @@ class BARTFamily(Family):
         return {**super().write_settings(config), **decoder, "forced_eos_token_id": None}
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add the output bias, zero if it is missing; check and drop tables of sinusoids, which ours computes."""
+        """Add an output bias of zeros if it is missing, and check and drop tables of sinusoidal positions.
+
+        Our model computes sinusoidal positions, so it does not store them.
+        """
         some = next(iter(weights.values()), torch.zeros(0))
         weights.setdefault("final_logits_bias", some.new_zeros(1, config.vocab))
         if config.positions != "learned":
@@ -83,7 +86,11 @@ class BARTFamily(Family):
 
 
 def _check_sinusoids(table: Tensor, name: str, width: int) -> None:
-    """Raise where a table of positions is not the sinusoids that our model computes, up to rounding."""
+    """Check that a table of positions equals the sinusoids that our model computes, else raise CheckpointError.
+
+    name   name of the table in the error message
+    width  model width
+    """
     if table.ndim != 2 or table.shape[1] != width:
         off = f"is {tuple(table.shape)}"
     else:

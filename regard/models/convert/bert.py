@@ -69,11 +69,11 @@ DISTILBERT_ATTENTION = concatenate("distilbert.transformer.layer.*.attention.{}_
 
 
 def encoder_names(prefix: str, layer: str, block: Mapping[str, str], projections: WeightRule) -> dict[str, Any]:
-    """The table from our names of embeddings and blocks to Hugging Face's.
+    """Return the table from regard's names of embeddings and blocks to Hugging Face's names.
 
-    prefix       start of all names of theirs
-    layer        their name of the list of blocks
-    block        names inside a block, ours to theirs
+    prefix       start of all Hugging Face names
+    layer        Hugging Face's name of the list of blocks
+    block        names inside a block, from regard's to Hugging Face's
     projections  rule for the query, key and value projections
     """
     return {
@@ -88,16 +88,16 @@ def _attention(prefix: str) -> WeightRule:
 
 
 class BERTFamily(Family):
-    """The conversion of BERT."""
+    """The conversion of BERT between Hugging Face and regard."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Rename norms of old checkpoints (gamma and beta) to weight and bias."""
+        """Rename the parameters of norms in old checkpoints from gamma and beta to weight and bias."""
         gamma, beta = ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")
         return {name.replace(*gamma).replace(*beta): tensor for name, tensor in weights.items()}
 
 
 class RoBERTaFamily(Family):
-    """The conversion of RoBERTa."""
+    """The conversion of RoBERTa between Hugging Face and regard."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         return {name.replace("classifier.dense", "roberta.pooler.dense"): x for name, x in weights.items()}
@@ -109,7 +109,10 @@ class RoBERTaFamily(Family):
 
 
 class DistilBERTFamily(Family):
-    """The conversion of DistilBERT. It has no segment embedding: ours is zero, and added to positions on export."""
+    """The conversion of DistilBERT, which has no segment embedding.
+
+    In regard's model the segment embedding is zero. On export it is added to the positions.
+    """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Add a segment embedding of zeros, which DistilBERT does not have."""
@@ -132,12 +135,13 @@ HEADS = {
 
 
 def _family(family: type[Family], kind: str, name: str, without: str, words: str, **more: Any) -> Family:
-    """The conversion of BERT or RoBERTa.
+    """Return the converter of BERT or RoBERTa.
 
-    kind     prefix of the names of weights
-    name     prefix of their class names, such as "Bert"
-    without  a head that the family does not have
-    words    name of their module with the bias of the word head
+    family   class of the converter
+    kind     prefix of the names of weights in Hugging Face
+    name     prefix of Hugging Face's class names, such as "Bert"
+    without  a head that this model type does not have
+    words    Hugging Face's name of the module that has the bias of the word head
     """
     return family(
         config=BERTConfig,

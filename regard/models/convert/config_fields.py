@@ -15,40 +15,46 @@ HFConfig = Mapping[str, Any]
 
 
 def get_int(hf: HFConfig, name: str, default: int | None = None) -> int:
-    """A whole number of 0 or more; required if there is no default."""
+    """Return a setting of a config.json that is a whole number of 0 or more. Without a default it is required."""
     return int(_get(hf, name, default, lambda value: type(value) is int and value >= 0, "a whole number of 0 or more"))
 
 
 def get_optional_int(hf: HFConfig, name: str, default: int | None = None) -> int | None:
-    """A whole number, or None for null; only a missing setting has the default."""
+    """Return a setting of a config.json that is a whole number, or None if it is null.
+
+    If the setting is missing, return `default`.
+    """
     return get_int(hf, name) if hf.get(name) is not None else None if name in hf else default
 
 
 def get_float(hf: HFConfig, name: str, default: float | None = None) -> float:
-    """A finite number; required if there is no default."""
+    """Return a setting of a config.json that is a finite number. Without a default it is required."""
     return float(
         _get(hf, name, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
     )
 
 
 def get_bool(hf: HFConfig, name: str, default: bool) -> bool:
-    """True or false."""
+    """Return a setting of a config.json that is true or false."""
     return bool(_get(hf, name, default, lambda value: isinstance(value, bool), "true or false"))
 
 
 def get_strings(hf: HFConfig, name: str) -> list[str]:
-    """A list of strings; empty if it is missing."""
+    """Return a setting of a config.json that is a list of strings. Empty if it is missing."""
     return list(_get(hf, name, [], _is_list_of_words, "a list of words"))
 
 
 def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
-    """A nested object of a config.json, with full names such as rope_parameters.factor; empty if it is missing."""
+    """Return a nested object of a config.json, with full names such as rope_parameters.factor.
+
+    Empty if it is missing.
+    """
     inner = _get(hf, name, {}, lambda value: isinstance(value, Mapping), "an object with settings")
     return {"model_type": hf.get("model_type"), **{f"{name}.{each}": value for each, value in inner.items()}}
 
 
 def get_num_labels(hf: HFConfig, name: str, default: int) -> int:
-    """The number of labels, which id2label lists."""
+    """Return the number of labels of a config.json: the length of id2label if it exists, else the setting `name`."""
     labels = hf.get("id2label")
     if labels is not None and not isinstance(labels, Mapping):
         raise wrong_type(hf, "id2label", "an object from numbers to labels")
@@ -56,13 +62,13 @@ def get_num_labels(hf: HFConfig, name: str, default: int) -> int:
 
 
 def write_labels(name: str, classes: int) -> dict[str, Any]:
-    """The settings id2label and label2id, with transformers' default names."""
+    """Return the settings id2label and label2id for a number of classes, with transformers' default names."""
     labels = {f"LABEL_{number}": number for number in range(classes)}
     return {"id2label": {str(number): label for label, number in labels.items()}, "label2id": labels} if labels else {}
 
 
 def get_architecture(hf: HFConfig, *known: str) -> str:
-    """The class name of the model: the first entry of `architectures`, or known[0] if that is missing.
+    """Return the class name of the model: the first entry of `architectures`, or known[0] if that is missing.
 
     known  the supported class names; any other raises CheckpointError
     """
@@ -75,7 +81,7 @@ def get_architecture(hf: HFConfig, *known: str) -> str:
 
 
 def expect(hf: HFConfig, **supported: Any) -> None:
-    """Raise CheckpointError if a setting in `hf` differs from the only `supported` value. It may be missing."""
+    """Check that the settings in `hf` have the only `supported` values or are missing, else raise CheckpointError."""
     for name, value in supported.items():
         if hf.get(name, value) != value:
             raise CheckpointError(
@@ -84,7 +90,7 @@ def expect(hf: HFConfig, **supported: Any) -> None:
 
 
 def wrong_type(hf: HFConfig, name: str, wanted: str) -> CheckpointError:
-    """The CheckpointError for a setting that is not of the `wanted` type."""
+    """Return the CheckpointError for a setting of a config.json that is not of the `wanted` type."""
     return CheckpointError(
         f"config.json of this {hf.get('model_type')} says {name}={hf.get(name)!r}, which should be {wanted}"
     )
@@ -105,20 +111,20 @@ def _is_list_of_words(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class NameTable:
-    """A reader and writer of a setting whose values have other names in Hugging Face's configuration than in ours.
+    """Translates a setting whose values have other names in Hugging Face's configuration than in regard's.
 
-    names  maps Hugging Face's names to ours
+    names  maps Hugging Face's names to regard's
     """
 
     names: Mapping[str, str]
 
     def read(self, hf: HFConfig, name: str, default: str) -> str:
-        """Our name of the value that setting `name` has in a config.json."""
+        """Return regard's name for the value of the setting `name` in a config.json."""
         known = f"one of {', '.join(self.names)}"
         return self.names[_get(hf, name, default, lambda value: isinstance(value, str) and value in self.names, known)]
 
     def write(self, name: str, ours: str) -> dict[str, Any]:
-        """The setting `name` with Hugging Face's name of our value, as a dictionary."""
+        """Return {name: value} for a config.json, where value is Hugging Face's name for `ours`."""
         theirs = next((theirs for theirs, value in self.names.items() if value == ours), None)
         if theirs is None:
             raise ConfigError(f"it has no {name} for {ours!r}")
@@ -140,12 +146,13 @@ ACTIVATION = NameTable(
 
 @dataclass(frozen=True)
 class Field:
-    """One setting of a Hugging Face configuration that is also one of ours.
+    """One setting that a Hugging Face configuration and regard's configuration both have.
 
-    name     Hugging Face's name
-    read     function that reads it from a config.json, such as `get_int`
+    name     Hugging Face's name of the setting
+    read     function that reads the setting from a config.json, such as `get_int`
     default  transformers' default; None if the setting is required
-    write    function from the name and our value to the settings to write; default: our value under that name
+    write    function from the name and regard's value to the settings to write; default: regard's value under
+             that name
     """
 
     name: str
@@ -155,7 +162,7 @@ class Field:
 
 
 def name_field(name: str, table: NameTable, default: str) -> Field:
-    """A setting whose values are names, which the table translates."""
+    """Return the `Field` of a setting whose values are names, which the table translates."""
     return Field(name, table.read, default, table.write)
 
 
@@ -169,12 +176,12 @@ SIZES = {
 
 
 def read_fields(fields: Fields, hf: HFConfig) -> dict[str, Any]:
-    """Our settings from a config.json."""
+    """Return regard's settings by name, read from a Hugging Face config.json."""
     return {ours: field.read(hf, field.name, field.default) for ours, field in fields.items()}
 
 
 def write_fields(fields: Fields, config: Any) -> dict[str, Any]:
-    """The settings of a config.json from our configuration."""
+    """Return the settings of a Hugging Face config.json, written from regard's configuration."""
     written: dict[str, Any] = {}
     for ours, field in fields.items():
         written |= field.write(field.name, getattr(config, ours))

@@ -17,16 +17,17 @@ from regard.models.model import Config
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How one model_type of Hugging Face corresponds to one of our architectures. Converts in both directions.
+    """The converter between one Hugging Face model_type and one architecture of regard, in both directions.
 
-    config         our configuration class
-    architectures  Hugging Face's class names, each with the settings of ours that it implies; the first is the default
+    config         regard's configuration class
+    architectures  Hugging Face's class names, each with the regard settings that it implies; the first is the
+                   default
     fields         the settings that both configurations have
-    names          our names of modules and tensors, and theirs
-    prefix         start of the names of their weights in a full model; a base model's names lack it
-    fixed          settings of theirs for which we support only this value
-    tied           their names of tensors that are copies, and of the tensors that they must equal
-    ignored        patterns of their names of tensors that are not needed
+    names          table from regard's names of modules and tensors to Hugging Face's
+    prefix         start of the names of Hugging Face's weights in a full model; a base model's names lack it
+    fixed          Hugging Face settings of which only this value is supported
+    tied           Hugging Face names of tensors that are copies, and of the tensors that they must equal
+    ignored        patterns of Hugging Face names of tensors that are not needed
     """
 
     config: type[Config]
@@ -39,16 +40,19 @@ class Family:
     ignored: tuple[str, ...] = ()
 
     def read_config(self, hf: HFConfig) -> Config:
-        """Our configuration from Hugging Face's config.json."""
+        """Convert a Hugging Face config.json to regard's configuration."""
         expect(hf, **self.fixed)
         return self.config(**self.read_settings(hf))
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
-        """The settings of our configuration from Hugging Face's config.json."""
+        """Return the settings of regard's configuration, read from a Hugging Face config.json."""
         return {**read_fields(self.fields, hf), **self.architectures[get_architecture(hf, *self.architectures)]}
 
     def write_config(self, config: Config, model_type: str) -> dict[str, Any]:
-        """Hugging Face's config.json for our configuration. Raises ConfigError if it cannot express a setting."""
+        """Convert regard's configuration to a Hugging Face config.json.
+
+        Raises ConfigError if it cannot express a setting.
+        """
         if not isinstance(config, self.config):
             raise ConfigError(f"it is built from a {self.config.__name__}, not {type(config).__name__}")
         config = resolve_defaults(config)
@@ -61,7 +65,7 @@ class Family:
         return hf
 
     def write_settings(self, config: Any) -> dict[str, Any]:
-        """The settings of Hugging Face's config.json for our configuration."""
+        """Return the settings of a Hugging Face config.json for regard's configuration."""
         fitting = [name for name, implied in self.architectures.items() if _has_settings(config, implied)]
         special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # ours has no special tokens
         return {"architectures": fitting[-1:], **special, **write_fields(self.fields, config)}
@@ -69,10 +73,10 @@ class Family:
     def read_weights(
         self, weights: Mapping[str, Tensor], ours: Mapping[str, Tensor], config: Config, source: str
     ) -> dict[str, Tensor]:
-        """The state dict of our model from Hugging Face's weights.
+        """Convert Hugging Face's weights to the state dict of regard's model.
 
-        ours    state dict of our model on the meta device, for names and shapes
-        source  where the weights come from, for errors
+        ours    state dict of regard's model on the meta device, for names and shapes
+        source  where the weights come from, for error messages
         """
         missing = "" if any(name.startswith(self.prefix) for name in weights) else self.prefix
         theirs = self.clean_weights({f"{missing}{name}": tensor for name, tensor in weights.items()}, config)
@@ -95,16 +99,16 @@ class Family:
         return read_weights(self.names, kept, ours, source)
 
     def clean_weights(self, weights: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
-        """Convert older or partial variants of Hugging Face's weights to one form, before names are translated."""
+        """Bring older or partial variants of Hugging Face's weights to one format, before names are translated."""
         return weights
 
     def write_weights(self, weights: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
-        """Hugging Face's weights from the state dict of our model."""
+        """Convert the state dict of regard's model to Hugging Face's weights."""
         return write_weights(self.names, weights, config)
 
 
 def resolve_defaults(config: Any) -> Any:
-    """The configuration with every None replaced by the value it stands for, so that two can be compared."""
+    """Return the configuration with each None replaced by the default it means, so that two can be compared."""
     defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth, "head_width": config.width // config.heads}
     changes = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     if isinstance(getattr(config, "mixer", None), DotProductAttention):
@@ -113,7 +117,10 @@ def resolve_defaults(config: Any) -> Any:
 
 
 def list_differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """The settings in which two configurations of one class differ."""
+    """Return the settings in which two configurations of the same class differ, as text.
+
+    path  prefix of the names, for nested configurations
+    """
     found: list[str] = []
     for name in (each.name for each in dataclass_fields(ours)):
         a, b = getattr(ours, name), getattr(theirs, name)

@@ -60,13 +60,14 @@ ROPE_SCALINGS: dict[str, tuple[type[RopeScaling], dict[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaFamily(Family):
-    """The conversion of Llama, or of a family that differs from it in few settings.
+    """The conversion of Llama, or of a model type that differs from it in few settings.
 
     kv_heads, head_width, window
              transformers' defaults, if config.json lacks the setting
     windows  whether config.json has the setting sliding_window
-    biases   whether config.json has attention_bias and mlp_bias; if only one is true, ours has zeros for the other
-    mixer    attention settings of ours that all models of the family have
+    biases   whether config.json has attention_bias and mlp_bias; if only one is true, regard's model has zeros
+             for the other
+    mixer    attention settings of regard that all models of this type have
     """
 
     kv_heads: int | None = None
@@ -111,13 +112,16 @@ class LlamaFamily(Family):
         }
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add zeros for biases that our model has and the checkpoint does not."""
+        """Add zeros for biases that regard's model has and the checkpoint does not."""
         for name in [name for name in weights if config.bias and name.endswith("_proj.weight")]:
             weights.setdefault(name.replace("weight", "bias"), weights[name].new_zeros(len(weights[name])))
         return weights
 
     def _read_window(self, hf: HFConfig) -> int | None:
-        """The number of earlier tokens that each token sees. sliding_window counts the token itself, ours does not."""
+        """Return the number of earlier tokens that each token sees, or None for all.
+
+        sliding_window in config.json counts the token itself, regard's setting does not.
+        """
         size = fields.get_optional_int(hf, "sliding_window", self.window) if self.windows else None
         kind = f"config.json of this {hf['model_type']} says"
         if size is not None and size < 2:
@@ -133,7 +137,10 @@ class LlamaFamily(Family):
 
 
 class Phi3Family(LlamaFamily):
-    """Phi-3: gate and up are one matrix. Abdin et al. 2024, arXiv:2404.14219."""
+    """The conversion of Phi-3, in which gate and up projections are one matrix.
+
+    Abdin et al. 2024, arXiv:2404.14219.
+    """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         for name in [name for name in weights if name.endswith("gate_up_proj.weight")]:
@@ -150,7 +157,7 @@ class Phi3Family(LlamaFamily):
 
 
 def _read_rotary(hf: HFConfig, context: int) -> Rotary:
-    """Our rotary settings from a config.json, in the format of current and of older releases of transformers."""
+    """Read the rotary settings (RoPE) of a config.json. Formats of older releases of transformers are supported."""
     section = "rope_parameters" if hf.get("rope_parameters") is not None else "rope_scaling"
     rope = fields.get_section(hf, section)
     base = fields.get_float(rope, f"{section}.rope_theta", fields.get_float(hf, "rope_theta", 10000.0))
@@ -179,7 +186,7 @@ def _read_rotary(hf: HFConfig, context: int) -> Rotary:
 
 
 def _yarn_defaults(rope: HFConfig, section: str) -> dict[str, float]:
-    """Defaults of YaRN settings that may be missing; attention_factor is computed from the others."""
+    """Return defaults for YaRN settings that may be missing. attention_factor is computed from the other settings."""
     fields.expect(rope, **{f"{section}.truncate": True})
     factor = fields.get_float(rope, f"{section}.factor")
     one, all_dim = (fields.get_float(rope, f"{section}.{each}", 0.0) for each in ("mscale", "mscale_all_dim"))
@@ -189,7 +196,7 @@ def _yarn_defaults(rope: HFConfig, section: str) -> dict[str, float]:
 
 
 def _write_scaling(scaling: RopeScaling | None) -> dict[str, Any]:
-    """Our RoPE scaling in the format of config.json."""
+    """Convert regard's RoPE scaling to the settings of a config.json."""
     if scaling is None:
         return {"rope_type": "default"}
     for kind, (ours, names) in ROPE_SCALINGS.items():

@@ -62,7 +62,7 @@ for _stack, _last in (("encoder", 1), ("decoder", 2)):
 
 
 class T5Family(Family):
-    """The conversion of T5. Version 1.0 ties the output layer and scales its input; version 1.1 does neither."""
+    """The conversion of T5. Version 1.0 ties the output layer and scales its input. Version 1.1 does neither."""
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
         settings = super().read_settings(hf)
@@ -83,7 +83,10 @@ class T5Family(Family):
         }
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add the output layer that a model of version 1.1 shares; name the only first layer as one with a gate."""
+        """Add an untied output layer if it is missing, and rename `wi`, the first feed-forward layer, to `wi_1`.
+
+        An untied output layer is copied from the shared embeddings. `wi_1` is the name in models with a gate.
+        """
         if not config.tied and "shared.weight" in weights:
             weights.setdefault("lm_head.weight", weights["shared.weight"])
         return {name.replace(".wi.", ".wi_1."): tensor for name, tensor in weights.items()}

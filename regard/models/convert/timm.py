@@ -66,10 +66,10 @@ DAVIT_HEAD_WIDTH = 32  # in all models of the paper and of timm
 
 
 def from_timm(weights: Mapping[str, Tensor], kind: str, **hints: Any) -> Model:
-    """The model of a timm state dict, in eval mode.
+    """Build a model of regard from a timm state dict. It is in eval mode.
 
     kind   "vit" or "davit"
-    hints  settings that shapes do not show: heads, eps, and window of a davit
+    hints  settings that the shapes do not show: heads, eps, and window of a davit
     """
     if kind not in READERS:
         raise ConfigError(f"kind is one of {', '.join(READERS)}, not {kind!r}")
@@ -78,7 +78,10 @@ def from_timm(weights: Mapping[str, Tensor], kind: str, **hints: Any) -> Model:
 
 
 def read_vit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[ViTConfig, dict[str, Tensor]]:
-    """Our configuration and weights of timm's VisionTransformer; hints: settings such as heads=4."""
+    """Convert the state dict of timm's VisionTransformer. Returns regard's configuration and state dict.
+
+    hints  settings that the shapes do not show, such as heads=4
+    """
     source = "timm's vit"
     if any(name.startswith("fc_norm.") for name in weights):
         raise CheckpointError(
@@ -103,7 +106,10 @@ def read_vit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[ViTConfig, di
 
 
 def read_davit(weights: Mapping[str, Tensor], **hints: Any) -> tuple[DaViTConfig, dict[str, Tensor]]:
-    """Our configuration and weights of timm's DaVit; hints: settings such as window=12."""
+    """Convert the state dict of timm's DaVit. Returns regard's configuration and state dict.
+
+    hints  settings that the shapes do not show, such as window=12
+    """
     source = "timm's davit"
     channels = _shape(weights, "stem.conv.weight", source)[1]
     stages = range(_count(weights, "stages."))
@@ -136,7 +142,7 @@ def _read(
 
 
 def _vit_heads(width: int) -> int:
-    """The number of heads of our ViT preset with this width."""
+    """Return the number of heads of regard's ViT preset with this width. Raises CheckpointError if there is none."""
     known = {config.width: config.heads for config in VITS.values()}
     if width not in known:
         raise CheckpointError(f"timm's vit is {width} wide, from which its heads cannot be inferred; pass heads=...")
@@ -150,7 +156,7 @@ def _shape(weights: Mapping[str, Tensor], name: str, source: str) -> tuple[int, 
 
 
 def _count(weights: Mapping[str, Tensor], prefix: str) -> int:
-    """The number of different name parts that directly follow the prefix, such as the number of blocks."""
+    """Return how many different name components directly follow the prefix, such as the number of blocks."""
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 

@@ -20,7 +20,7 @@ from regard.models.vit import ViTConfig
 
 
 def get_side(hf: HFConfig, name: str, default: int) -> int:
-    """The side of a square, written as one number or two equal ones."""
+    """Return a setting of a config.json that is the side of a square, written as one number or two equal ones."""
     size = default if hf.get(name) is None else hf[name]
     both = size if isinstance(size, list | tuple) else [size]
     if not both or not all(type(side) is int for side in both):
@@ -46,10 +46,10 @@ DINOV2_FIELDS["eps"] = Field("layer_norm_eps", fields.get_float, 1e-6)
 
 
 def encoder_names(prefix: str, up: str, down: str, norms: tuple[str, str]) -> dict[str, str | WeightRule]:
-    """The table from our names of weights to Hugging Face's.
+    """Return the table from regard's names of weights to Hugging Face's names.
 
-    prefix          start of all names of theirs
-    up, down, norms  their names of the feed-forward layers and the norms of a block
+    prefix           start of all Hugging Face names
+    up, down, norms  Hugging Face's names of the feed-forward layers and of the norms of a block
     """
     block = f"{prefix}.encoder.layer.*."
     return {
@@ -75,10 +75,13 @@ def _deit_heads(part: str) -> list[str]:
 
 
 class DeiTFamily(Family):
-    """DeiT: a distillation token beside the class token, each with a classifier; logits are the mean of both."""
+    """The conversion of DeiT. It has a class token and a distillation token, each with a classifier.
+
+    The logits are the mean of both classifiers.
+    """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Join the two classifiers; DeiTForImageClassification has only one, of the class token."""
+        """Join the two classifiers to one. DeiTForImageClassification has only the classifier of the class token."""
         for part in ("weight", "bias"):
             both = [weights.pop(name) for name in _deit_heads(part) if name in weights]
             if len(both) == 2:
@@ -101,7 +104,10 @@ LAYER_SCALES = {"layer_scale1.lambda1": "attention.output.dense", "layer_scale2.
 
 
 class DINOv2Family(Family):
-    """The conversion of DINOv2. Ours has no layer scale: it is multiplied into the output projections."""
+    """The conversion of DINOv2.
+
+    Its layer scale is multiplied into the output projections, as regard's ViT has none.
+    """
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
         settings = super().read_settings(hf)

@@ -18,11 +18,11 @@ from regard.base.errors import CheckpointError
 
 @dataclass(frozen=True)
 class WeightRule:
-    """Which of their tensors hold the values of one of our tensors, and how to convert.
+    """How one tensor of regard corresponds to one or more tensors of another library, and how to convert them.
 
-    theirs  names of their tensors
-    read    function from their tensors to ours
-    write   function from our tensor and our configuration to theirs
+    theirs  names of the other library's tensors
+    read    function from their tensors to regard's
+    write   function from regard's tensor and configuration to theirs
     """
 
     theirs: tuple[str, ...]
@@ -34,37 +34,44 @@ WeightTable = Mapping[str, "str | WeightRule"]
 
 
 def transpose(theirs: str) -> WeightRule:
-    """The rule for a matrix that they store transposed, as (inputs, outputs). A bias stays as it is."""
+    """Return the rule for a matrix that the other library stores transposed, as (inputs, outputs).
+
+    A bias is unchanged.
+    """
     return WeightRule((theirs,), lambda parts: parts[0].t(), lambda whole, config: [whole.t()])
 
 
 def squeeze(theirs: str, axes: int) -> WeightRule:
-    """The rule for a tensor that they store with `axes` more leading axes of size one."""
+    """Return the rule for a tensor that the other library stores with `axes` additional leading axes of size one."""
     return WeightRule((theirs,), lambda parts: parts[0].flatten(0, axes), lambda whole, config: [whole[(None,) * axes]])
 
 
 def skip_rows(theirs: str, rows: int) -> WeightRule:
-    """The rule for a table that they store with `rows` more rows at its start, which are never used."""
+    """Return the rule for a table that the other library stores with `rows` unused additional rows at its start."""
     return WeightRule((theirs,), lambda parts: parts[0][rows:], lambda whole, config: [pad(whole, (0, 0, rows, 0))])
 
 
 def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
-    """The rule for query, key and value, which are separate in their model and rows of one tensor in ours.
+    """Return the rule for query, key and value, which are separate in the other library and one tensor in regard.
 
-    theirs  their name with {} for one of the `parts`
+    theirs  the other library's name, with {} in place of one of the `parts`
+    parts   names of query, key and value
     """
     return WeightRule(tuple(theirs.format(part) for part in parts), torch.cat, split_query_key_value)
 
 
 def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
-    """Split the rows of our fused tensor into queries, keys and values. Keys and values may have fewer heads."""
+    """Split the rows of regard's fused tensor into queries, keys and values. Keys and values may have fewer heads."""
     kv_heads = getattr(getattr(config, "mixer", None), "kv_heads", None) or config.heads
     unit = len(whole) // (config.heads + 2 * kv_heads)
     return whole.split([unit * config.heads, unit * kv_heads, unit * kv_heads])
 
 
 def find_rule(table: WeightTable, name: str) -> WeightRule:
-    """The rule for one of our tensors, with the block number of its name filled into their names."""
+    """Return the rule for a tensor of regard.
+
+    The block number in its name is filled into the other library's names.
+    """
     pattern = re.sub(r"\d+", "*", name)
     module, _, part = pattern.rpartition(".")
     for key, suffix in ((pattern, ""), (module, f".{part}")):
@@ -78,10 +85,11 @@ def find_rule(table: WeightTable, name: str) -> WeightRule:
 def read_weights(
     table: WeightTable, weights: Mapping[str, Tensor], ours: Iterable[str], source: str
 ) -> dict[str, Tensor]:
-    """Convert their weights to ours. Raises CheckpointError if one of theirs is not used.
+    """Convert another library's weights to regard's. Raises CheckpointError if a tensor is missing or not used.
 
-    ours    our tensors by name, for names and shapes
-    source  where the weights come from, for errors
+    table   the conversion rules
+    ours    names of regard's tensors
+    source  where the weights come from, for error messages
     """
     read: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -104,7 +112,10 @@ def read_weights(
 
 
 def write_weights(table: WeightTable, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Convert our weights to theirs."""
+    """Convert regard's weights to those of another library.
+
+    table  the conversion rules
+    """
     theirs: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         rule = find_rule(table, name)
@@ -113,6 +124,6 @@ def write_weights(table: WeightTable, weights: Mapping[str, Tensor], config: Any
 
 
 def _fill(pattern: str, name: str) -> str:
-    """The pattern with each `*` replaced by the next number in `name`."""
+    """Return the pattern with each `*` replaced by the next number in `name`."""
     numbers = iter(re.findall(r"\d+", name))
     return re.sub(r"\*", lambda match: next(numbers), pattern)

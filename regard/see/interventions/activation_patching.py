@@ -23,7 +23,7 @@ INPUTS = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class HeadEffects(TextDisplay):
-    """A number for every head, or for every head and position.
+    """The metric after patching each head, or each head at each position.
 
     heads     the layer and index of each head
     values    the metric after patching each head; with positions, one column for each
@@ -35,13 +35,13 @@ class HeadEffects(TextDisplay):
     baseline: float
 
     def of(self, layer: str, head: int) -> Tensor:
-        """The value of one head."""
+        """Return the metric after patching one head; one entry for each position if positions were patched."""
         if (layer, head) not in self.heads:
             raise ConfigError(f"there is no head {head} of {layer!r}; heads are {self.heads[:3]} and so on")
         return self.values[self.heads.index((layer, head))]
 
     def sorted(self) -> list[Head]:
-        """The heads, those with the largest change of the metric first."""
+        """Return the heads sorted by the absolute change of the metric, largest first."""
         change = (self.values - self.baseline).abs()
         order = (change if change.ndim == 1 else change.amax(1)).argsort(descending=True, stable=True)
         return [self.heads[at] for at in order.tolist()]
@@ -66,17 +66,17 @@ def activation_patching(
     positions: Sequence[int] | None = None,
     progress: bool = True,
 ) -> HeadEffects:
-    """Activation patching: the metric after replacing the output of each head by that of another run, one at a time.
+    """Activation patching: measure a metric while one head's output is replaced by that of another forward pass.
 
-    Meng et al. 2022, arXiv:2202.05262; for heads as in Wang et al. 2022, arXiv:2211.00593. With the source from the
-    clean input and `run` on the corrupted one, a head that restores the metric is sufficient for it (denoising); the
-    other way round, a head that lowers it is necessary (noising).
+    Meng et al. 2022, arXiv:2202.05262; for heads as in Wang et al. 2022, arXiv:2211.00593. Denoising: with
+    `source` from the clean input and `run` on the corrupted one, a head that restores the metric is sufficient
+    for it. Noising: with the inputs exchanged, a head that lowers the metric is necessary for it.
 
     run        calls the model on its inputs and returns its output
-    source     another run, recorded by `watch`, with inputs of the same shape
-    metric     from the output of `run` to a number
-    layers     names in `source`; None is all
-    positions  patch one position at a time, these; None patches all positions of a head together
+    source     another forward pass, recorded by `watch`, with inputs of the same shape
+    metric     returns a number for the output of `run`
+    layers     names of layers in `source`; None is all
+    positions  positions to patch, one at a time; None patches all positions of a head together
 
     >>> with watch(model) as source:
     ...     out = model(tokens)
@@ -109,15 +109,18 @@ def path_patching(
     layers: Sequence[str] | None = None,
     progress: bool = True,
 ) -> HeadEffects:
-    """Path patching: the metric if only one path differs, from each head to the logits or to one later head.
+    """Path patching: measure the effect of each head along one path, to the logits or through one later head.
 
-    Wang et al. 2022, arXiv:2211.00593, appendix B. The output of the sender comes from the source, all other heads keep
-    their outputs of `run`, and feed-forward layers are computed again. Without a receiver that is the effect on the
-    logits. With one, its queries, keys and values are those of that run, and a last run with its output, in which
-    all other parts are computed as usual, has the effect.
+    Wang et al. 2022, arXiv:2211.00593, appendix B. For each sender head, the model runs with the sender's
+    output from `source` and the outputs of all other heads fixed to those of `run`; feed-forward layers are
+    computed as usual. Without a receiver, the metric of this pass is returned. With a receiver, its queries,
+    keys and values are taken from this pass, and the metric is that of another pass in which only the output of
+    the receiver is replaced.
 
-    receiver  the layer and index of a head; senders are the heads of earlier layers. None is the logits
-    inputs    which inputs of the receiver the path goes into: some of "q", "k", "v"
+    run, source, metric, layers  as in `activation_patching`
+    receiver                     layer and index of a later head; only heads of earlier layers are senders. None
+                                 is the logits
+    inputs                       the inputs of the receiver that change: some of "q", "k", "v"
 
     >>> with watch(model) as source:
     ...     out = model(tokens)
@@ -149,7 +152,7 @@ def path_patching(
 
 
 def _freeze_heads(edit: Interventions, clean: Seen, source: Seen, sender: Head) -> None:
-    """Give the sender its output in the source, and every other head that of the clean run."""
+    """Patch the sender with its output from `source`, and every other head with its output from `clean`."""
     for name in clean:
         edit.patch(name, source=clean)
     edit.patch(sender[0], heads=[sender[1]], source=source)
@@ -158,7 +161,12 @@ def _freeze_heads(edit: Interventions, clean: Seen, source: Seen, sender: Head) 
 def _run_receiver(
     model: nn.Module, run: Callable[[], Any], receiver: Head, clean: Record, changed: Record, inputs: Sequence[str]
 ) -> Any:
-    """Run the model with the receiver's output for changed queries, keys or values."""
+    """Run the model with one head's output recomputed from changed queries, keys or values.
+
+    clean    record of the head's layer in the unchanged forward pass
+    changed  record of the layer in the changed forward pass
+    inputs   what to take from `changed`: some of "q", "k", "v"
+    """
     name, head = receiver
     mixed = replace(clean, **{each: getattr(changed, each) for each in inputs})
     with intervene(model) as edit:
@@ -167,6 +175,9 @@ def _run_receiver(
 
 
 def list_heads(seen: Seen, layers: Sequence[str] | None) -> list[Head]:
-    """The layer and index of every head of a run, or of some of its layers."""
+    """Return the layer name and index of every head of a recorded forward pass.
+
+    layers  names of the layers; None is all
+    """
     names = list(seen) if layers is None else list(layers)
     return [(name, head) for name in names for head in range(seen[name].q.shape[1])]

@@ -15,13 +15,13 @@ from regard.see.record import Record
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """An attention call of a running model.
+    """An intercepted attention call of a running model.
 
-    path       of the module that makes the call
-    name       as in `watch`: the second call of a module is `path:2`
-    build      makes the record of its inputs, with gradients
-    out        its output as the model receives it
-    transform  from the output of the heads to `out`
+    path       path of the module that makes the call
+    name       name as in `watch`: the second call of a module is `path:2`
+    build      builds the record of the inputs, with gradients
+    out        the output as the model receives it
+    transform  converts the output of the heads to `out`
     """
 
     path: str
@@ -32,7 +32,7 @@ class AttentionCall:
 
     @cached_property
     def record(self) -> Record:
-        """The inputs of the call, with gradients."""
+        """The record of the inputs of the call, with gradients."""
         try:
             return self.build()
         except Exception as error:
@@ -40,12 +40,12 @@ class AttentionCall:
 
     @cached_property
     def heads(self) -> Float[Tensor, "b h i e"]:
-        """The output of the heads, before any output projection."""
+        """The output of the attention heads, before the output projection."""
         heads = self.transform.read_heads(self.out)
         return attend_record(self.record) if heads is None else heads
 
     def output(self, heads: Float[Tensor, "b h i e"]) -> Tensor:
-        """What the model receives if the heads have this output."""
+        """Convert an output of the heads to the output of the call, in the shape that the model expects."""
         return self.transform.apply(heads.to(self.out.dtype), self.out)
 
 
@@ -53,7 +53,7 @@ OutputChange = Callable[[AttentionCall], Float[Tensor, "b h i e"] | None]
 
 
 def attend_record(record: Record) -> Float[Tensor, "b h i e"]:
-    """The output of the heads of a record, with its dropout and with gradients."""
+    """Compute the attention output of a record's inputs, with its dropout and with gradients."""
     assert record.v is not None
     return attend(
         record.q,

@@ -21,10 +21,10 @@ from regard.see.softmax_tracer import AFTER_SOFTMAX
 
 @dataclass(eq=False)
 class HeadState:
-    """A call while its edits are applied.
+    """The state of an attention call while edits are applied to it.
 
-    heads   the output of its heads so far
-    edited  its inputs, if an edit changed them
+    heads   the output of the heads after the edits so far
+    edited  the record of the changed inputs; None if no edit changed them
     """
 
     call: AttentionCall
@@ -33,16 +33,16 @@ class HeadState:
 
     @property
     def record(self) -> Record:
-        """The inputs of the call so far."""
+        """The record of the inputs of the call, after the edits so far."""
         return self.call.record if self.edited is None else self.edited
 
     def chosen(self, heads: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Indices of the chosen heads, None being all."""
+        """Return the chosen head indices, from 0; None chooses all heads."""
         count = self.heads.shape[1]
         return tuple(range(count)) if heads is None else resolve_indices("heads", heads, count, self.call.name)
 
     def mark(self, heads: tuple[int, ...] | None) -> Tensor:
-        """True for the chosen heads, (h 1 1)."""
+        """Return a boolean tensor (h 1 1) that is True for the chosen heads."""
         marked = torch.zeros(self.heads.shape[1], 1, 1, dtype=torch.bool, device=self.heads.device)
         marked[list(self.chosen(heads))] = True
         return marked
@@ -50,10 +50,12 @@ class HeadState:
 
 @dataclass(frozen=True, eq=False)
 class Edit(ABC):
-    """A change of chosen heads of chosen calls.
+    """Base class of edits, which change the chosen heads in the chosen attention calls.
 
-    text   the call that made the edit, for messages
-    calls  names of the calls that it changed
+    text   the user's call that created the edit, such as "ablate(...)", for messages
+    layer  the attention calls to edit
+    heads  indices of the heads; None is all
+    calls  names of the attention calls that were changed so far
     """
 
     text: str
@@ -64,11 +66,11 @@ class Edit(ABC):
 
     @abstractmethod
     def apply(self, state: HeadState) -> None:
-        """Change the record or the output of the heads."""
+        """Change the inputs of the call or the output of its heads, in `state`."""
 
 
 class ScoreEdit(Edit):
-    """An edit of queries, keys or mask, after which the weights are computed again."""
+    """Base class of edits of queries, keys or mask; the attention of the chosen heads is then computed again."""
 
     stage = 0
 
@@ -85,12 +87,12 @@ class ScoreEdit(Edit):
 
     @abstractmethod
     def change(self, state: HeadState) -> Record:
-        """The record with changed queries, keys or mask."""
+        """Return the record with changed queries, keys or mask."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScaleBeta(ScoreEdit):
-    """Multiply the inverse temperature, the factor of q . k. Masks and score terms stay as they are."""
+    """Multiply beta, the inverse temperature that scales q . k, by a factor. Masks and score terms stay."""
 
     factor: float
 
@@ -121,7 +123,7 @@ class HideKeys(ScoreEdit):
 
 @dataclass(frozen=True, eq=False)
 class SetWeights(Edit):
-    """Replace the weights by a matrix."""
+    """Replace the attention weights by a given tensor."""
 
     weights: Float[Tensor, "..."]
     stage = 1
@@ -145,9 +147,9 @@ class SetWeights(Edit):
 
 @dataclass(frozen=True, eq=False)
 class ReplaceOutput(Edit):
-    """Replace the output of heads: by zero, a mean, other sequences (ablation), or that of another run (patching).
+    """Replace the output of heads by zeros, a mean, other sequences (ablation) or another forward pass (patching).
 
-    values     from a call and the output of its heads to what replaces that, (b h i e)
+    values     returns the new output (b h i e) for a call and the output of its heads
     positions  indices of the queries to change; None is all
     """
 

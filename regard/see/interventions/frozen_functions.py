@@ -11,10 +11,11 @@ ACTIVATIONS = ("gelu", "tanh", "relu", "silu", "sigmoid", "softplus", "elu", "le
 
 
 class FrozenFunctions(TorchFunctionMode):
-    """Treats norms and activation functions as linear in their input, without changing their output.
+    """Torch function mode that makes norms and activation functions linear for gradients; outputs stay the same.
 
-    A norm divides by a number that depends on its input, and f(x) = x (f(x) / x). Both factors are constants for
-    gradients inside the mode, so the gradient at a vector says what it contributes, exactly.
+    A norm divides by a number that depends on its input, and an activation is f(x) = x (f(x) / x). Inside the
+    mode both factors are constants for autograd. So input times gradient is the exact contribution of a vector
+    to the output.
     """
 
     def __torch_function__(

@@ -15,10 +15,11 @@ from regard.see.watch import watch
 
 
 def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Float[Tensor, "h"]]:
-    """Head importance: the mean over sequences of |z . dL/dz|, for the output z of each head of each layer.
+    """Return the importance of each head: the mean over sequences of |z . dL/dz|, where z is the head's output.
 
-    Michel et al. 2019, arXiv:1905.10650, equation 2, without the division by the norm of each layer. It estimates how
-    much the loss changes if the head is ablated. A loss that is a mean over b sequences gives numbers smaller by b.
+    Michel et al. 2019, arXiv:1905.10650, equation 2, without the division by the norm of each layer. It
+    estimates how much the loss changes if the head is ablated. If the loss is a mean over b sequences, the
+    numbers are smaller by b.
 
     loss  runs the model on its inputs with gradients and returns the loss of all sequences, a scalar
 
@@ -40,7 +41,14 @@ def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, F
 
 
 def repeated_tokens(vocab: int, *, length: int = 25, repeats: int = 4, b: int = 8, seed: int = 0) -> Int[Tensor, "b n"]:
-    """Random tokens, repeated: the input of the induction score. The defaults are those of Olsson et al. 2022.
+    """Sample sequences of random tokens, each repeated several times, as input for `induction_scores`.
+
+    The defaults are those of Olsson et al. 2022.
+
+    vocab    vocabulary size
+    length   number of tokens of one copy
+    repeats  number of copies
+    b        number of sequences
 
     >>> repeated_tokens(256, length=5, repeats=2, b=1).shape
     torch.Size([1, 10])
@@ -54,13 +62,14 @@ def repeated_tokens(vocab: int, *, length: int = 25, repeats: int = 4, b: int = 
 def induction_scores(
     model: nn.Module, tokens: Int[Tensor, "b n"], length: int, run: Callable[[Tensor], Any] | None = None
 ) -> dict[str, Float[Tensor, "h"]]:
-    """The induction score (prefix matching) of every head: the weight on the tokens after earlier copies of the token.
+    """Return the induction score of every head: the weight on tokens that follow earlier copies of a token.
 
-    Olsson et al. 2022, arXiv:2209.11895: a sequence of random tokens is repeated, and the weight of each token from the
-    second copy on, on all tokens that follow its earlier copies, is averaged. A perfect induction head has 1.
+    Olsson et al. 2022, arXiv:2209.11895. The input is a sequence of random tokens that is repeated. For each
+    token from the second copy on, the weights on all tokens that follow its earlier copies are summed; the
+    score is the mean of these sums. A perfect induction head has 1.
 
     tokens  as `repeated_tokens` makes them
-    length  of one copy
+    length  number of tokens of one copy
     run     calls the model with the tokens; None is `model(tokens)`
 
     >>> tokens = repeated_tokens(256, length=5, repeats=2, b=1)
@@ -84,9 +93,12 @@ def induction_scores(
 def previous_token_scores(
     model: nn.Module, tokens: Int[Tensor, "b n"], run: Callable[[Tensor], Any] | None = None
 ) -> dict[str, Float[Tensor, "h"]]:
-    """The previous-token score of every head: the mean weight of a token on the one before it.
+    """Return the previous-token score of every head: the mean weight of a token on the token before it.
 
-    Olsson et al. 2022, arXiv:2209.11895. A perfect previous-token head has 1.
+    Olsson et al. 2022, arXiv:2209.11895. A perfect previous-token head has 1. The score is NaN if positions are
+    unknown.
+
+    run  calls the model with the tokens; None is `model(tokens)`
 
     >>> scores = previous_token_scores(model, tokens)
     >>> scores["blocks.0.attention"].shape

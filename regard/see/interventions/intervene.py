@@ -24,15 +24,16 @@ ABLATIONS = ("zero", "mean", "resample")
 
 
 def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractContextManager["Interventions"]:
-    """Change what attention heads compute inside the `with` block: ablation, activation patching and more.
+    """Context manager to change what attention heads compute: ablation, activation patching and more.
 
-    Every attention that `watch` records can be edited, where it is recorded. Without edits, no bit of any output
-    changes. Gradients flow through edits. All is undone at the end of the block, and after an error. An edit that has
-    changed no call by the end of a forward pass raises an error with the reason.
+    Every attention call that `watch` records can be edited. Without edits, all outputs stay bit-identical.
+    Gradients flow through edits. At the end of the block, or after an error, everything is undone. An edit that
+    has changed no call by the end of a forward pass raises an error with the reason.
 
-    A layer is a name in `seen`, a suffix that one module has, or the index of the call in a forward pass. A name is for
-    every call of the module, `name:2` for its second call in a pass. Edits of one layer take place in this order,
-    however they were made: `scale_beta` and `hide`, `set_weights`, `ablate` and `patch`.
+    The argument `layer` of an edit is a name in `seen`, a suffix of such a name that is unique, or the index of
+    the call in a forward pass. A name selects every call of the module; `name:2` selects its second call in a
+    pass. The order of edits of one layer is fixed: first `scale_beta` and `hide`, then `set_weights`, then
+    `ablate` and `patch`.
 
     model  the model; None, or a function that is not a method of a model, edits all calls, by index
 
@@ -54,7 +55,7 @@ def _run_block(edit: "Interventions") -> Iterator["Interventions"]:
 
 
 class Interventions:
-    """The edits of a model, made by `intervene`."""
+    """The edits of a model inside an `intervene` block; its methods add edits."""
 
     def __init__(self, model: nn.Module | Callable[..., Any] | None = None) -> None:
         self.edits: list[Edit] = []
@@ -72,13 +73,14 @@ class Interventions:
         source: Source | None = None,
         seed: int | None = None,
     ) -> None:
-        """Replace the output of heads, before the output projection, by something that does not depend on the input.
+        """Ablate heads: replace their output, before the output projection, by zeros, a mean or other sequences.
 
+        layer   name or index of the layer, as in `intervene`
         heads   indices of heads; None is all
-        how     "zero"; "mean" over the sequences and positions of `source`, or of the call itself; "resample", the
-                output for a sequence of `source` that is drawn for each sequence
-        source  a run that `watch` recorded
-        seed    of the draws of "resample"
+        how     "zero"; "mean", the mean over the sequences and positions of `source`, or of the call itself without
+                a source; "resample", the output for a randomly chosen sequence of `source`
+        source  a forward pass that `watch` recorded
+        seed    seed of the random choice of "resample"
         """
         if how not in ABLATIONS:
             raise ConfigError(f"how is one of {', '.join(ABLATIONS)}, not {how!r}")
@@ -98,9 +100,9 @@ class Interventions:
         self._add(ReplaceOutput, "ablate", layer, heads, values, how=how)
 
     def scale_beta(self, layer: str | int, factor: float, *, heads: Indices | None = None) -> None:
-        """Multiply beta, the inverse temperature: the factor of q . k. Masks and biases stay as they are.
+        """Multiply beta, the inverse temperature that scales q . k, by a factor. Masks and biases stay as they are.
 
-        factor  0 gives equal weights to all visible keys (without biases), large ones hard attention
+        factor  0 gives equal weights to all visible keys (without biases); a large factor gives hard attention
         """
         number = check_number("scale_beta(factor)", factor)
         if abs(number) == float("inf"):
@@ -108,9 +110,9 @@ class Interventions:
         self._add(ScaleBeta, "scale_beta", layer, heads, number, factor=factor)
 
     def hide(self, layer: str | int, *, keys: Indices, heads: Indices | None = None) -> None:
-        """Hide keys from all queries: their weights are zero, and those of the other keys sum to one.
+        """Hide keys from all queries: their weights become zero, and the other weights of a query sum to one.
 
-        keys  indices of the keys of the call, negative from the end
+        keys  indices of keys; negative indices count from the end
         """
         chosen = check_indices("keys", keys)
         if chosen is None:
@@ -120,7 +122,7 @@ class Interventions:
     def set_weights(self, layer: str | int, weights: Float[Tensor, "..."], *, heads: Indices | None = None) -> None:
         """Replace the attention weights of heads.
 
-        weights  (b, heads, i, j), or what broadcasts to that
+        weights  (b, heads, i, j), or a shape that broadcasts to it
         """
         if not isinstance(weights, Tensor) or not weights.is_floating_point() or weights.ndim < 2:
             raise ConfigError("set_weights takes a floating-point tensor (..., i, j) of weights")
@@ -129,9 +131,12 @@ class Interventions:
     def patch(
         self, layer: str | int, *, source: Source, positions: Indices | None = None, heads: Indices | None = None
     ) -> None:
-        """Replace the output of heads, before the output projection, by that of another run: activation patching.
+        """Activation patching: replace the output of heads by that of another forward pass.
 
-        source     the other run, recorded by `watch`, with as many positions, and as many sequences or one
+        The output is replaced before the output projection.
+
+        source     the other forward pass, recorded by `watch`; it has the same number of positions, and the same
+                   number of sequences or one
         positions  indices of queries; None is all
         """
         check_source("patch(source)", source)
@@ -167,7 +172,7 @@ class Interventions:
                 self._open = None
 
     def _change(self, call: AttentionCall) -> Tensor | None:
-        """The output of the heads of one call after its edits; None if there are none."""
+        """Apply the edits to one attention call and return the new output; None if no edit is for this call."""
         index = self._called.total()
         self._called[call.path] += 1
         place = call.path, self._called[call.path], index
@@ -199,7 +204,7 @@ class Interventions:
         self._check_effect()
 
     def _check_effect(self) -> None:
-        """Raise an error for an edit that has changed no call."""
+        """Raise InterventionError if an edit has changed no attention call."""
         idle = next((each for each in self.edits if not each.calls), None)
         if idle is None:
             return
@@ -218,7 +223,7 @@ class Interventions:
 
 
 class EditingWatcher(Watcher):
-    """Intercepts the attention calls of a model and its forward passes for `Interventions`."""
+    """A `Watcher` that applies the edits of an `Interventions` to the attention calls of a model."""
 
     def __init__(self, model: nn.Module | Callable[..., Any] | None, edit: Interventions) -> None:
         super().__init__(model, change=edit._change)

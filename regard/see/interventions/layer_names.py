@@ -10,11 +10,11 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """The calls that an edit is for. All numbers are those of one forward pass.
+    """Selects the attention calls of a forward pass that an edit changes.
 
-    path    of the module; None for any
-    number  of the call of this module, from 1; None for every call
-    index   of the call among all attention calls, from 0; None for any
+    path    path of the module; None for any
+    number  which call of this module, from 1; None for every call
+    index   index among all attention calls of the forward pass, from 0; None for any
     """
 
     path: str | None = None
@@ -22,16 +22,16 @@ class LayerChoice:
     index: int | None = None
 
     def includes(self, path: str, number: int, index: int) -> bool:
-        """Whether a call is chosen."""
+        """Whether an attention call is selected; the arguments are its path, number and index."""
         return self.path in (None, path) and self.number in (None, number) and self.index in (None, index)
 
 
 def choose_layer(layer: str | int, paths: Sequence[str]) -> LayerChoice:
-    """Read the argument `layer` of an edit.
+    """Convert the argument `layer` of an edit to a `LayerChoice`.
 
-    layer  a name in `seen`, where `name:2` is the second call in a forward pass; a suffix that only one module has; or
-           the index of the call in a forward pass
-    paths  of all modules of the model
+    layer  a name in `seen`, where `name:2` is the second call in a forward pass; a suffix that only one module
+           has; or the index of the call in a forward pass
+    paths  paths of all modules of the model
     """
     if not isinstance(layer, str):
         return LayerChoice(index=check_integer("layer, if it is an index,", layer, 0))
@@ -46,6 +46,6 @@ def choose_layer(layer: str | int, paths: Sequence[str]) -> LayerChoice:
 
 
 def suggest_names(name: str, names: Sequence[str]) -> str:
-    """The end of an error message: the names that are nearest to a wrong one."""
+    """Return the end of an error message that suggests the names most similar to a wrong one."""
     shown = [each for each in names if name in each][:3] or get_close_matches(name, names, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(repr, shown))}?" if shown else f"; it has {', '.join(names[:8])}"

@@ -24,11 +24,12 @@ TOLERANCE = 1e-4  # of the sum, relative to the sum of all magnitudes; norms may
 
 @dataclass(frozen=True)
 class LogitAttribution(TextDisplay):
-    """The parts of one logit of each sequence. They sum to it.
+    """The contributions of a model's components to one logit of each sequence; they sum to the logit.
 
-    parts      "embedding", "LAYER head N", the path of each feed-forward layer, and "bias"
-    values     what each part adds
-    logits     the logit
+    parts      names of the components: "embedding", "LAYER head N", the path of each feed-forward layer, and
+               "bias"
+    values     contribution of each component
+    logits     the logit of each sequence
     gradients  by layer, the gradient of the logit with respect to the outputs of its heads, on the direct path
     """
 
@@ -38,15 +39,17 @@ class LogitAttribution(TextDisplay):
     gradients: dict[str, Float[Tensor, "b h i e"]] = field(default_factory=dict, repr=False)
 
     def of(self, part: str) -> Float[Tensor, "b"]:
-        """What one part adds."""
+        """Return the contribution of one component to the logit of each sequence."""
         if part not in self.parts:
             raise ConfigError(f"there is no part {part!r}; parts are {', '.join(self.parts[:6])} and so on")
         return self.values[:, self.parts.index(part)]
 
     def of_keys(self, record: Record, head: int) -> Float[Tensor, "b j"]:
-        """What each key adds through one head: weight times value, summed over the queries. They sum to `of(head)`.
+        """Return the contribution of each key through one head: weight times value, summed over the queries.
 
-        record  of the layer, watched during the same forward pass with its values
+        The contributions sum to that of the head.
+
+        record  the record of the layer with its values, from `watch` on the same forward pass
         """
         if record.name not in self.gradients or record.v is None:
             raise ConfigError(f"there are no values of {record.name!r}; watch the pass that was attributed")
@@ -70,16 +73,17 @@ def direct_logit_attribution(
     against: int | None = None,
     position: int = -1,
 ) -> LogitAttribution:
-    """Direct logit attribution: what the embedding, every head, every feed-forward layer and all biases add to a logit.
+    """Direct logit attribution: what the embedding, heads, feed-forward layers and biases add to a logit.
 
-    Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*. Only the direct path through the residual
-    stream counts. It is linear once the factors of the norms after each part are constant, and so is the factor
-    f(x) / x of an activation function in the head, as in BERT. So the parts sum to the logit, which is checked.
+    Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*. Only the direct path through the
+    residual stream counts. This path is made linear: the factors of norms, and the factor f(x) / x of an
+    activation in the output head, as in BERT, are treated as constants. So the contributions sum to the logit;
+    this is checked.
 
     run       calls the model on its inputs with gradients and returns its output, for instance lambda: model(x)
-    token     the index of the logit: a token, or a class
+    token     index of the logit: a token, or a class
     against   a second index, whose logit is subtracted
-    position  of the logit, for logits (b n w)
+    position  position of the logit, for logits (b n w)
 
     >>> parts = direct_logit_attribution(model, lambda: model(tokens), token=5)
     >>> len(str(parts).splitlines())
@@ -125,9 +129,11 @@ def direct_logit_attribution(
 def _contributions(
     logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
 ) -> tuple[Float[Tensor, "b parts"], dict[str, Tensor]]:
-    """Leaf times gradient, summed: one number for each leaf or head; the last is that of all biases.
+    """Return each component's contribution to the logit (leaf times gradient), and the heads' gradients by layer.
 
-    Also the gradients of the heads by layer.
+    The columns are those of the leaves in order, with one column for each head; the last is that of all biases.
+
+    leaves  outputs of the components, by name; a leaf of four axes is the output of the heads of a layer
     """
     rows, of_heads = [], {name: torch.zeros_like(leaf) for name, leaf in leaves.items() if leaf.ndim == 4}
     for at, each in enumerate(logit):
@@ -146,7 +152,7 @@ def _contributions(
 
 @contextmanager
 def _with_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Let parameters have gradients inside the block."""
+    """Context manager: set requires_grad of parameters to True inside the block."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(True)

@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 def show_progress(items: Sequence[Item], title: str, shown: bool) -> Iterator[Item]:
-    """Yield the items with a progress bar on stderr, if it is a terminal."""
+    """Yield the items; show a progress bar on stderr if `shown` is True and stderr is a terminal."""
     if not shown or not sys.stderr.isatty():
         yield from items
         return

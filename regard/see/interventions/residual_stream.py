@@ -25,10 +25,10 @@ SUPPORTED = "GPT-2, Llama, BERT and ViT of Hugging Face, and GPT, BERT and ViT o
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The modules of a model that make its residual stream, with their paths.
+    """The blocks and feed-forward layers of a model, by path; they write to the residual stream.
 
-    blocks        in their order
-    feedforwards  one for each block, none for a model of attention only
+    blocks        the Transformer blocks, in order
+    feedforwards  one feed-forward layer for each block; empty for an attention-only model
     """
 
     blocks: dict[str, nn.Module]
@@ -41,7 +41,12 @@ class ResidualStream:
         outputs: Callable[[str, Tensor], Tensor | None] | None = None,
         feedforward: Callable[[str, Tensor], Tensor] | None = None,
     ) -> Iterator[None]:
-        """Change what goes into the first block, and what blocks and feed-forward layers return."""
+        """Context manager: change activations of the residual stream with forward hooks.
+
+        inputs       returns the new input of the first block
+        outputs      outputs(path, x) returns the new output of a block, or None to keep it
+        feedforward  feedforward(path, x) returns the new output of a feed-forward layer
+        """
         with ExitStack() as stack:
             if inputs is not None:
                 first = next(iter(self.blocks.values()))
@@ -56,7 +61,7 @@ class ResidualStream:
 
 
 def find_residual_stream(model: nn.Module) -> ResidualStream:
-    """Find the blocks of a model. Raises an error with what it lacks."""
+    """Find the Transformer blocks of a model by their usual names; raise InterventionError if there are none."""
     for path, inside in LAYOUTS:
         try:
             blocks = model.get_submodule(path)
@@ -73,7 +78,7 @@ def find_residual_stream(model: nn.Module) -> ResidualStream:
 
 
 def read_logits(output: Any) -> Tensor:
-    """The logits in the output of a model, (b n w) or (b w): a tensor, or a field `logits`."""
+    """Return the logits in a model's output, (b n w) or (b w): the output itself, or its field `logits`."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
         raise InterventionError(

@@ -13,7 +13,10 @@ Source = Seen | Record
 
 
 def check_source(what: str, source: object) -> Source:
-    """Check that a source is what `watch` recorded."""
+    """Check that a source is a `Seen` or `Record` made by `watch`, else raise ConfigError; returns the source.
+
+    what  name of the argument, for the error message
+    """
     if not isinstance(source, Seen | Record):
         raise ConfigError(
             f"{what} takes what was recorded by `with regard.watch(model) as seen:`, not {type(source).__name__}"
@@ -22,20 +25,23 @@ def check_source(what: str, source: object) -> Source:
 
 
 def zeros(call: AttentionCall, heads: Tensor) -> Tensor:
-    """Zero ablation."""
+    """Zero ablation: return zeros in place of the output of the heads."""
     return torch.zeros_like(heads)
 
 
 def mean_of_source(source: Source | None, call: AttentionCall, heads: Tensor) -> Tensor:
-    """Mean ablation: the mean of each head over sequences and positions, of the source or of the call itself."""
+    """Mean ablation: return the mean output of each head over sequences and positions.
+
+    source  recorded forward pass to average; None averages the output of the call itself
+    """
     outputs = heads if source is None else recorded_output(source, call)
     return outputs.mean((0, 2), keepdim=True).expand(heads.shape)
 
 
 def resample_source(source: Source, seed: int, call: AttentionCall, heads: Tensor) -> Tensor:
-    """Resample ablation: the output at the same position of a sequence of the source, drawn for each sequence.
+    """Resample ablation: return the head outputs of randomly chosen sequences of `source`, at the same positions.
 
-    Chan et al. 2022, *Causal Scrubbing*. Every call with the same seed draws the same sequences.
+    Chan et al. 2022, *Causal Scrubbing*. Every call with the same seed chooses the same sequences.
     """
     outputs = recorded_output(source, call)
     _check_shape(outputs, heads, call)
@@ -45,7 +51,7 @@ def resample_source(source: Source, seed: int, call: AttentionCall, heads: Tenso
 
 
 def patch_from(source: Source, call: AttentionCall, heads: Tensor) -> Tensor:
-    """Activation patching: the output of the same heads, sequences and positions in another run."""
+    """Activation patching: return the output of the same heads, sequences and positions in another forward pass."""
     outputs = recorded_output(source, call)
     _check_shape(outputs, heads, call)
     if len(outputs) not in (1, len(heads)):
@@ -57,7 +63,10 @@ def patch_from(source: Source, call: AttentionCall, heads: Tensor) -> Tensor:
 
 
 def recorded_output(source: Source, call: AttentionCall) -> Float[Tensor, "b h i e"]:
-    """The output of the heads of a recorded call, computed from its inputs. Raises an error if that is impossible."""
+    """Compute the output of the heads of a recorded call from its recorded inputs.
+
+    Raises InterventionError if the record is not complete, or if the model had dropout.
+    """
     record = source if isinstance(source, Record) else source[call.name if call.name in source else call.path]
     reason = None
     if record.v is None:

@@ -15,7 +15,7 @@ NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY = "none", "ALiBi, -m |i - j|", "ALiBi, +m j"
 
 @dataclass(frozen=True, kw_only=True)
 class BiasReading:
-    """What scores hold besides q . k."""
+    """The measured additions to the scores besides q . k: a bias, ALiBi slopes and the logits of attention sinks."""
 
     bias: Float[Tensor, "h i j"] | None = None  # added to the scores, with a mean of zero in each row
     bias_name: str | None = None
@@ -24,7 +24,10 @@ class BiasReading:
 
 
 def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
-    """The bias is the logarithm of the weights at q = 0, centred in each row."""
+    """Measure the bias that is added to the scores: the log of the weights at q = 0, centred in each row.
+
+    normalised  which axis of the weights sums to one, as in `LinearityReading`
+    """
     if raw.flat_unusable:
         return BiasReading()
     if normalised in OTHER_AXES:
@@ -40,7 +43,7 @@ def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
 
 
 def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
-    """The two forms of ALiBi for m = 1: falling with the distance, and rising with the position of the key."""
+    """Return the two variants of ALiBi for slope 1: minus the distance, and plus the position of the key."""
     position = torch.arange(j, dtype=torch.float64)
     distance = (torch.arange(i)[:, None] + j - i - position).abs()
     return {ALIBI_DISTANCE: -distance, ALIBI_KEY: position.expand(i, j)}
@@ -49,7 +52,12 @@ def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
 def name_bias(
     bias: Float[Tensor, "h i j"], visible: Bool[Tensor, "h i j"], near: float
 ) -> tuple[str, tuple[float, ...] | None]:
-    """The name of a centred bias, and the slope of each head if it is ALiBi. Under a causal mask both forms are one."""
+    """Return the name of a centred bias, and the slope of each head if the bias is ALiBi.
+
+    Under a causal mask both ALiBi variants are equal.
+
+    near  largest difference that counts as equal
+    """
     h, i, j = bias.shape
     if float(bias.abs().max()) < near:
         return NO_BIAS, None
@@ -66,7 +74,12 @@ def name_bias(
 
 
 def _read_sink(raw: RawWeights, name: str, slopes: tuple[float, ...] | None) -> tuple[float, ...] | None:
-    """The logit of a sink, which takes weight and adds no value: at q = 0 its weight is 1 minus the sum of the row."""
+    """Measure the logit of each head's attention sink; None if there is no sink.
+
+    A sink takes weight but adds no value. At q = 0 the weight of the sink is 1 minus the sum of the row.
+
+    name, slopes  the measured bias, as `name_bias` returns it
+    """
     reader, flat, visible, nonempty = raw.reader, raw.flat, raw.visible, raw.nonempty
     missing = 1 - flat.masked_fill(~visible, 0).sum(-1)
     uniform = bool(((flat - 1 / reader.j).abs()[visible] < 1e-6).all())

@@ -12,7 +12,7 @@ from regard.see.measure.read_weights import READINGS, training_mode
 
 @dataclass(frozen=True)
 class DropoutReading:
-    """What dropout does to the weights."""
+    """The measured dropout of the attention weights."""
 
     share: float = 0.0  # of weights that are zero
     factor: float = 1.0  # of the weights that are kept
@@ -21,12 +21,16 @@ class DropoutReading:
 
     @property
     def probability(self) -> float:
-        """The probability p. Weights that are kept are divided by 1 - p, which gives p exactly."""
+        """The dropout probability p.
+
+        It is computed from the factor 1 / (1 - p) of the kept weights, or is the share of zeros if the two do not
+        agree.
+        """
         return round(1 - 1 / self.factor, 6) if self.consistent else self.share
 
 
 def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
-    """The measurement without the dropout of eval mode, and its probability, which should be zero."""
+    """Correct the measured weights for dropout in eval mode; also return its probability, which should be 0."""
     if raw.deterministic or not bool(raw.nonempty.any()):
         return raw, 0.0
     factor = float(raw.flat.sum(-1)[raw.nonempty].median())  # every weight was kept in some reading
@@ -38,7 +42,10 @@ def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
 
 
 def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | None:
-    """The dropout of training mode; None for a function, which has no modes."""
+    """Measure the dropout in training mode; returns None for a function, which has no training mode.
+
+    in_eval  the dropout probability in eval mode
+    """
     reader = raw.reader
     if reader.probe.module is None:
         if in_eval:
@@ -51,7 +58,10 @@ def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | N
 
 
 def _read_dropout(raw: RawWeights, read_factor: Callable[[], float]) -> DropoutReading:
-    """The share of weights that are zero in 16 readings. `read_factor` measures the factor of the others."""
+    """Measure dropout by the share of weights that are zero in 16 calls.
+
+    read_factor  measures the factor by which the kept weights are multiplied
+    """
     zero = torch.stack([raw.reader.weights_once(*raw.neutral)[raw.visible] == 0 for _ in range(16)]).double()
     share = float(zero.mean()) if zero.numel() else 0.0
     if not share:

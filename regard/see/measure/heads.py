@@ -10,7 +10,7 @@ from regard.see.measure.raw_weights import RawWeights
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReading:
-    """Which key head each query head uses."""
+    """The key head that each query head uses, as measured (grouped-query attention)."""
 
     value_heads: tuple[int, ...] | None = None  # the key head whose values each query head reads
     key_heads: tuple[int, ...] = ()  # the key head whose keys each query head is compared with
@@ -20,10 +20,10 @@ class HeadReading:
 def read_heads(raw: RawWeights, steady: bool) -> HeadReading:
     """Find the key head that each query head uses, for its values and for its weights.
 
-    Setting v = 1 in one key head shows which query heads read its values. Changing the keys of one key head shows
-    which query heads compute their weights from them.
+    Setting v = 1 in one key head shows which query heads read its values. Changing the keys of one key head
+    shows which query heads compute their weights from them.
 
-    steady  two readings of the weights are equal
+    steady  whether two calls with the same input return the same weights
     """
     reader, notes = raw.reader, raw.notes
     share, changed = torch.zeros(reader.h, reader.g), torch.zeros(reader.h, reader.g, dtype=torch.bool)
@@ -55,7 +55,11 @@ def read_heads(raw: RawWeights, steady: bool) -> HeadReading:
 
 
 def name_grouping(heads: Sequence[int], g: int) -> str:
-    """The usual name of an order of key heads."""
+    """Name the assignment of query heads to key heads: "one to one", "shared", "repeat", "tile" or "other".
+
+    heads  the key head of each query head
+    g      number of key heads
+    """
     h = len(heads)
     if list(heads) == list(range(h)):
         return "one to one"

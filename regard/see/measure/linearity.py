@@ -10,7 +10,7 @@ OTHER_AXES = ("columns", "heads", "batch")  # of a softmax after which log weigh
 
 @dataclass(frozen=True, kw_only=True)
 class LinearityReading:
-    """How weights are normalised, and whether the output is linear in v."""
+    """The measured normalisation of the weights, and whether the output is linear in v."""
 
     linear: bool | None = None  # f(8 v - 4 u) = 8 f(v) - 4 f(u); None if two equal calls differ
     equals_weights_at_v: bool | None = None  # False if a gate or a projection acts on columns of v
@@ -20,7 +20,10 @@ class LinearityReading:
 
 
 def read_linearity(raw: RawWeights, value_heads: tuple[int, ...] | None) -> LinearityReading:
-    """Compare the output with weights @ v, and find the axis that sums to one."""
+    """Compare the measured output with weights @ v, and find the axis along which the weights sum to one.
+
+    value_heads  the key head whose values each query head reads
+    """
     error = _error_of_weights_at_v(raw, value_heads) if raw.deterministic else None
     w = raw.random.nan_to_num().masked_fill(~raw.visible, 0)
     sums = w.sum(-1)[raw.nonempty]

@@ -19,11 +19,13 @@ ReadWeights = Callable[..., Tensor]  # the weights of a call with these keywords
 
 @dataclass(frozen=True)
 class MaskArgument:
-    """How a mask is passed.
+    """How an attention function takes its mask: the keyword, the axes and the meaning of the values.
 
+    name           the keyword
+    axes           axes of the mask, such as "b 1 i j"
     values         "boolean"; "ones", numbers that are 1 and 0; or "additive", 0 and minus infinity
     polarity       what True or 1 means: "keep", "drop", "transposed", or None if the mask hides nothing
-    boolean_added  a boolean mask is accepted too, and added to the scores as 0 and 1
+    boolean_added  whether a boolean mask is also accepted, but wrongly added to the scores as 0 and 1
     """
 
     name: str
@@ -34,16 +36,16 @@ class MaskArgument:
 
     @property
     def works(self) -> bool:
-        """Whether it hides the right keys."""
+        """Whether the mask hides the right keys."""
         return self.polarity in ("keep", "drop")
 
     @property
     def per_row(self) -> bool:
-        """Whether each query may have its own mask."""
+        """Whether the mask has an axis of queries, so that each query can have its own."""
         return "i" in self.axes
 
     def reshape(self, x: Shaped[Tensor, "b h i j"]) -> Tensor:
-        """A tensor with one entry per pair, in the axes of this argument."""
+        """Convert a (b, h, i, j) tensor to the axes of this argument."""
         return {
             "b h i j": lambda: x,
             "b 1 i j": lambda: x[:, :1],
@@ -56,7 +58,7 @@ class MaskArgument:
         }[self.axes]()
 
     def convert(self, visible: Bool[Tensor, "b h i j"], dtype: torch.dtype) -> Tensor:
-        """The mask in the form that this argument takes, as a new tensor."""
+        """Convert a boolean mask (True is visible) to a new tensor with this argument's axes, values and polarity."""
         mask = self.reshape(visible).clone()
         if self.values == "additive":
             return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, -math.inf)
@@ -71,11 +73,14 @@ def find_mask_argument(
     dtype: torch.dtype,
     axes_tried: tuple[str, ...] = AXES,
 ) -> MaskArgument | None:
-    """The first form of a mask that the attention accepts and obeys, else the first that it accepts.
+    """Find how an attention function takes a mask, by trial calls with each keyword, value type and shape.
 
-    read   the weights at q = 0, of a call with keywords
-    names  of the arguments to try
-    shape  b, h, i and j
+    Returns the first format that hides the right keys, else the first that raises no error, else None.
+
+    read        returns the weights at q = 0 of a call with these keywords
+    names       keywords to try
+    shape       sizes b, h, i and j
+    axes_tried  shapes to try, such as "b 1 i j"
     """
     visible = torch.ones(shape, dtype=torch.bool)
     visible[..., 1] = False
@@ -96,9 +101,10 @@ def find_mask_argument(
 def mask_polarity(
     read: ReadWeights, argument: MaskArgument, visible: Bool[Tensor, "b h i j"], dtype: torch.dtype
 ) -> str | None:
-    """The effect of a mask: keep, drop or transposed; None if it hides nothing; "refused" if it raises.
+    """Measure the effect of a mask: "keep", "drop" or "transposed"; None if it hides nothing.
 
-    Keys that the mask shows must keep a weight: a mask that turns everything into NaN hides nothing.
+    Returns "refused" if the call raises an error. Visible keys must keep a weight: a mask that turns everything
+    into NaN hides nothing.
     """
     try:
         before, after = read(), read(**{argument.name: argument.convert(visible, dtype)})
@@ -116,9 +122,9 @@ def mask_polarity(
 
 
 def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """What a row gives whose mask hides every key: zeros, nan, mean, unmasked, other.
+    """Measure the weights of a query whose keys are all hidden: "zeros", "nan", "mean", "unmasked" or "other".
 
-    read  the weights of random q and k, of a call with keywords
+    read  returns the weights of random q and k of a call with these keywords
     """
     masked = read(**{argument.name: argument.convert(hide_one_row(argument, shape), dtype)})
     row = masked[:, :, 2]
@@ -135,7 +141,10 @@ def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int
 
 
 def hide_one_row(argument: MaskArgument, shape: tuple[int, ...]) -> Bool[Tensor, "b h i j"]:
-    """A mask that hides every key from row 2 and key 1 from every row; every key, if rows have no mask of their own."""
+    """Return a mask that hides all keys from query 2, and key 1 from all queries.
+
+    It hides everything if the mask argument has no axis of queries.
+    """
     visible = torch.full(shape, argument.per_row)
     visible[:, :, 2] = False
     visible[..., 1] = False

@@ -19,7 +19,7 @@ UNNAMED = "a mask without a name"
 
 @dataclass(frozen=True)
 class VisibleBand:
-    """The keys from `before` earlier ones to `after` later ones; None means all of them."""
+    """A band of visible keys: `before` earlier keys, the query's own, and `after` later keys; None is all."""
 
     before: int | None
     after: int | None
@@ -36,11 +36,14 @@ class VisibleBand:
         return f"{earlier}, itself and {later}"
 
     def cut_to(self, n: int) -> "VisibleBand":
-        """The band as n queries and keys show it."""
+        """Return the band for n queries and keys: a limit of n - 1 or more becomes None."""
         return VisibleBand(*(None if end is None or end >= n - 1 else end for end in (self.before, self.after)))
 
     def visible(self, i: int, j: int, alignment: str = "bottom-right") -> Bool[Tensor, "i j"]:
-        """The pairs of the band. Queries are the last positions, or the first ones with "top-left"."""
+        """Return the visible pairs of the band as a boolean matrix.
+
+        alignment  "bottom-right": the queries are the last positions; "top-left": they are the first positions
+        """
         row = torch.arange(i)[:, None] + (j - i if alignment == "bottom-right" else 0)
         column = torch.arange(j)[None, :]
         seen = torch.ones(i, j, dtype=torch.bool)
@@ -52,14 +55,17 @@ class VisibleBand:
 
 
 def smallest_band(visible: Bool[Tensor, "n n"]) -> VisibleBand | None:
-    """The smallest band that holds every visible pair; None if no pair is visible."""
+    """Return the smallest band that contains all visible pairs; None if no pair is visible."""
     n = len(visible)
     distance = (torch.arange(n)[None, :] - torch.arange(n)[:, None])[visible]
     return VisibleBand(-int(distance.min()), int(distance.max())).cut_to(n) if len(distance) else None
 
 
 def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
-    """The name of a mask, and the alignment of the queries if the mask shows it."""
+    """Find the name of a mask by comparison with known masks, and the alignment of its queries.
+
+    The alignment is "bottom-right" or "top-left", or None if the mask does not depend on it.
+    """
     for name, aligned in _candidates(*visible.shape):
         fits = [alignment for alignment, seen in aligned.items() if torch.equal(seen, visible)]
         if fits:
@@ -69,7 +75,7 @@ def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """The name of each mask, and its pairs for queries that are the last positions or the first."""
+    """Return the name of each known mask with its visible pairs, by alignment of the queries."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})
@@ -78,7 +84,7 @@ def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
 
 
 def _masks(n: int) -> Iterator[Mask]:
-    """The candidates of every form, alone and combined with causal(): those of fewest parts and numbers first."""
+    """Yield all known masks for n positions, alone and combined with causal(); the simplest come first."""
     alone = list(candidates(n))
     combined = [mask for each in alone if each.as_window() is None for mask in (causal() & each, causal() | each)]
     yield from sorted(

@@ -13,7 +13,7 @@ from regard.see.measure.read_weights import first_line
 
 @dataclass(frozen=True, kw_only=True)
 class MaskReading:
-    """Which keys a query sees."""
+    """The measured mask: which keys a query sees, and how a mask is passed."""
 
     mask: str  # in the notation of regard.core.masks
     alignment: str | None = None  # of fewer queries than keys: "top-left" or "bottom-right"
@@ -23,7 +23,7 @@ class MaskReading:
 
 
 def read_mask(raw: RawWeights) -> MaskReading:
-    """Name the mask, and pass one where there is an argument for it."""
+    """Find the built-in mask of an attention function and the keyword that takes a mask, by calling the function."""
     name, alignment = _name_and_alignment(raw)
     empty = None
     if not bool(raw.nonempty.all()):
@@ -42,7 +42,7 @@ def read_mask(raw: RawWeights) -> MaskReading:
 
 
 def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
-    """The name of the mask, and its alignment, which shows only with more keys than queries."""
+    """Return the name of the mask, and its alignment, which is visible only with more keys than queries."""
     reader, visible = raw.reader, raw.visible
     names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
     if not bool((visible == visible[:1]).all()):
@@ -94,7 +94,7 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 
 
 def _note_finite_mask_value(raw: RawWeights) -> None:
-    """With a finite mask value, hidden keys get weight when all visible scores are very negative."""
+    """Add a note if hidden keys get weight when all visible scores are very negative: the mask value is finite."""
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):
         return

@@ -22,7 +22,10 @@ from regard.see.measure.scores import ScoreReader
 
 @dataclass(frozen=True)
 class AttentionMeasurement:
-    """The inferred conventions of one attention. Each part is measured when it is first used."""
+    """The measured conventions of an attention function: heads, mask, bias, scores and dropout.
+
+    Each property is measured when it is first read.
+    """
 
     raw: RawWeights
     dropout_in_eval: float
@@ -30,12 +33,12 @@ class AttentionMeasurement:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be measured, and what is unusual, in words."""
+        """Remarks in words: what could not be measured, and what is unusual."""
         return self.raw.notes
 
     @property
     def sees_nothing(self) -> bool:
-        """No query sees any key, so nothing else can be measured."""
+        """Whether no query sees any key, so that nothing else can be measured."""
         return not bool(self.raw.nonempty.any())
 
     @property
@@ -44,52 +47,55 @@ class AttentionMeasurement:
 
     @cached_property
     def heads(self) -> HeadReading:
-        """Which key head serves which query head."""
+        """The key head that each query head uses."""
         with self._isolated():
             return read_heads(self.raw, self._steady)
 
     @cached_property
     def linearity(self) -> LinearityReading:
-        """Whether the output is weights @ v, and what sums to one."""
+        """Whether the output is weights @ v, and along which axis the weights sum to one."""
         with self._isolated():
             return read_linearity(self.raw, self.heads.value_heads)
 
     @cached_property
     def mask(self) -> MaskReading:
-        """Which keys a query sees."""
+        """The measured mask: which keys a query sees, and how a mask is passed."""
         with self._isolated():
             return read_mask(self.raw)
 
     @cached_property
     def bias(self) -> BiasReading:
-        """What is added to the scores by position, and the logit of a sink."""
+        """The bias that is added to the scores by position, and the logits of attention sinks."""
         with self._isolated():
             return read_bias(self.raw, self.linearity.normalised)
 
     @cached_property
     def scores(self) -> ScoreReading:
-        """The scale, soft-cap, norm and rotary positions."""
+        """How scores are computed from q and k: scale, soft-cap, norm and rotary positions."""
         with self._isolated():
             return read_scores(self.raw, self.heads.key_heads, self.linearity.normalised, self._steady)
 
     @cached_property
     def dropout(self) -> DropoutReading | None:
-        """The dropout of training mode; None for a function."""
+        """The dropout in training mode; None for a function, which has no training mode."""
         with self._isolated():
             return read_training_dropout(self.raw, self.dropout_in_eval)
 
     def rotary_alignment(self, square: ScoreReading) -> str | None:
-        """How fewer queries than keys are aligned by rotary positions, given the scores of as many queries as keys."""
+        """Measure how rotary positions align fewer queries than keys.
+
+        square  the measured scores for equal numbers of queries and keys
+        """
         with self._isolated():
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """The linearity, where a sink makes rows sum to one."""
+        """The linearity reading, with normalised="rows and a sink" if an attention sink was found."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager
     def _isolated(self) -> Iterator[None]:
-        """Run in eval mode; restore the random state on exit."""
+        """Context manager: run in eval mode with a fixed seed, and restore the mode and the random state on exit."""
         with _isolated(self.raw.reader.probe, self.seed):
             yield
 
@@ -114,12 +120,14 @@ def measure_attention(
     seed: int = 0,
     extra: Mapping[str, Any] | None = None,
 ) -> AttentionMeasurement:
-    """Measure an attention with random q, k and v of these sizes, as far as the probe does not fix them.
+    """Measure the conventions of an attention function with random q, k and v.
 
-    queries, keys           number of positions; as many keys as queries by default
+    Sizes that the probe fixes are taken from the probe instead of the arguments.
+
+    queries, keys           numbers of positions; by default as many keys as queries
     heads, kv_heads, width  sizes of q and k
-    dtype                   of q, k and v; float32 if the attention raises
-    extra                   keywords passed at every call
+    dtype                   dtype of q, k and v; float32 is used if the attention raises an error
+    extra                   keyword arguments passed at every call
     """
     h = probe.heads or heads or (6 if probe.grouped else 3)
     g = probe.kv_heads or kv_heads or (fewer_kv_heads(h) if probe.grouped else h)

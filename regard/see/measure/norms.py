@@ -16,7 +16,7 @@ EPSILONS = (0.0, 1e-8, 1e-6, 1e-5)  # that norms usually add to the mean square
 
 @dataclass(frozen=True)
 class QKNorm:
-    """Which of q and k are normalised, how, and the epsilon of the norm."""
+    """The measured QK norm: whether q and k are normalised, how, and the epsilon of the norm."""
 
     q: bool
     k: bool
@@ -27,7 +27,7 @@ class QKNorm:
         return self.q or self.k
 
     def apply(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalise q and k."""
+        """Normalise q and k as measured; a tensor that is not normalised is returned unchanged."""
         return (
             normalise(q, self.kind, self.epsilon) if self.q else q,
             normalise(k, self.kind, self.epsilon) if self.k else k,
@@ -35,7 +35,11 @@ class QKNorm:
 
 
 def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.0) -> Float[Tensor, "b h n c"]:
-    """Scale vectors to a mean square of one ("rms"), after centring ("layer"), or to length one ("l2")."""
+    """Normalise vectors along the last axis.
+
+    kind  "rms": to a mean square of one; "layer": the same after subtracting the mean; "l2": to length one;
+          None: not
+    """
     if kind is None:
         return x
     x = x - x.mean(-1, keepdim=True) if kind == "layer" else x
@@ -44,7 +48,10 @@ def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.
 
 
 def read_norm(reader: ScoreReader) -> QKNorm:
-    """A vector of twice the length gives the same scores if it is normalised. Long vectors hide the epsilon."""
+    """Measure whether q and k are normalised: then a vector of twice the length gives the same scores.
+
+    The vectors are made long, so that the epsilon of the norm has no effect.
+    """
     q, k = reader.raw.q, reader.raw.k
 
     def unchanged(once: tuple[Tensor, Tensor], twice: tuple[Tensor, Tensor]) -> bool:
@@ -58,7 +65,10 @@ def read_norm(reader: ScoreReader) -> QKNorm:
 
 
 def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | None) -> tuple[list[float], float]:
-    """The mean learned weight of a coordinate in each head, and the relative residual of the fit."""
+    """Fit the learned weights of the QK norm by least squares.
+
+    Returns the mean weight in each head, and the relative residual of the fit.
+    """
     raw = reader.raw
     sizes, parts, measured = raw.reader, [], []
     for draw in range(16 * sizes.c // (sizes.b * sizes.i * sizes.j) + 1):  # more equations than weights
@@ -81,7 +91,7 @@ def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | Non
 def _coordinate_products(
     q: Float[Tensor, "b h i c"], k: Float[Tensor, "b h j c"], rotation: Rotation | None
 ) -> Float[Tensor, "b h i j terms"]:
-    """The products of single coordinates that a score is a sum of, after rotary."""
+    """Return the products of single coordinates of q and k that sum to a score, with rotary positions if given."""
     q, k = q[:, :, :, None], k[:, :, None]
     if rotation is None:
         return q * k

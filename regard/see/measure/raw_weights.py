@@ -15,7 +15,10 @@ HIDDEN = 1e-18  # a weight this small, relative to the largest of its row, is hi
 
 @dataclass(frozen=True)
 class RawWeights:
-    """Weights for random and for zero q and k, the visible pairs, and the notes that all measurements add to."""
+    """The measured attention weights for random and for zero q and k, and the visible pairs.
+
+    Later measurements add their remarks to `notes`.
+    """
 
     reader: WeightReader
     q: Float[Tensor, "b h i c"]
@@ -31,21 +34,25 @@ class RawWeights:
 
     @property
     def nonempty(self) -> Bool[Tensor, "b h i"]:
-        """The rows that see a key."""
+        """Boolean tensor: whether each query sees at least one key."""
         return self.visible.any(-1)
 
     @property
     def neutral(self) -> tuple[Tensor, Tensor]:
-        """A q and k for which every visible key has weight: zeros, if they can be used."""
+        """A q and k for which every visible key has weight: zeros if possible, else the random ones."""
         return (self.q, self.k) if self.flat_unusable else (0 * self.q, 0 * self.k)
 
     def changes_weights(self, q: Tensor, k: Tensor) -> bool:
-        """Whether this q and k give other weights than zeros do."""
+        """Whether this q and k give different weights than zeros."""
         return bool((self.reader.weights(q, k) - self.flat)[self.visible].abs().max() > 1e-6)
 
 
 def read_raw_weights(reader: WeightReader, tensors: list[Tensor], notes: list[str]) -> RawWeights:
-    """Call the attention with random and with zero q and k."""
+    """Measure the attention weights for random and for zero q and k.
+
+    tensors  random q, k and v
+    notes    list to which remarks are added
+    """
     q, k, v = tensors
     first, *others = (reader.raw_output(q, k, v).nan_to_num() for _ in range(3))
     deterministic = all(torch.equal(first, other) for other in others)
@@ -88,9 +95,9 @@ def read_raw_weights(reader: WeightReader, tensors: list[Tensor], notes: list[st
 
 
 def _visible_key_by_key(reader: WeightReader, q: Tensor, k: Tensor) -> Bool[Tensor, "b h i j"]:
-    """The keys that get weight when they equal the query and all other keys are its negative.
+    """Find the visible pairs by making one key at a time equal to the query, and all other keys its negative.
 
-    A hard argmax, and a function that gives no weight to a score of zero, show their mask in no other way.
+    This is needed for a hard argmax, and for a function that gives no weight to a score of zero.
     """
     ones, found = torch.ones_like(q), []
     for key in range(k.shape[2]):
@@ -101,6 +108,6 @@ def _visible_key_by_key(reader: WeightReader, q: Tensor, k: Tensor) -> Bool[Tens
 
 
 def visible_pairs(weights: Float[Tensor, "b h i j"], threshold: float = HIDDEN) -> Bool[Tensor, "b h i j"]:
-    """The pairs whose weight, relative to the largest of the row, is above a threshold."""
+    """Return the pairs whose weight is above `threshold` times the largest weight of the row."""
     size = weights.abs()
     return (size > threshold * size.nan_to_num().amax(-1, keepdim=True)) & weights.isfinite()

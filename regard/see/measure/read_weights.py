@@ -19,14 +19,19 @@ READINGS = 64  # of an attention with dropout: the largest of 64 readings is a w
 def read_with_identity(
     call: Callable[[Float[Tensor, "j e"]], Tensor], j: int, width: int, dtype: torch.dtype
 ) -> Float[Tensor, "b h i j"]:
-    """The outputs of `call(v)` for v = identity, which are the weights. `width` columns of v are passed at a time."""
+    """Read the attention weights of a function: with v = identity, its output is the weights.
+
+    call   computes the output for a v
+    j      number of keys
+    width  number of columns of v in each call
+    """
     columns = torch.eye(-(-j // width) * width, dtype=dtype)[:j]
     return torch.cat([call(part) for part in columns.split(width, 1)], -1)[..., :j]
 
 
 @dataclass(frozen=True)
 class WeightReader:
-    """A probe with the sizes of its calls; reads the weights of any q and k."""
+    """Reads the attention weights of a probe for any q and k of fixed sizes."""
 
     probe: Probe
     b: int
@@ -54,7 +59,14 @@ class WeightReader:
         dtype: torch.dtype,
         seed: int,
     ) -> tuple["WeightReader", list[Tensor], list[str]]:
-        """The reader in the first dtype that works, random q, k and v, and notes. `sizes` is b, h, g, i, j, c."""
+        """Create a reader in the first dtype that works, with random q, k and v.
+
+        Returns the reader, the tensors and a list of notes.
+
+        sizes  b, h, g, i, j and c
+        e      width of v; None if any width works
+        dtype  the dtype to try first; then float32 and the dtype of the probe
+        """
         b, h, g, i, j, c = sizes
         source, shapes = make_generator(seed), ((b, h, i, c), (b, g, j, c), (b, g, j, e or 5))
         tensors = [torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes]
@@ -79,25 +91,34 @@ class WeightReader:
 
     @property
     def rounding(self) -> float:
-        """The relative residual of a fit that counts as rounding. Many layers compute in float32 in any dtype."""
+        """The largest relative residual of a fit that counts as rounding error.
+
+        It is not below 1e-5, because many layers compute in float32 for any dtype.
+        """
         return max({torch.float64: 1e-5, torch.float32: 1e-4}.get(self.dtype, 0.05), 10 * self.coarse)
 
     def raw_output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
-        """The output of the probe in float64."""
+        """Call the probe and return its output in float64 on the CPU."""
         tensors = (x.to(self.probe.device, self.dtype, copy=True) for x in (q, k, v))
         return self.probe.call(*tensors, **{**self.extra, **keywords}).detach().double().cpu()
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
-        """The part of the output that depends on v."""
+        """Call the probe and return its output, minus the output for v = 0 if that is not zero."""
         out = self.raw_output(q, k, v, **keywords)
         return out - self.raw_output(q, k, 0 * v, **keywords) if self.affine else out
 
     def value_width(self, j: int) -> int:
-        """The width of v, different from the number of keys: a scale may depend on either, and must show which."""
+        """Return the width of v to use for `j` keys.
+
+        It differs from j unless the probe fixes it, so that a scale that depends on one of them can be identified.
+        """
         return self.e or j + 3
 
     def weights_once(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """The weights of one reading. Where columns are not treated alike, the mean over columns is the weight."""
+        """Read the attention weights once, with dropout if the function has it.
+
+        If the columns of v are treated differently, the weight is the mean over columns.
+        """
         j, b = k.shape[2], len(k)
         width = self.value_width(j)
         if self.same_for_columns:
@@ -108,7 +129,7 @@ class WeightReader:
         return torch.stack([self.output(q, k, one.repeat(b, self.g, 1, 1), **keywords).mean(-1) for one in ones], -1)
 
     def weights(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """The weights without dropout: the largest of several readings."""
+        """Read the attention weights without dropout: the maximum of several readings, divided by dropout's factor."""
         read = self.weights_once(q, k, **keywords)
         for _ in range(self.readings - 1):
             read = torch.maximum(read, self.weights_once(q, k, **keywords))
@@ -117,7 +138,7 @@ class WeightReader:
 
 @contextmanager
 def training_mode(module: nn.Module | None, *, training: bool) -> Iterator[None]:
-    """Switch a module to training or eval mode; restore the mode of every submodule on exit."""
+    """Context manager: set a module to training or eval mode, and restore the mode of every submodule on exit."""
     modes = {} if module is None else {part: part.training for part in module.modules()}
     if module is not None:
         module.train(training)
@@ -129,5 +150,5 @@ def training_mode(module: nn.Module | None, *, training: bool) -> Iterator[None]
 
 
 def first_line(error: BaseException | None) -> str:
-    """The type and the first line of an exception."""
+    """Return the type and the first line of an exception's message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

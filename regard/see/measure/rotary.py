@@ -17,7 +17,7 @@ USUAL_BASES = (10000.0, 500000.0)
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of pairs of coordinates by position."""
+    """A rotary position embedding: pairs of coordinates are rotated by an angle proportional to the position."""
 
     pairing: str  # "half" or "interleaved"
     first: int  # the first coordinate that is rotated
@@ -25,17 +25,17 @@ class Rotation:
 
     @property
     def width(self) -> int:
-        """The number of coordinates that are rotated."""
+        """The number of rotated coordinates."""
         return 2 * len(self.frequencies)
 
     def pairs(self) -> tuple[list[int], list[int]]:
-        """The first and the second coordinates of all pairs."""
+        """Return the indices of the first and of the second coordinates of all pairs."""
         rotated = list(range(self.first, self.first + self.width))
         half = len(self.frequencies)
         return (rotated[:half], rotated[half:]) if self.pairing == "half" else (rotated[::2], rotated[1::2])
 
     def apply(self, x: Float[Tensor, "b h n c"], start: int = 0) -> Float[Tensor, "b h n c"]:
-        """Rotate vectors whose first position is `start`."""
+        """Rotate vectors by their positions `start`, `start` + 1, ..."""
         positions = torch.arange(start, start + x.shape[2], dtype=torch.float64)
         phases = positions[:, None] * torch.tensor(self.frequencies, dtype=torch.float64)
         cos, sin = phases.cos().to(x.dtype), phases.sin().to(x.dtype)
@@ -46,11 +46,14 @@ class Rotation:
         return rotated
 
     def base(self) -> float | None:
-        """The base whose powers the frequencies are, rounded to two digits if that is close; None if there is none."""
+        """The base of the frequencies base**(-pair / pairs); None if they are not such powers.
+
+        It is rounded to two digits if that is close.
+        """
         return _common_base(torch.tensor(self.frequencies, dtype=torch.float64))
 
     def scheme(self) -> "RotaryScheme | None":
-        """The base and the scaling of the frequencies; None if they follow no known scheme."""
+        """The base and the context-extension scaling of the frequencies; None if they follow no known scheme."""
         found = torch.tensor(self.frequencies, dtype=torch.float64)
         if (base := _common_base(found)) is not None:
             return RotaryScheme(base)
@@ -62,14 +65,14 @@ class Rotation:
         return _blended_scheme(found)
 
     def with_base(self, base: float) -> "Rotation":
-        """The same rotation with the powers of this base as frequencies."""
+        """Return the rotation with the exact frequencies base**(-pair / pairs)."""
         count = len(self.frequencies)
         return replace(self, frequencies=tuple(base ** -(pair / count) for pair in range(count)))
 
 
 @dataclass(frozen=True)
 class RotaryScheme:
-    """How the frequencies of rotary are computed: powers of a base, scaled to extend the context."""
+    """How rotary frequencies are computed: powers of a base, possibly scaled to extend the context."""
 
     base: float
     scaling: str = ""  # "linear scaling", "Llama 3" or "YaRN"; empty if there is none
@@ -80,7 +83,7 @@ class RotaryScheme:
 
     @property
     def beta_factor(self) -> float:
-        """By how much YaRN multiplies the scale of q . k, if it does; else 1."""
+        """The factor by which YaRN multiplies the scale of q . k; 1 for other schemes."""
         return (0.1 * math.log(self.factor) + 1) ** 2 if self.scaling == "YaRN" else 1.0
 
 
@@ -96,9 +99,10 @@ def _common_base(found: Float[Tensor, "pairs"]) -> float | None:
 
 
 def _blended_scheme(found: Float[Tensor, "pairs"]) -> RotaryScheme | None:
-    """Llama 3 and YaRN keep high frequencies, divide low ones by a factor, and blend linearly between them.
+    """Find the parameters of Llama 3 or YaRN scaling from the frequencies; None if neither fits.
 
-    Llama 3 blends by the frequency itself, YaRN by the index of the pair.
+    Both keep high frequencies, divide low ones by a factor, and blend linearly between. Llama 3 blends by the
+    frequency, YaRN by the index of the pair.
     """
     count = len(found)
     index = torch.arange(count, dtype=torch.float64)
@@ -125,7 +129,7 @@ def _round_base(base: float) -> float:
 
 
 def usual_rotations(width: int) -> Iterator[Rotation]:
-    """Rotations of all coordinates with the bases that most models use."""
+    """Yield the rotations of all coordinates with the bases and pairings that most models use."""
     exponents = [2 * pair / width for pair in range(width // 2)]
     for base in USUAL_BASES if width % 2 == 0 else ():
         frequencies = tuple(base**-exponent for exponent in exponents)
@@ -133,7 +137,7 @@ def usual_rotations(width: int) -> Iterator[Rotation]:
 
 
 def read_rotation(reader: ScoreReader) -> Rotation | None:
-    """The rotation of q and k by position, from the scores of basis vectors; None if there is none."""
+    """Measure the rotary embedding of q and k from the scores of basis vectors; None if there is none."""
     sizes, notes = reader.raw.reader, reader.raw.notes
     if sizes.i != sizes.j or sizes.rounding > 1e-3:
         needed = "as many keys as queries" if sizes.i != sizes.j else "a higher precision"
@@ -167,7 +171,10 @@ def read_rotation(reader: ScoreReader) -> Rotation | None:
 
 
 def _basis_scores(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs distances"]:
-    """The scores of q = e_a and k = e_b by distance i - j = 0, 1, ...: the mean over all pairs of that distance."""
+    """Return the scores of basis vectors q = e_a and k = e_b by distance i - j = 0, 1, ..., averaged over pairs.
+
+    a, b  coordinates of the basis vectors, one pair (a, b) for each row of the result
+    """
     sizes = reader.raw.reader
     try:
         rows = _scores_of_pairs(reader, a, b)
@@ -178,7 +185,7 @@ def _basis_scores(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tens
 
 
 def _scores_of_pairs(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs i j"]:
-    """The scores of the first head for pairs of basis vectors, one pair in each sequence."""
+    """Return the scores of the first head for basis vectors q = e_a and k = e_b, one pair (a, b) in each sequence."""
     raw = reader.raw
     size = max(len(a), raw.reader.b)
     q, k = (x.new_zeros(size, *x.shape[1:]) for x in (raw.q, raw.k))
@@ -188,7 +195,10 @@ def _scores_of_pairs(reader: ScoreReader, a: list[int], b: list[int]) -> Float[T
 
 
 def _frequency(phases: list[float]) -> float:
-    """Radians per position, from the angles at distances 0, 1, ..., which are known up to multiples of 2 pi."""
+    """Fit the frequency in radians per position to the angles at distances 0, 1, ...
+
+    The angles are known up to multiples of 2 pi.
+    """
     total, weight, guess = 0.0, 0.0, phases[1]
     for far, phase in enumerate(phases):
         if far and math.isfinite(phase):

@@ -31,7 +31,7 @@ SCALES: dict[str, Callable[[int, int, int, int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReading:
-    """How scores are computed from q and k."""
+    """The measured way in which scores are computed from q and k: scale, soft-cap, norm and rotary positions."""
 
     scale: float | None = None  # None if it is unknown or differs between heads
     scales: tuple[float, ...] | None = None  # of each head
@@ -48,9 +48,11 @@ class ScoreReading:
 
 
 def read_scores(raw: RawWeights, key_heads: tuple[int, ...], normalised: str | None, steady: bool) -> ScoreReading:
-    """The scale, soft-cap, norm and rotation behind the scores.
+    """Measure the scale, soft-cap, norm and rotary positions behind the scores.
 
-    steady  two readings of the weights are equal
+    key_heads   the key head of each query head
+    normalised  which axis of the weights sums to one, as in `LinearityReading`
+    steady      whether two calls with the same input return the same weights
     """
     shown, notes = raw.random[raw.visible], raw.notes
     zero = shown == 0
@@ -75,7 +77,7 @@ def read_scores(raw: RawWeights, key_heads: tuple[int, ...], normalised: str | N
 
 
 def _explain_scores(reader: ScoreReader) -> ScoreReading:
-    """The simplest norm, rotation and cap that make the scores a function of q . k."""
+    """Find the simplest norm, rotation and soft-cap with which the scores are a function of q . k."""
     raw = reader.raw
     scores = reader.scores(raw.q, raw.k)
     if not bool(scores.isfinite().any()):
@@ -124,16 +126,19 @@ def _explain_scores(reader: ScoreReader) -> ScoreReading:
 def prepare_products(
     reader: ScoreReader, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None, start: int = 0
 ) -> Tensor:
-    """q . k after the norm and the rotation; `start` is the position of the first query."""
+    """Return q . k after applying a norm and a rotation.
+
+    start  position of the first query
+    """
     q, k = (q, k) if norm is None else norm.apply(q, k)
     q, k = (q, k) if rotation is None else (rotation.apply(q, start), rotation.apply(k))
     return reader.products(q, k)
 
 
 def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
-    """How fewer queries than keys are aligned by rotary positions: "bottom-right", "top-left" or None.
+    """Measure how rotary positions align fewer queries than keys: "bottom-right", "top-left" or None.
 
-    reading  the scores of as many queries as keys, at the same width
+    reading  the measured scores for equal numbers of queries and keys, at the same width
     """
     raw, size = reader.raw, reader.raw.reader
     scores = reader.scores(raw.q, raw.k)
@@ -148,7 +153,7 @@ def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | N
 def _fit(
     reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
 ) -> ScoreReading | None:
-    """The scale, if the scores are a multiple of q . k after this norm and rotation."""
+    """Fit scores = scale * q . k after this norm and rotation; returns None if the fit is bad."""
     each, residual = fit_slopes(scores, prepare_products(reader, q, k, norm, rotation))
     if residual >= _slack(rotation, norm) * reader.raw.reader.rounding:
         return None
@@ -158,7 +163,7 @@ def _fit(
 def _fit_capped(
     reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
 ) -> ScoreReading | None:
-    """The scale and the cap, if the scores are cap * tanh(scale q . k / cap) after this norm and rotation."""
+    """Fit scores = cap * tanh(scale q . k / cap) after this norm and rotation; returns None if the fit is bad."""
     scale, cap, residual = fit_softcap(scores, prepare_products(reader, q, k, norm, rotation))
     # a cap far beyond every score fits rounding
     if residual >= 3 * _slack(rotation) * reader.raw.reader.rounding or cap >= 30 * float(
@@ -169,7 +174,10 @@ def _fit_capped(
 
 
 def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
-    """How many times the rounding a residual may be: frequencies are measured, and a norm adds an epsilon."""
+    """Return how many times the rounding error the residual of a fit may be.
+
+    It is larger with a rotation, whose frequencies are measured, and with a norm, whose epsilon is unknown.
+    """
     return 10 if rotation is not None else 1 if norm is None else 3
 
 
@@ -209,7 +217,10 @@ def _reading(
 
 
 def name_scale(measured: Sequence[tuple[Sizes, float]], near: float = 1e-3) -> str | None:
-    """The rule that gives all measured scales, or None."""
+    """Return the name of the scale rule, such as 1/sqrt(c), that gives all measured scales; None if no rule fits.
+
+    measured  pairs of the sizes of a measurement and its scale
+    """
     for name, rule in SCALES.items():
         if all(math.isclose(scale, rule(*sizes), rel_tol=near, abs_tol=1e-9) for sizes, scale in measured):
             return name

@@ -12,15 +12,16 @@ from regard.see.measure.raw_weights import RawWeights
 
 @dataclass(frozen=True)
 class ScoreReader:
-    """Reads the scores of any q and k, and computes the q . k to compare them with."""
+    """Measures the attention scores of any q and k, and computes q . k for comparison."""
 
     raw: RawWeights
     key_heads: tuple[int, ...]  # the key head of each query head
 
     def scores(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:
-        """What k adds to the scores of q; NaN where it is unknown.
+        """Measure the scores of q and k from the log of the weights; NaN where a score is unknown.
 
-        Every second key is set to zero in turn. The score of a zero key is zero, which gives the constant of the row.
+        The weights show scores up to a constant for each row. So every second key is set to zero in turn: its score
+        is zero, which gives the constant.
         """
         visible = self.raw.visible
         visible = visible if len(q) == len(visible) else visible[:1].expand(len(q), -1, -1, -1)
@@ -37,11 +38,11 @@ class ScoreReader:
         return scores.masked_fill(~visible | ~scores.isfinite(), math.nan)
 
     def products(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:
-        """q . k, each query head with its key head."""
+        """Return q . k, each query head with its key head."""
         return torch.einsum("bhic,bhjc->bhij", q, self.repeat_heads(k))
 
     def repeat_heads(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b h j c"]:
-        """The key head of each query head."""
+        """Return the keys that each query head uses, one key head for each query head."""
         return k[:, list(self.key_heads)]
 
     def _log_weights(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:

@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """The norm of a - b divided by the norm of a, over finite entries."""
+    """Return the norm of a - b divided by the norm of a, over finite entries; inf if there are none."""
     known = a.isfinite() & b.isfinite()
     return float((a - b)[known].norm() / a[known].norm()) if bool(known.any()) else math.inf
 
 
 def value_range(values: Tensor) -> float:
-    """The largest minus the smallest finite entry."""
+    """Return the largest minus the smallest finite entry; 0 if there are none."""
     known = values[values.isfinite()]
     return float(known.max() - known.min()) if known.numel() else 0.0
 
 
 def safe_log(weights: Tensor) -> Tensor:
-    """The logarithm, finite at zero too."""
+    """Return the logarithm, with values below 1e-300 replaced by 1e-300, so that zero gives a finite number."""
     return weights.clamp(min=1e-300).log()
 
 
@@ -31,7 +31,10 @@ def centre_rows(x: Float[Tensor, "*b i j"], visible: Bool[Tensor, "*b i j"]) -> 
 
 
 def fit_slopes(scores: Float[Tensor, "b h i j"], products: Float[Tensor, "b h i j"]) -> tuple[list[float], float]:
-    """The factor of each head in scores = factor * products, and the largest relative residual of a head."""
+    """Fit scores = factor * products for each head.
+
+    Returns the factors, and the largest relative residual of a head.
+    """
     known = scores.isfinite()
     s, x = (each.masked_fill(~known, 0).transpose(0, 1).flatten(1) for each in (scores, products))
     factors = (s * x).sum(1) / (x * x).sum(1)
@@ -41,7 +44,10 @@ def fit_slopes(scores: Float[Tensor, "b h i j"], products: Float[Tensor, "b h i 
 
 
 def fit_softcap(scores: Tensor, products: Tensor) -> tuple[float, float, float]:
-    """The scale and cap of scores = cap * tanh(scale * products / cap), and the relative residual."""
+    """Fit scores = cap * tanh(scale * products / cap) by least squares.
+
+    Returns the scale, the cap and the relative residual.
+    """
     known = scores.isfinite()
     s, x = scores[known], products[known]
     start = float((s * x).sum() / (x * x).sum())

@@ -26,7 +26,11 @@ Sources = list[tuple[str, str]]  # pairs of the file name shown in a traceback a
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for a submission: seconds for the file and for each call, and megabytes of memory."""
+    """Limits on the process that runs a student's submission.
+
+    seconds    time for running the file, and for each call
+    megabytes  memory
+    """
 
     seconds: float = 60.0
     megabytes: int = 2048
@@ -37,12 +41,15 @@ class Limits:
 
 
 class ProcessEndedError(Exception):
-    """The process ended, or was stopped because it exceeded a limit."""
+    """Raised if the process that runs a submission ended, sent an invalid reply, or was stopped at a limit."""
 
 
 @contextmanager
 def reject_malformed_replies() -> Iterator[None]:
-    """Stop grading a process that sends anything but a result: a submission may write arbitrary data to the pipe."""
+    """Convert errors in decoding a reply into ProcessEndedError (context manager).
+
+    A submission may write arbitrary data to the pipe.
+    """
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -51,7 +58,11 @@ def reject_malformed_replies() -> Iterator[None]:
 
 @dataclass
 class AnswerProcess:
-    """The names that a submission defines and the errors it raised; `ask` performs requests on them."""
+    """A separate process that has run a student's submission and calls its functions on request.
+
+    names   the names that the submission defines
+    errors  the errors that it raised
+    """
 
     process: "subprocess.Popen[bytes]"
     requests: int
@@ -62,7 +73,11 @@ class AnswerProcess:
     _buffer: bytes = b""
 
     def ask(self, name: str, request: tuple[Any, ...]) -> Any:
-        """Perform a request on the function or class of this name."""
+        """Let the process call a function or build a class of the submission, and return the result.
+
+        name     name of the function or class
+        request  what to do with it, as for `perform`
+        """
         with reject_malformed_replies():
             reply = decode(self._exchange([name, encode(request)], self.limits.seconds))
             if request[0] != "call" and not isinstance(reply, RaisedError):
@@ -82,7 +97,10 @@ class AnswerProcess:
         return self.read_reply(seconds)
 
     def read_reply(self, seconds: float) -> Any:
-        """Read the next reply, a line of JSON."""
+        """Read the next reply of the process, one line of JSON, and return it decoded.
+
+        Raises ProcessEndedError if it takes longer than `seconds`, the process ends, or the reply is too long.
+        """
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([self.replies], [], [], max(0.0, deadline - time.monotonic()))
@@ -102,10 +120,10 @@ class AnswerProcess:
 def run_submission(
     sources: Sources, limits: Limits, hidden: Sequence[Path] = (), readable: Sequence[Path] = ()
 ) -> Iterator[AnswerProcess]:
-    """Run sources in a separate process; yield it when they have finished.
+    """Run a submission's sources in a separate process and yield the process (context manager).
 
     hidden    folders that the submission may not read, such as the submissions of others
-    readable  folders of hidden ones that it may read and import from
+    readable  folders inside hidden ones that it may read and import from
     """
     if os.name != "posix":
         raise ConfigError("grading files needs Linux or macOS: their limits on processes are used")

@@ -18,12 +18,12 @@ BANANA = "banana banana bananas anna aaa aaaa cabana can nab"
 
 
 def count_words(text: str) -> Words:
-    """The words of a text as tuples of letters, with their counts."""
+    """Count the words of a text; return the counts by word, where a word is a tuple of letters."""
     return {tuple(word): times for word, times in Counter(text.split()).items()}
 
 
 def _draw_text(generator: np.random.Generator) -> str:
-    """Words of few letters, so that pairs are frequent and often equally frequent."""
+    """Sample a text of words with four different letters, so that pairs are frequent and often equally frequent."""
     words = ("".join(generator.choice(list("abnz"), size=generator.integers(2, 7))) for _ in range(12))
     return " ".join(words)
 
@@ -48,7 +48,10 @@ def _merge_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _long_symbol_cases(generator: np.random.Generator) -> list[Case]:
-    """The pair occurs in the text of longer symbols only, where nothing may be merged."""
+    """Return test cases where the letters of the pair occur only inside longer symbols, which must not be merged.
+
+    In the last case the pair itself occurs too.
+    """
     return [(("ab", "c"), ("b", "c")), (("b", "cd"), ("b", "c")), (("ab", "cd", "b", "c"), ("b", "c"))]
 
 
@@ -58,7 +61,7 @@ def _learn_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _rare_pair_cases(generator: np.random.Generator) -> list[Case]:
-    """Texts in which only pairs that occur once are left."""
+    """Return test cases in which merging reaches a point where every pair occurs only once."""
     return [(count_words("abcd ab"), 5), (count_words("xyz"), 2)]
 
 

@@ -19,12 +19,12 @@ TOLERANCE = 1e-6  # an answer may sum in another order, or use float32
 
 @dataclass(frozen=True)
 class FunctionCheck:
-    """A check that calls a function on each case and compares the results.
+    """A check that calls a student's function on test cases and compares the results with those of the solution.
 
-    stages     lists of cases, ordinary ones first: the next list is tried when the one before is correct, so that a
-               mistake is recognised in ordinary cases whatever happens in extreme ones
-    unordered  cases in which equal numbers may change places
-    kind       the type that results must have
+    stages     functions that sample test cases, ordinary cases first. A stage runs only if the one before is
+               correct, so that a mistake is recognised in ordinary cases first
+    unordered  samples cases in which equal numbers may change places
+    kind       the type that results must have; None for any type
     """
 
     stages: tuple[Draw, ...]
@@ -49,16 +49,16 @@ class FunctionCheck:
 
 
 def sort_numbers(result: Any) -> Any:
-    """Numbers in ascending order; anything else unchanged."""
+    """Sort an array of numbers in ascending order; return anything else unchanged."""
     array = _as_array(result)
     return result if array is None else np.sort(array)
 
 
 @dataclass(frozen=True)
 class ModuleCheck:
-    """A check that builds a module, loads the weights of the solution and compares outputs and gradients.
+    """A check that builds a student's module, loads the solution's weights, and compares outputs and gradients.
 
-    cases  draws pairs of the arguments of the constructor and the inputs of the module
+    cases  samples pairs of constructor arguments and module inputs
     """
 
     cases: Draw
@@ -94,12 +94,15 @@ class ModuleCheck:
 
 
 def _output(reply: Any) -> Any:
-    """The output of a module, without the names of parameters that have a gradient."""
+    """Return the module output of a reply, without the names of the parameters that have a gradient."""
     return reply[0] if isinstance(reply, tuple) else reply
 
 
 def _draw_weights(solution: Any, arguments: Case, generator: np.random.Generator) -> dict[str, Tensor]:
-    """Random weights for a module; with gains of 1 and biases of 0 a missing one would not show."""
+    """Sample random weights for every parameter of the solution's module.
+
+    With the usual gains of 1 and biases of 0, a missing gain or bias would not show.
+    """
     shapes, _ = perform(solution, ("build", arguments))
     return {name: torch.from_numpy(generator.normal(0.2, 0.5, shape)) for name, shape in shapes.items()}
 
@@ -107,9 +110,13 @@ def _draw_weights(solution: Any, arguments: Case, generator: np.random.Generator
 def match_parameters(
     weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, ...]] | None:
-    """The parameters of the solution that each parameter of a student's module consists of; None if they do not match.
+    """Map each parameter of a student's module to the parameters of the solution that it consists of.
 
-    A convolution is accepted for a linear layer on patches, and one fused layer for query, key and value.
+    Returns None if they do not match. A convolution is accepted for a linear layer on patches, and one fused
+    layer for query, key and value.
+
+    weights  parameters of the solution, by name
+    shapes   shapes of the student's parameters, by name
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, shape in shapes.items():
@@ -127,20 +134,32 @@ def match_parameters(
 
 
 def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether two shapes hold the same numbers in the same order: axes of length 1 and of a kernel do not count."""
+    """Whether tensors of two shapes hold the same numbers in the same order.
+
+    Axes of length 1 are ignored, and all axes after the first may be flattened, as in a convolution kernel.
+    """
     flat = [(shape[0], math.prod(shape[1:])) for shape in (one, other) if shape]
     return [n for n in one if n != 1] == [n for n in other if n != 1] or (len(flat) == 2 and flat[0] == flat[1])
 
 
 def _names_missing(sources: Mapping[str, tuple[str, ...]], expected: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Parameters that consist of expected ones of the solution, but are not among those found."""
+    """Return the student's parameters that should be in `found` but are not.
+
+    sources   the solution's parameters that each of the student's parameters consists of
+    expected  names of the solution's parameters that should be found
+    found     names of the student's parameters that were found
+    """
     return [name for name, parts in sources.items() if set(parts) & set(expected) and name not in found]
 
 
 def _describe_parameters(
     exercise: Exercise, weights: Mapping[str, Tensor], found: Mapping[str, tuple[int, ...]], arguments: Case
 ) -> CheckResult:
-    """Report parameters that are missing, unexpected or of another shape."""
+    """Return feedback on a module whose parameters are missing, unexpected or of another shape.
+
+    weights  parameters of the solution, by name
+    found    shapes of the student's parameters, by name
+    """
     for mistake in exercise.mistakes:
         if perform(exercise.wrong_solution(mistake), ("build", arguments))[0] == found:
             return CheckResult(mistake.name, mistake.hint)
@@ -157,9 +176,11 @@ def _describe_parameters(
 def compare_results(
     exercise: Exercise, results: Sequence[Any], requests: Sequence[Case], transform: Callable[[Any], Any] | None = None
 ) -> CheckResult | None:
-    """Compare the results of an answer with those of the solution, then with those of each known mistake.
+    """Compare the results of a student's answer with those of the solution, and then of each known mistake.
 
-    requests   the calls that gave these results, repeated on the solution and on the wrong solutions
+    Returns None if all results are correct, else feedback, with the name of the mistake if one is recognised.
+
+    requests   the calls that gave the results; they are repeated on the solution and on the wrong solutions
     transform  applied to every result before the comparison
     """
 
@@ -208,7 +229,10 @@ def _error_result(exercise: Exercise, error: RaisedError) -> CheckResult:
 
 
 def same_result(one: Any, other: Any) -> bool:
-    """Whether two results are equal: numbers and arrays within a tolerance, all else exactly; errors never are."""
+    """Whether two results are equal: numbers and arrays within a tolerance, everything else exactly.
+
+    An error is never equal to anything.
+    """
     if isinstance(one, RaisedError) or isinstance(other, RaisedError):
         return False
     if isinstance(one, Tensor | np.ndarray | float) or isinstance(other, Tensor | np.ndarray | float):
@@ -225,7 +249,7 @@ def same_result(one: Any, other: Any) -> bool:
 
 
 def _as_array(value: Any) -> "np.ndarray | None":
-    """Numbers as a float64 array, or None if the value has none."""
+    """Convert numbers, an array or a tensor to a float64 array; return None if that is impossible."""
     try:
         if isinstance(value, Tensor):
             return value.detach().double().numpy()
@@ -235,7 +259,7 @@ def _as_array(value: Any) -> "np.ndarray | None":
 
 
 def describe_difference(result: Any, expected: Any) -> str:
-    """Describe the largest difference between a result and the expected one."""
+    """Describe how a result differs from the expected one: by shape, by its most different entry, or as a whole."""
     first, second = _as_array(result), _as_array(expected)
     if result is None:
         return "it returns None: is there a return statement?"

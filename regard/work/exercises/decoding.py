@@ -18,7 +18,10 @@ def _sample_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _equal_draw_cases(generator: np.random.Generator) -> list[Case]:
-    """Draws that equal a cumulative sum exactly, in numbers that floats represent exactly."""
+    """Return test cases where the random number equals a cumulative sum of probabilities exactly.
+
+    All numbers are exact in floating point.
+    """
     first, last = np.array([0.5, 0.25, 0.25]), np.array([0.0, 0.5, 0.5])
     return [(last, 0.0), (last, 0.5), (first, 0.5), (first, 0.75)]
 
@@ -32,7 +35,7 @@ def _top_k_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _tie_cases(generator: np.random.Generator) -> list[Case]:
-    """Tokens that are equally likely, of which only some may be kept."""
+    """Return test cases for top-k with equally likely tokens of which only some may be kept."""
     return [(np.array([0.25, 0.125, 0.25, 0.25, 0.125]), k) for k in (1, 2, 4)]
 
 
@@ -41,7 +44,10 @@ def _nucleus_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _equal_mass_cases(generator: np.random.Generator) -> list[Case]:
-    """Masses that equal a cumulative sum exactly, in numbers that floats represent exactly."""
+    """Return test cases for nucleus sampling where the mass equals a cumulative sum of probabilities exactly.
+
+    All numbers are exact in floating point.
+    """
     return [(np.array([0.125, 0.5, 0.0625, 0.25, 0.0625]), mass) for mass in (0.5, 0.75, 0.875)]
 
 
@@ -56,7 +62,7 @@ def _beam_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _long_memory_cases(generator: np.random.Generator) -> list[Case]:
-    """Steps that depend on more than the last token, as in a language model."""
+    """Return test cases for beam search where the next token depends on the last two tokens, not only on the last."""
     tables = NextTokenTable(generator.dirichlet(np.full(4, 0.5), size=(4, 4)))
     return [(tables, start, beams, 4) for start, beams in ((0, 3), (2, 2), (3, 1))]
 

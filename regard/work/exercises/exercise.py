@@ -35,7 +35,10 @@ Answer = Callable[[tuple[Any, ...]], Any]  # performs requests on a student's fu
 
 @dataclass(frozen=True)
 class PlantedMistake:
-    """A typical wrong solution and the hint for whoever wrote it."""
+    """A typical wrong solution of an exercise, with a hint for the student who wrote it.
+
+    edits  replacements in the source of the solution that create the mistake, as pairs of old and new text
+    """
 
     name: str
     hint: str
@@ -44,7 +47,11 @@ class PlantedMistake:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What is wrong with an answer: the mistake it looks like, if one is known, and the feedback."""
+    """What is wrong with a student's answer.
+
+    mistake   name of the known mistake that it looks like; None if none is recognised
+    feedback  text for the student
+    """
 
     mistake: str | None
     feedback: str
@@ -55,7 +62,16 @@ Check = Callable[["Exercise", Answer, np.random.Generator], CheckResult | None]
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function or class that students write; it has the same name as its solution."""
+    """An exercise: a function or class that students write, with its solution, check and known mistakes.
+
+    function_name  name of the function or class, in the answer and in the solution
+    prompt         the exercise text
+    module         module of the reference solution
+    check          checks an answer
+    mistakes       typical wrong solutions
+    example        the end of the prompt: what the solution gives for the inputs of the notebook
+    edits          replacements in the source of the solution, in a variant of the exercise
+    """
 
     name: str
     title: str
@@ -74,7 +90,7 @@ class Exercise:
 
     @property
     def source(self) -> str:
-        """The source of the reference solution without its `# TODO` comments."""
+        """The source code of the reference solution without its `# TODO` comments."""
         return re.sub(r"(?m)^ +# TODO.*\n", "", self._source_with_todos)
 
     @property
@@ -83,7 +99,10 @@ class Exercise:
         return _TODO_BODY.sub(r"\1\2raise NotImplementedError\n", self._source_with_todos)
 
     def marked_source(self, begin: str, end: str) -> str:
-        """The solution's source with a line before and after the code below each `# TODO`, as grading tools need it."""
+        """Return the solution's source with marker lines around the code below each `# TODO`, for grading tools.
+
+        begin, end  the marker lines
+        """
         return _TODO_BODY.sub(rf"\1\2{begin}\n\3\2{end}\n", self._source_with_todos)
 
     @property
@@ -93,17 +112,21 @@ class Exercise:
         return "".join(source.splitlines(keepends=True)[found.lineno - 1 : found.end_lineno])
 
     def find_mistake(self, answer: Any) -> CheckResult | None:
-        """Check a student's function or class in this process; None if it is correct."""
+        """Check a student's function or class in this process; return what is wrong, or None if it is correct."""
         return self.check(self, functools.partial(perform, answer), np.random.default_rng(CHECK_SEED))
 
     def wrong_solution(self, mistake: PlantedMistake) -> Any:
-        """The function or class that makes this mistake."""
+        """Return the solution's function or class with this mistake planted."""
         return getattr(edited_module(self.module, self.edits + mistake.edits), self.function_name)
 
 
 @functools.cache
 def edited_source(name: str, edits: Edits) -> str:
-    """The source of a module in which every occurrence of some texts is replaced."""
+    """Return the source code of a module with text replacements.
+
+    name   name of the module
+    edits  pairs of old and new text; every occurrence is replaced, and ValueError is raised if there is none
+    """
     source = inspect.getsource(importlib.import_module(name))
     for old, new in edits:
         if old not in source:
@@ -114,7 +137,11 @@ def edited_source(name: str, edits: Edits) -> str:
 
 @functools.cache
 def edited_module(name: str, edits: Edits) -> types.ModuleType:
-    """A module in which every occurrence of some texts is replaced; the module itself without edits."""
+    """Create a module from another module's source with text replacements; without edits return that module.
+
+    name   name of the module
+    edits  pairs of old and new text
+    """
     if not edits:
         return importlib.import_module(name)
     module = types.ModuleType(name)
@@ -124,7 +151,13 @@ def edited_module(name: str, edits: Edits) -> types.ModuleType:
 
 @dataclass(frozen=True)
 class Variant:
-    """A change of the task: edits of the solutions and of the prompts, and a sentence at the end of some prompts."""
+    """A variant of some exercises, so that students get different tasks.
+
+    exercises     names of the exercises whose prompts get `text` at the end
+    text          sentence that describes the variant
+    edits         text replacements in the solutions
+    prompt_edits  text replacements in the prompts
+    """
 
     exercises: tuple[str, ...]
     text: str
@@ -134,7 +167,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class ExerciseSet:
-    """Exercises that build on each other, the code before the first and, if any, after the last."""
+    """A set of exercises that build on each other.
+
+    about         introduction
+    setup_code    code before the first exercise
+    exercises     the exercises in order
+    variants      for each thing that can vary, the alternatives to the original task
+    closing_code  code after the last exercise, if any
+    variant       the chosen alternatives, such as "0201"; empty for the original tasks
+    """
 
     name: str
     title: str
@@ -152,12 +193,15 @@ class ExerciseSet:
         return known[name]
 
     def for_student(self, student: str, class_seed: str) -> "ExerciseSet":
-        """The set with the variants of one student, drawn by a seed that only the teacher knows."""
+        """Return the set with random variants for one student, which depend on a secret seed of the class."""
         random = Random(f"{student_seed(student, class_seed)}\n{self.name}")
         return self.with_variant("".join(str(random.randint(0, len(options))) for options in self.variants))
 
     def with_variant(self, variant: str) -> "ExerciseSet":
-        """The set with these variants: a digit for each thing that can vary, 0 for the task as it is."""
+        """Return the set with the given variants.
+
+        variant  one digit for each thing that can vary: the number of the alternative, or 0 for the original task
+        """
         if len(variant) != len(self.variants) or not all(
             digit.isdigit() and int(digit) <= len(options)
             for digit, options in zip(variant, self.variants, strict=True)
@@ -169,12 +213,15 @@ class ExerciseSet:
 
 
 def student_seed(student: str, class_seed: str) -> int:
-    """A seed for one student; the seed of the class cannot be computed from it."""
+    """Return a random seed for one student (a SHA-256 hash), from which the seed of the class cannot be computed."""
     return int(hashlib.sha256(f"{class_seed}\n{student}".encode()).hexdigest()[:12], 16)
 
 
 def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
-    """An exercise with the edits of the chosen variants, and with the planted mistakes that they leave possible."""
+    """Return an exercise with the chosen variants applied to its prompt and its solution.
+
+    Planted mistakes that no longer fit the edited solution are removed.
+    """
     # the numbers of the example belong to the task as it is
     prompt = exercise.prompt.removesuffix(exercise.example) if chosen else exercise.prompt
     for variant in chosen:
@@ -188,7 +235,11 @@ def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
 
 
 def load_set(name: str, checks: Mapping[str, Check]) -> ExerciseSet:
-    """Load the texts of a set and combine them with the checks of its exercises."""
+    """Load the texts of an exercise set from its TOML file and combine them with the checks.
+
+    name    name of the set
+    checks  the check of each exercise, by name
+    """
     stem = name.replace("-", "_")
     texts = tomllib.loads((Path(__file__).parent / "texts" / f"{stem}.toml").read_text(encoding="utf-8"))
     module = f"{__package__}.solutions.{stem}"

@@ -44,7 +44,7 @@ class RaisedError:
 
 @dataclass(frozen=True)
 class TorchModule:
-    """A torch.nn module as an argument of a student's class: its name and settings."""
+    """A torch.nn module to be passed to the constructor of a student's class, given by its name and settings."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +52,10 @@ class TorchModule:
 
 @dataclass(frozen=True)
 class NextTokenTable:
-    """A `step` function: the probabilities of the next token, by the last token or by the last two."""
+    """A language model given by a table of next-token probabilities after the last one or two tokens.
+
+    table  probabilities, with one axis per earlier token and the next token on the last axis
+    """
 
     table: np.ndarray
 
@@ -73,11 +76,15 @@ class OtherValue:
 
 
 def perform(answer: Any, request: tuple[Any, ...]) -> Any:
-    """Perform a request on a student's function or class; return the result or the RaisedError.
+    """Call a student's function, or build or run a student's module; return the result, or a RaisedError.
 
-    ("call", arguments)                     the result of a function
-    ("build", arguments)                    shapes of the state of a module, and names of its trainable parameters
-    ("run", arguments, weights, inputs)     the output of a module with these weights, and the parameters with gradient
+    request  one of:
+
+    ("call", arguments)                     call the function; returns its result
+    ("build", arguments)                    build the module; returns the shapes of its state dict, and the
+                                            names of its trainable parameters
+    ("run", arguments, weights, inputs)     run the module with these weights; returns its output, and the names
+                                            of the parameters that have a gradient
     """
     kind, arguments, *rest = copy.deepcopy(request)
     try:
@@ -116,7 +123,7 @@ def _run_module(module: Any, weights: dict[str, Any], inputs: tuple[Any, ...]) -
 
 
 def describe_error(error: BaseException, files: Iterable[str]) -> RaisedError:
-    """Describe an exception, with the innermost line that is in the student's files or notebook."""
+    """Describe an exception, with the innermost line of its traceback that is in the student's files or notebook."""
     lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     message = " ".join(str(error).split())
     if isinstance(error, SyntaxError):
@@ -129,7 +136,7 @@ def describe_error(error: BaseException, files: Iterable[str]) -> RaisedError:
 
 
 def shorten(value: Any) -> str:
-    """The repr of a value, cut to 120 characters."""
+    """Return the repr of a value, shortened to 120 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else f"{text[:117]}..."
 
@@ -138,9 +145,9 @@ DATACLASSES = {each.__name__: each for each in (RaisedError, TorchModule, NextTo
 
 
 def encode(value: Any) -> Any:
-    """Encode arguments or results for JSON: numbers, texts, arrays, tensors and containers of them.
+    """Convert arguments or results to JSON values: numbers, strings, arrays, tensors and containers of them.
 
-    JSON instead of pickle: what a submission sends cannot run code in the process that grades it.
+    JSON is used instead of pickle so that data from a submission cannot run code in the grading process.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -164,7 +171,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The reverse of `encode`; a value of any other type becomes an OtherValue."""
+    """Convert JSON values back to the values that `encode` was given; a value of an unknown type is an OtherValue."""
     if isinstance(value, list):
         return [decode(each) for each in value]
     if not isinstance(value, dict):
@@ -186,7 +193,12 @@ def decode(value: Any) -> Any:
 
 
 def execute(sources: list[tuple[str, str]]) -> tuple[types.ModuleType, list[RaisedError]]:
-    """Run sources statement by statement, also after errors; return the module they define and the errors."""
+    """Run source files statement by statement, continuing after errors.
+
+    Returns the module that the statements define, and the errors.
+
+    sources  pairs of file name and source code
+    """
     module = types.ModuleType("student")
     sys.modules["student"] = module  # dataclasses and pickle look their module up there
     errors = []
@@ -206,7 +218,10 @@ def execute(sources: list[tuple[str, str]]) -> tuple[types.ModuleType, list[Rais
 
 
 def import_libraries(sources: list[tuple[str, str]]) -> None:
-    """Import the installed libraries that sources name, before `restrict` forbids what some of them do on import."""
+    """Import the libraries that the sources import, before `restrict` forbids operations that some need on import.
+
+    sources  pairs of file name and source code
+    """
     for _, source in sources:
         with contextlib.suppress(SyntaxError, ValueError):
             for node in ast.walk(ast.parse(source)):
@@ -219,7 +234,7 @@ def import_libraries(sources: list[tuple[str, str]]) -> None:
 
 
 def forbid_imports() -> None:
-    """Forbid imports of `regard.work`, also by another module of regard."""
+    """Install an audit hook that forbids importing `regard.work`, also indirectly, and starting processes."""
 
     # all that a hook uses is in its defaults: closures, globals and builtins can be replaced by a submission
     def hook(event: str, args: tuple[Any, ...], *, package: str = FORBIDDEN, within: str = f"{FORBIDDEN}.") -> None:
@@ -234,7 +249,15 @@ def forbid_imports() -> None:
 
 
 def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
-    """Limit memory, and forbid processes, native calls, connections, and files that are hidden or not its own."""
+    """Restrict this process before it runs a submission.
+
+    It limits memory and file size, and forbids starting processes, native calls, network connections, reading
+    hidden files, and writing outside its own folder.
+
+    hidden     folders that may not be read
+    readable   folders inside hidden ones that may be read
+    megabytes  memory limit
+    """
     import resource
 
     status = Path("/proc/self/status")
@@ -264,9 +287,13 @@ def _identify(path: Path) -> tuple[int, int]:
 
 
 def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], proc: int | None) -> None:
-    """Forbid reading secret files, writing outside the folder, and what FORBIDDEN_EVENTS and FILE_EVENTS list.
+    """Install an audit hook that forbids reading secret files and writing outside the folder.
 
-    proc  the device of /proc, which shows the memory of other processes
+    It also forbids the audit events listed in FORBIDDEN_EVENTS and FILE_EVENTS.
+
+    secret  device and inode numbers of the secret files
+    folder  device and inode number of the folder
+    proc    device number of /proc, which shows the memory of other processes
     """
 
     def hook(
@@ -322,7 +349,10 @@ def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], pr
 
 
 def main(requests: int, replies: int) -> None:
-    """Run a submission, then perform the requests that arrive."""
+    """Run a submission in this process, then answer the requests of the grading process until it ends.
+
+    requests, replies  file descriptors of the pipes to read requests from and to write replies to
+    """
     with os.fdopen(requests, encoding="utf-8") as lines, os.fdopen(replies, "w", encoding="utf-8") as out:
 
         def reply(value: Any) -> None:

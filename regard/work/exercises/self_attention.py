@@ -15,7 +15,10 @@ def _large_score_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _attention_cases(generator: np.random.Generator) -> list[Case]:
-    """Inputs and weights of odd sizes; in the last case all of them are square, as in the first cell."""
+    """Sample test cases of inputs, weights and biases with different sizes.
+
+    In the last case all weights are square, as in the first cell of the notebook.
+    """
     cases: list[Case] = []
     for d, n, c, e in ((5, 3, 2, 7), (3, 6, 7, 4), (4, 4, 4, 4)):
         shapes = ((d, n), (c, d), (c, d), (e, d), (c, 1), (c, 1), (e, 1))

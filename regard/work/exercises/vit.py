@@ -10,7 +10,10 @@ from regard.work.exercises.run_answer import TorchModule
 
 
 def _draw_cases(*cases: tuple[Case, tuple[int, ...]]) -> Draw:
-    """Draw inputs for modules; each case is the arguments of the constructor and the shape of the input."""
+    """Return a function that samples random inputs for modules.
+
+    cases  pairs of constructor arguments and input shape
+    """
 
     def draw(generator: np.random.Generator) -> list[Case]:
         def tensor(shape: tuple[int, ...]) -> Tensor:
@@ -22,13 +25,19 @@ def _draw_cases(*cases: tuple[Case, tuple[int, ...]]) -> Draw:
 
 
 def _encoder(width: int, heads: int) -> TorchModule:
-    """A module that mixes tokens, in place of attention or blocks: it contains no part of a solution."""
+    """Return a torch.nn module that mixes tokens, used in tests in place of a student's attention or blocks.
+
+    It does not reveal the solution of another exercise.
+    """
     settings = {"d_model": width, "nhead": heads, "dim_feedforward": 7, "dropout": 0.0, "batch_first": True}
     return TorchModule("TransformerEncoderLayer", settings)
 
 
 def _accuracy_cases(generator: np.random.Generator) -> list[Case]:
-    """Logits and labels, of which about half are predicted correctly; in the last case as many classes as images."""
+    """Sample test cases of logits and labels; more than half of the labels are predicted correctly.
+
+    The last case has as many classes as images.
+    """
     cases: list[Case] = []
     for b, w in ((97, 4), (53, 7), (31, 31)):
         logits = generator.normal(size=(b, w))

@@ -32,7 +32,7 @@ MAX_ENTRIES = 5000  # entries that can be written out one by one
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading; level 1 is the title."""
+    """A heading of a document; level 1 is the title."""
 
     text: str
     level: int = 2
@@ -40,28 +40,28 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph."""
+    """A paragraph of a document."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A displayed formula."""
+    """A formula on its own line of a document."""
 
     expression: Expression
 
 
 @dataclass(frozen=True)
 class FormulaList:
-    """Formulas one below the other: the calculation of each entry of a matrix."""
+    """Formulas one below the other, which show the calculation of each entry of a matrix."""
 
     expressions: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class MapFigure:
-    """An attention map."""
+    """A figure of a document that shows an attention map."""
 
     attention_map: AttentionMap
 
@@ -70,9 +70,9 @@ Block = Heading | Paragraph | Formula | FormulaList | MapFigure
 
 
 def build_document(solution: Solution, *, digits: int = DIGITS, every_step: bool = True) -> list[Block]:
-    """The blocks of a solution.
+    """Return a worked solution as a list of document blocks: headings, paragraphs, formulas and attention maps.
 
-    digits      decimals to show
+    digits      decimals to show, 1 to 15
     every_step  whether to show the calculation of every entry, or only the matrices
     """
     if not 1 <= digits <= 15:
@@ -157,12 +157,12 @@ def _shown_exactly(grid: Matrix, digits: int) -> bool:
 
 
 def matrix(grid: Matrix) -> MatrixLiteral:
-    """A matrix as a formula, with exact numbers where they are known."""
+    """Return a matrix as a formula, with exact numbers where they are known."""
     return MatrixLiteral(tuple(tuple(format_value(value) for value in row) for row in grid))
 
 
 def _overview_formulas(problem: Problem) -> Iterator[Block]:
-    """The formula of every head, then of concatenation and output projection."""
+    """Yield the formulas of every head, and of concatenation and output projection if the problem has them."""
     several = len(problem.heads) > 1
     for number in range(len(problem.heads)):
         yield Formula(_head_formula(problem, number, number + 1 if several else None))
@@ -205,7 +205,10 @@ def _step_blocks(step: SolutionStep, at: int, digits: int, every_step: bool) -> 
 
 
 def entry_line(step: SolutionStep, r: int, c: int, digits: int) -> Chain:
-    """One entry: its name, its calculation and its value."""
+    """Return the line that shows one entry of a step: its name, its calculation and its value.
+
+    r, c  row and column of the entry
+    """
     value, working = step.values[r][c], step.workings[r][c]
     assert working is not None
     sides: list[Expression] = [Entry(step.symbol, _entry_index(step, r, c)), working]

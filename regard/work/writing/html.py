@@ -7,7 +7,10 @@ from regard.work.writing.document import Block, Formula, FormulaList, Heading, M
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """The blocks as one HTML page."""
+    """Return the blocks of a document as one HTML page.
+
+    digits  decimals to show
+    """
     title = next(block.text for block in blocks if isinstance(block, Heading))
     return render_page(title, *(_block(block, digits) for block in blocks))
 

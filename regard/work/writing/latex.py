@@ -20,13 +20,16 @@ _OPENING = r"""\documentclass{article}
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """The blocks as a document for pdflatex."""
+    """Return the blocks of a document as LaTeX for pdflatex.
+
+    digits  decimals to show
+    """
     body = "\n\n".join(_block(block, digits) for block in blocks)
     return _OPENING % _max_columns(body) + body + "\n\n\\end{document}\n"
 
 
 def _max_columns(body: str) -> int:
-    """The number of columns of the widest matrix: amsmath allows ten by default."""
+    """Return the number of columns of the widest matrix, at least 10, the default limit of amsmath."""
     matrices: list[str] = re.findall(r"\\begin{bmatrix}(.*?)\\end{bmatrix}", body, re.DOTALL)
     return max([10, *(row.count("&") + 1 for matrix in matrices for row in matrix.split(r"\\"))])
 
@@ -47,12 +50,12 @@ def _block(block: Block, digits: int) -> str:
 
 
 def align_rows(expressions: Iterable[formulas.Expression], digits: int) -> str:
-    """Formulas one below the other, aligned at the first equals sign."""
+    """Return the LaTeX of formulas one below the other, aligned at the first equals sign."""
     return " \\\\\n".join(formulas.latex(each, digits).replace(" = ", " &= ", 1) for each in expressions)
 
 
 def _table(attention_map: AttentionMap) -> str:
-    """The map as a table with shaded cells."""
+    """Return an attention map as a LaTeX table with shaded cells."""
     head = " & ".join(["", *map(escape_latex, attention_map.columns)])
     rows = [f"{head} \\\\ \\hline"]
     for name, row in zip(attention_map.rows, attention_map.weights, strict=True):

@@ -9,7 +9,10 @@ from regard.work.writing.latex import align_rows
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """The blocks as Markdown; the map is shaded text in a code block."""
+    """Return the blocks of a document as Markdown; an attention map is shaded text in a code block.
+
+    digits  decimals to show
+    """
     return "\n\n".join(_block(block, digits) for block in blocks) + "\n"
 
 
@@ -31,5 +34,5 @@ def _block(block: Block, digits: int) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape all characters that Markdown interprets."""
+    """Put a backslash before every character that Markdown interprets."""
     return re.sub(r"([\\`*_{}\[\]<>#$|])", r"\\\1", text)

@@ -10,7 +10,10 @@ WIDTH = 80
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """The blocks as plain text; formulas are not wrapped, so a long sum is a long line."""
+    """Return the blocks of a document as plain text; formulas are not wrapped, so a long sum is a long line.
+
+    digits  decimals to show
+    """
     return "\n\n".join(_block(block, digits) for block in blocks) + "\n"
 
 

@@ -20,18 +20,18 @@ for _found in iter_modules(__path__):
 
 
 def constructor(name: str) -> Callable[..., Mask]:
-    """The function that makes masks of this form."""
+    """Return the public function that makes masks of the form `name`, such as `window`."""
     make: Callable[..., Mask] = getattr(FORMS[name], name)
     return make
 
 
 def examples(name: str, n: int) -> list[str]:
-    """Expressions of this form for n positions, such as `window(before=3)`."""
+    """Return example expressions of a mask function for n positions, such as `window(before=3)`."""
     found: list[str] = FORMS[name].examples(n)
     return found
 
 
 def candidates(n: int) -> Iterator[Mask]:
-    """Masks of all forms by which a pattern of n positions can be named."""
+    """Yield the masks with which `regard.see.xray` compares a pattern of n positions in order to name it."""
     for name in FORMS:
         yield from getattr(FORMS[name], "candidates", lambda n: ())(n)

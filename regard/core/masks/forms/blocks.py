@@ -8,7 +8,9 @@ from regard.core.masks.forms.chunks import Chunks
 
 
 def blocks(size: int) -> Mask:
-    """A query sees its own block of `size` positions: j // size == i // size. Qiu et al. 2020, arXiv:1911.02972.
+    """Block-diagonal mask: a query sees its own block of `size` positions, j // size == i // size.
+
+    Qiu et al. 2020, arXiv:1911.02972.
 
     >>> blocks(2).dense(3).int()
     tensor([[1, 1, 0],

@@ -22,7 +22,7 @@ class Causal(BandMask):
 
 
 def causal() -> Mask:
-    """A query sees its own key and all earlier ones: j <= i. Vaswani et al. 2017, arXiv:1706.03762.
+    """Causal mask: a query sees its own key and all earlier ones, j <= i. Vaswani et al. 2017, arXiv:1706.03762.
 
     >>> causal().count(5)
     15

@@ -12,7 +12,7 @@ from regard.core.masks.positional import BandMask
 
 @dataclass(frozen=True, repr=False)
 class Chunks(BandMask):
-    """The mask of `chunks`: visible if -before <= j // size - i // size <= after. None means no limit."""
+    """The mask of `chunks`: query i sees key j if -before <= j // size - i // size <= after. None means no limit."""
 
     size: int
     before: int | None
@@ -31,13 +31,13 @@ class Chunks(BandMask):
 
 
 def chunks(size: int, before: int | None = 0, after: int | None = 0) -> Mask:
-    """A query sees its own chunk and whole chunks around it: -before <= j // size - i // size <= after.
+    """Chunked mask: a query sees its own chunk and neighbouring ones, -before <= j // size - i // size <= after.
 
     Chen et al. 2021, arXiv:2010.11395.
 
-    size    positions of a chunk
-    before  earlier chunks that are visible; None is all
-    after   later chunks that are visible; None is all
+    size    number of positions in a chunk
+    before  number of earlier chunks that are visible; None is all
+    after   number of later chunks that are visible; None is all
 
     >>> chunks(2, before=1).dense(5).int()
     tensor([[1, 1, 0, 0, 0],

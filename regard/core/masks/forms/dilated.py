@@ -43,7 +43,7 @@ class Dilated(Mask):
 
 
 def dilated(step: int) -> Mask:
-    """A query sees every `step`-th key, counted from its own in both directions: (i - j) % step == 0.
+    """Dilated mask: a query sees every `step`-th key before and after its own, (i - j) % step == 0.
 
     Beltagy et al. 2020, arXiv:2004.05150.
 

@@ -24,7 +24,7 @@ class DocumentMask(DataMask):
     data: Int[Tensor, "*b n"]
 
     def ids(self, positions: Tensor, batch: Tensor) -> Tensor:
-        """The document of each position."""
+        """Return the document id of each position."""
         return self.data[positions] if self.data.ndim == 1 else self.data[batch, positions]
 
     def see(self, grid: Grid) -> Tensor:
@@ -73,7 +73,7 @@ class DocumentMask(DataMask):
 
 
 def documents(ids: Sequence[int] | Sequence[Sequence[int]] | Integer[Tensor, "*b n"]) -> Mask:
-    """A query sees the keys of its own document: ids[i] == ids[j]. Keeps packed sequences apart.
+    """Document mask for packed sequences: a query sees the keys of its own document, ids[i] == ids[j].
 
     ids  document id of each position, (n,) or (b, n)
 

@@ -6,7 +6,7 @@ from regard.core.masks.algebra import Full, Mask
 
 
 def full() -> Mask:
-    """Every query sees every key.
+    """Full mask: every query sees every key.
 
     >>> full().count(5)
     25

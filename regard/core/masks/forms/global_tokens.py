@@ -47,7 +47,9 @@ class GlobalTokens(CompoundMask):
 
 
 def global_tokens(n: int) -> Mask:
-    """The first n positions see all and are seen by all: i < n or j < n. Beltagy et al. 2020, arXiv:2004.05150.
+    """Global tokens: the first n positions see all keys, and all queries see them: i < n or j < n.
+
+    Beltagy et al. 2020, arXiv:2004.05150.
 
     >>> global_tokens(1).dense(3).int()
     tensor([[1, 1, 1],

@@ -61,7 +61,9 @@ class KeyPaddingMask(DataMask):
 
 
 def key_padding(real: Sequence[Sequence[int]] | Bool[Tensor, "b n"] | Integer[Tensor, "b n"]) -> Mask:
-    """Queries see the real keys only: real[b, j]. This is the `attention_mask` of tokenizers.
+    """Padding mask from a boolean matrix: queries see only real keys, real[b, j].
+
+    It is the tokenizer's attention_mask.
 
     real  one row per sequence, 1 or True where the key is real; a boolean tensor is used as it is, not copied
 

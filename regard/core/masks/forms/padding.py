@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PaddingMask(DataMask):
-    """The mask of `padding`: j < data[b], or j >= width - data[b] for padding on the left."""
+    """The mask of `padding`: key j of sequence b is visible if j < data[b], or j >= width - data[b] with a width."""
 
     data: Int[Tensor, "b"]
     side: Literal["right", "left"]
@@ -68,9 +68,11 @@ class PaddingMask(DataMask):
 def padding(
     lengths: Sequence[int] | Integer[Tensor, "b"], *, side: Literal["right", "left"] = "right", width: int | None = None
 ) -> Mask:
-    """Queries see the real keys only: j < lengths[b], or j >= width - lengths[b] with side="left".
+    """Padding mask from lengths: queries see only real keys.
 
-    lengths  number of real keys of each sequence; a tensor is used as it is, not copied, and may be changed later
+    Key j is real if j < lengths[b], or with side="left" if j >= width - lengths[b].
+
+    lengths  number of real keys of each sequence; an int64 tensor is not copied, so it may be changed later
     side     "right" or "left": where the padding is
     width    with side="left", the common length of the padded sequences; keys appended later are real
 

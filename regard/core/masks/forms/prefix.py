@@ -30,8 +30,9 @@ class Prefix(BandMask):
 
 
 def prefix(n: int) -> Mask:
-    """Every query sees the first n keys: j < n. `causal() | prefix(n)` is a prefix LM, Raffel et al. 2020,
-    arXiv:1910.10683.
+    """Prefix mask: every query sees the first n keys, j < n. `causal() | prefix(n)` is the mask of a prefix LM.
+
+    Raffel et al. 2020, arXiv:1910.10683.
 
     >>> (causal() | prefix(2)).dense(3).int()
     tensor([[1, 1, 0],

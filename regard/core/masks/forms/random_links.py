@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RandomLinks(Mask):
-    """Each query sees `links` random keys among its own and earlier ones.
+    """The mask of `random_links`: each query sees up to `links` random keys among its own and earlier ones.
 
-    The keys from 0 to its own are divided into `links` equal stretches, and one key is drawn from each. A draw depends
-    on the seed and the query's position only, so a cache step sees the same links as training.
+    The keys from 0 to the query's own are divided into `links` equal ranges, and one key is drawn from each. A
+    draw depends on the seed and the query's position only, so generation with a KV cache sees the same links as
+    training.
     """
 
     links: int
     seed: int
 
     def link(self, i: Tensor, which: int) -> tuple[Tensor, Tensor]:
-        """The key drawn from stretch number `which` for each query, and whether that stretch has any key."""
+        """Return the key drawn from range number `which` for each query, and whether that range contains any key."""
         past = (i + 1).clamp(min=0)
         low, high = past * which // self.links, past * (which + 1) // self.links
         return low + hash_integers(i * self.links + which, self.seed) % (high - low).clamp(min=1), high > low
@@ -62,7 +63,7 @@ class RandomLinks(Mask):
 
 
 def random_links(count: int, seed: int = 0) -> Mask:
-    """A query sees `count` random keys among its own and earlier ones, or all while there are fewer.
+    """Random mask: a query sees `count` random keys among its own and earlier ones, or all while there are fewer.
 
     Zaheer et al. 2020, arXiv:2007.14062. The draw depends on the seed and the query's position only.
 

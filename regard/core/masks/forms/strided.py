@@ -53,9 +53,9 @@ class Strided(CompoundMask):
 
 
 def strided(step: int) -> Mask:
-    """A query sees its own key and the multiples of `step` at or before it: j == i, or j <= i and j % step == 0.
+    """Strided mask: a query sees its own key and earlier multiples of `step`, j == i, or j <= i and j % step == 0.
 
-    The summary positions of the fixed pattern of Child et al. 2019, arXiv:1904.10509.
+    These are the summary positions of the fixed pattern of Child et al. 2019, arXiv:1904.10509.
 
     >>> strided(2).dense(4).int()
     tensor([[1, 0, 0, 0],

@@ -12,7 +12,7 @@ from regard.core.masks.positional import BandMask
 
 @dataclass(frozen=True, repr=False)
 class Window(BandMask):
-    """The mask of `window`: visible if i - before <= j <= i + after. None means no limit."""
+    """The mask of `window`: key j is visible to query i if i - before <= j <= i + after. None means no limit."""
 
     before: int | None
     after: int | None
@@ -29,10 +29,10 @@ class Window(BandMask):
 
 
 def window(before: int | None = 0, after: int | None = 0) -> Mask:
-    """A query sees its neighbours: i - before <= j <= i + after. Beltagy et al. 2020, arXiv:2004.05150.
+    """Sliding window mask: i - before <= j <= i + after. Beltagy et al. 2020, arXiv:2004.05150.
 
-    before  earlier keys that are visible, in addition to the query's own; None is all
-    after   later keys that are visible; None is all
+    before  number of earlier keys that are visible, in addition to the query's own; None is all
+    after   number of later keys that are visible; None is all
 
     >>> window(before=2).dense(4).int()
     tensor([[1, 0, 0, 0],

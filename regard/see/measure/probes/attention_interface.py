@@ -24,7 +24,7 @@ NOTE = "q, k and v are replaced after the projections and rotary positions of th
 
 
 def calls_attention_interface(module: nn.Module) -> bool:
-    """Whether this is an attention of transformers that calls one of its attention functions."""
+    """Whether a module is a transformers attention layer that calls a registered attention function."""
     beside = vars(sys.modules[type(module).__module__])
     known = "eager_attention_forward" in beside and "ALL_ATTENTION_FUNCTIONS" in beside
     return known and "attention_interface" in inspect.getsource(type(module).forward)
@@ -32,20 +32,28 @@ def calls_attention_interface(module: nn.Module) -> bool:
 
 @dataclass
 class _ChosenTensors:
-    """The q, k and v of the next call, and the shapes of those that they replace."""
+    """Replaces q, k and v in the next attention call of a transformers layer.
+
+    original  the attention function of the layer
+    tensors   q, k and v to use; None keeps those of the layer
+    shapes    shapes of the layer's own q, k and v
+    """
 
     original: Callable[..., Any]
     tensors: tuple[Tensor, Tensor, Tensor] | None = None
     shapes: list[torch.Size] = field(default_factory=list)
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **keywords: Any) -> Any:
-        """The layer's own attention function on the chosen tensors."""
+        """Call the layer's attention function with the chosen q, k and v, and store the shapes of the layer's own."""
         self.shapes = [q.shape, k.shape, v.shape]
         return self.original(module, *(self.tensors or (q, k, v)), *rest, **keywords)
 
 
 def probe_attention_interface(module: nn.Module, name: str, options: ProbeOptions) -> Probe:
-    """The probe of such a layer. Its sizes are read from a first call."""
+    """Build the probe of a transformers attention layer that calls a registered attention function.
+
+    A first call with zeros finds the sizes.
+    """
     functions = vars(sys.modules[type(module).__module__])
     config: Any = module.config
     kind = config._attn_implementation
@@ -100,7 +108,7 @@ def _replace_output(copy: nn.Module) -> None:
 def _run_layer(
     copies: ModuleCopies, chosen: _ChosenTensors, name: str, options: ProbeOptions, x: Tensor, **keywords: object
 ) -> Tensor:
-    """Run the layer on x with the replaced attention function."""
+    """Run a transformers layer on x while `chosen.attend` replaces its attention function."""
     copy: Any = copies.at(x.dtype)
     takes = inspect.signature(copy.forward).parameters
     empty = [

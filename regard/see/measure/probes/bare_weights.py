@@ -19,7 +19,12 @@ Replace = Callable[[Tensor, Axes], Tensor]  # the result of the product of a wei
 
 @dataclass(frozen=True, eq=False)
 class BareWeight:
-    """Takes the place of a weight: its product with another tensor is computed by `replace`."""
+    """Replaces a weight parameter: its product with another tensor returns the result of `replace` instead.
+
+    weight      the original parameter
+    replace     returns the result for the other tensor and the axes of positions
+    time_first  whether the layer's tensors are (n, b, ...)
+    """
 
     weight: Tensor
     replace: Replace
@@ -47,7 +52,7 @@ class BareWeight:
         return dataclasses.replace(self, weight=found) if isinstance(found, Tensor) else found
 
     def _position_axes(self, product: Callable[[Tensor, Tensor], torch.Size], other: Tensor) -> Axes:
-        """The axes of the positions, found with a longer sequence."""
+        """Return the axis of positions in the input and in the product, found by a trial with a longer sequence."""
         for axis in (0 if self.time_first else 1,) if other.ndim == 3 else (1, 2):
             shape = [LENGTH if n == axis else size for n, size in enumerate(other.shape)]
             try:
@@ -62,7 +67,7 @@ def _unwrap(value: Any) -> Any:
 
 
 def _run_on_meta(func: Any, args: Any, kwargs: Any, other: Tensor, longer: Tensor) -> torch.Size:
-    """The shape of the result with `longer` in place of `other`."""
+    """Return the shape of the result of a torch function on the meta device, with `longer` in place of `other`."""
 
     def move(value: Any) -> Any:
         value = longer if value is other else _unwrap(value)
@@ -73,12 +78,12 @@ def _run_on_meta(func: Any, args: Any, kwargs: Any, other: Tensor, longer: Tenso
 
 
 def bare_weight(module: nn.Module, name: str) -> Tensor | None:
-    """The parameter of this name, or None."""
+    """Return the module's own parameter of this name (not of a submodule), or None."""
     return dict(module.named_parameters(recurse=False)).get(name)
 
 
 def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: bool) -> None:
-    """Replace a parameter, and set the bias that belongs to it to zero."""
+    """Replace a weight parameter by a `BareWeight`, and set its bias to zero."""
     weight = module._parameters.pop(name)
     assert weight is not None
     object.__setattr__(module, name, BareWeight(weight.detach(), replace, time_first))
@@ -89,7 +94,10 @@ def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: 
 
 
 def heads_before_output(heads: Tensor, axes: Axes) -> Tensor:
-    """The heads that an output projection multiplies, as (b n (h e)), or as they are if they have three axes."""
+    """Return the input of an output projection as (b n (h e)); a tensor of three axes is returned unchanged.
+
+    axes  the axes of positions in the input and in the product
+    """
     if heads.ndim == 3:
         return heads
     return heads.flatten(2) if axes[0] == 1 else heads.transpose(1, 2).flatten(2)

@@ -39,7 +39,11 @@ ROLES = {"q": ("q", "query", "queries"), "k": ("k", "key", "keys"), "v": ("v", "
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a function beyond q, k and v."""
+    """The arguments of an attention function besides q, k and v.
+
+    further   names of the further arguments
+    required  those without a default
+    """
 
     further: tuple[str, ...]
     required: tuple[str, ...] = ()
@@ -54,7 +58,12 @@ def probe_function(
     options: ProbeOptions,
     module: nn.Module | None = None,
 ) -> Probe:
-    """The probe of a function. `function_for(q)` returns the function to call: a module has a copy for each dtype."""
+    """Build the probe of an attention function: find its layout and sizes by trial calls.
+
+    function_for  returns the function to call for a q; a module has a copy for each dtype
+    signed        the object whose signature is read
+    module        the module behind the function, or None
+    """
     signature = read_signature(signed)
     if not signature.takes_qkv:
         raise ConfigError(
@@ -86,7 +95,10 @@ def probe_function(
 
 @dataclass(frozen=True)
 class _Function:
-    """A function with the keywords that every call gets."""
+    """An attention function with the keyword arguments of every trial call.
+
+    filled_in  names of required arguments that are passed as None
+    """
 
     name: str
     function_for: Callable[[Tensor], Callable[..., object]]
@@ -98,7 +110,7 @@ class _Function:
     def attempts(
         self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[Probe, ProbeSizes] | Exception]:
-        """A probe for each layout in which the call returns, and the exception for each in which it raises."""
+        """Try all layouts: yield a probe for each layout that works, and the exception for each that raises one."""
         options, axes = self.options, ""  # axes of all layouts that worked
         for layout in [options.layout] if options.layout else LAYOUTS:
             if "h" not in layout:
@@ -136,7 +148,7 @@ class _Function:
                 break
 
     def with_grouping(self, probe: Probe) -> Probe:
-        """The probe with `grouped` set: whether it accepts fewer key heads than query heads."""
+        """Return the probe with `grouped` set to whether the function accepts fewer key heads than query heads."""
         h = probe.heads or 6
         if fewer_kv_heads(h) == h or self.options.kv_heads is not None:
             return probe
@@ -146,7 +158,10 @@ class _Function:
         return replace(probe, grouped=grouped, kv_heads=None if grouped else probe.kv_heads)
 
     def _call(self, layout: str, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
-        """The raw output; for a layout without a batch axis, the stacked outputs of all sequences."""
+        """Call the function in a layout and return its output.
+
+        For the layout "n c", the function is called for each sequence and the outputs are stacked.
+        """
         function, names = self.function_for(q), self.signature.names
         keywords = {**dict.fromkeys(self.filled_in), **self.options.extra, **keywords}
 
@@ -162,7 +177,7 @@ class _Function:
     def _output_layout(
         self, layout: str, sizes: ProbeSizes, dtype: torch.dtype, device: torch.device
     ) -> str | Exception:
-        """The layout of the output, or the exception of the call."""
+        """Call the function in a layout and return the layout of its output, or an exception if this fails."""
         b, h, i, e = sizes.b, sizes.h, sizes.i, sizes.e
         try:
             with torch.no_grad():
@@ -175,7 +190,11 @@ class _Function:
         return next((each for each, shape in shapes.items() if out.shape == shape), wrong)
 
     def _with_layout(self, layout: str, output_layout: str) -> Callable[..., Tensor]:
-        """The function with (b h n c) outside and its own layout inside."""
+        """Wrap the function to take and return (b h n c) tensors.
+
+        layout         layout that the function takes
+        output_layout  layout that the function returns
+        """
 
         def call(q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
             out = self._call(layout, q, k, v, **keywords)
@@ -189,7 +208,10 @@ class _Function:
 
 
 def read_signature(fn: object) -> Signature:
-    """The arguments beyond q, k and v, from the signature or from the first line of the docstring."""
+    """Return the arguments of a function besides q, k and v.
+
+    They are read from the signature, or from the first line of the docstring for compiled functions.
+    """
     try:
         listed = list(inspect.signature(fn).parameters.values())  # type: ignore[arg-type]
     except (TypeError, ValueError):  # compiled functions show their arguments in the first line of their docstring
@@ -213,16 +235,16 @@ def read_signature(fn: object) -> Signature:
 
 
 def to_layout(x: Float[Tensor, "b h n c"], layout: str) -> Tensor:
-    """The same numbers in another layout; a layout without heads gets the first head."""
+    """Permute the axes of a (b h n c) tensor to another layout; a layout without heads takes the first head."""
     axes = "bhnc" if "h" in layout else "bnc"
     return (x if "h" in layout else x[:, 0]).permute([axes.index(axis) for axis in layout.split()])
 
 
 def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
-    """Split the last axis into heads."""
+    """Split the last axis into heads: (b n (h c)) to (b h n c)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
-    """Concatenate the heads along the last axis."""
+    """Concatenate the heads along the last axis: (b h n c) to (b n (h c))."""
     return x.transpose(1, 2).flatten(2)

@@ -35,7 +35,13 @@ MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "e
 
 
 def probe_layer(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> Probe:
-    """The probe of a layer: the first choice of arguments, axes and order of heads that mixes nothing."""
+    """Build the probe of an attention layer with projections.
+
+    Trial calls find its arguments, its axes and its order of heads: the first choice that mixes no sequences or
+    heads.
+
+    known  names of the layer's projections
+    """
     # bare weights may be (in, out) or (out, in)
     bare = bare_weight(module, known.names[0]) is not None
     for transposed in (False, True) if bare else (False,):
@@ -63,7 +69,12 @@ def probe_layer(module: nn.Module, known: Projections, name: str, options: Probe
 def _count_heads(
     module: nn.Module, known: Projections, name: str, options: ProbeOptions, transposed: bool
 ) -> int | None:
-    """The number of heads, found by calling the layer with equal columns of v: outputs differ between heads only."""
+    """Find the number of heads by a call with equal columns of v: outputs then differ between heads only.
+
+    Returns None if no call works.
+
+    transposed  whether bare weights are (out, in)
+    """
     sizes = layer_sizes(module, known, name, replace(options, heads=1), transposed)
     for probe, shape in _attempts(module, known, sizes, name, options):
         q, k, _ = shape.random_tensors(probe.dtype, probe.device)
@@ -83,7 +94,7 @@ def _count_heads(
 def _attempts(
     module: nn.Module, known: Projections, sizes: LayerSizes, name: str, options: ProbeOptions
 ) -> Iterator[tuple[Probe, ProbeSizes]]:
-    """A probe for every way to call the layer."""
+    """Yield a probe, with sizes to test, for every combination of arguments, axes and head order of the layer."""
     (dtype, *_), device = dtypes_and_device(module, options)
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}
@@ -120,7 +131,7 @@ def _attempts(
 
 
 def _sequence_arguments(names: tuple[str, ...], sizes: LayerSizes) -> list[tuple[str, ...]]:
-    """The arguments that may be sequences: x alone, x and a memory, or query, key and value."""
+    """Return the possible sequence arguments: x alone, x and a memory (cross-attention), or query, key and value."""
     if len(names) > 2 and names[1] in KEYS and names[2] in VALUES:
         return [names[:3]]
     with_memory: list[tuple[str, ...]] = [(names[0], each) for each in names if each in MEMORIES]
@@ -129,7 +140,13 @@ def _sequence_arguments(names: tuple[str, ...], sizes: LayerSizes) -> list[tuple
 
 @dataclass
 class _Chosen:
-    """The q, k and v that the replaced projections return at the next call, in the layout of the layer."""
+    """The q, k and v that the replaced projections return at the next call, in the layout of the layer.
+
+    packing     order of the heads in a joint projection: "blocks" (all q, then all k, ...) or "groups" (by key
+                head)
+    time_first  whether the layer's tensors are (n, b, ...)
+    tensors     q, k and v by name
+    """
 
     packing: str
     time_first: bool
@@ -137,7 +154,10 @@ class _Chosen:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def output(self, parts: str) -> Tensor:
-        """What a projection returns that makes these parts: "q", "kv", "qkv", ..."""
+        """Return the output of a projection.
+
+        parts  what the projection computes: "q", "kv", "qkv" and so on
+        """
         heads = [self.tensors[part] for part in parts]
         if self.packing == "groups":  # each key head next to its queries and values
             g = heads[-1].shape[1]
@@ -146,7 +166,13 @@ class _Chosen:
         return merged.transpose(0, 1) if self.time_first else merged
 
     def product(self, parts: str, other: Tensor, axes: Axes) -> Tensor:
-        """What the product with a bare weight returns. With an axis for heads it is (b h n c) or (b n h c)."""
+        """Return the result of multiplying by a bare weight.
+
+        It is (b h n c) or (b n h c) if the weight has an axis of heads.
+
+        parts  what the product computes: "q", "kv", "qkv" and so on
+        axes   the axes of positions in the input and in the product
+        """
         one = self.tensors[parts[0]]
         if self.split and len(parts) == 1:
             return one if axes[1] == 2 else one.transpose(1, 2)
@@ -154,7 +180,7 @@ class _Chosen:
 
 
 class _ChosenProjection(nn.Module):
-    """Replaces a projection: returns the chosen tensors, whatever its input is."""
+    """A module that replaces a projection: it returns the chosen tensors for every input."""
 
     def __init__(self, original: nn.Module, chosen: _Chosen, parts: str) -> None:
         super().__init__()
@@ -169,14 +195,14 @@ class _ChosenProjection(nn.Module):
 
 
 class FirstArgument(nn.Module):
-    """Replaces an output module: returns its first argument."""
+    """A module that replaces an output projection: it returns its first argument."""
 
     def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
         return x
 
 
 def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -> None:
-    """Replace the input projections by the chosen tensors and the output modules by the identity."""
+    """Replace input projections by modules that return the chosen tensors, and output modules by the identity."""
     for projection, parts in zip(known.names, known.parts, strict=True):
         if bare_weight(copy, projection) is not None:
             set_bare_weight(copy, projection, partial(chosen.product, parts), chosen.time_first)
@@ -194,7 +220,11 @@ def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """One way to call a layer: which arguments are sequences, and which axis comes first."""
+    """One way to call an attention layer: which arguments are sequences, and which axis comes first.
+
+    inputs  names of the arguments that are sequences
+    takes   all arguments of the layer's forward
+    """
 
     name: str
     sizes: LayerSizes
@@ -206,12 +236,12 @@ class _LayerCall:
 
     @property
     def required(self) -> list[str]:
-        """The arguments after the first that have no default."""
+        """Names of the arguments without a default, except the first argument."""
         return [each for each in list(self.takes)[1:] if self.takes[each].default is inspect.Parameter.empty]
 
     @property
     def filled_in(self) -> tuple[str, ...]:
-        """Arguments that the caller did not pass and that are required or have a value in FILLED_VALUES."""
+        """Names of arguments that get an automatic value: those required or in FILLED_VALUES that were not passed."""
         filled = dict.fromkeys((*self.required, *(each for each in FILLED_VALUES if each in self.takes)))
         return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))
 
@@ -257,7 +287,7 @@ FILLED_VALUES = {
 
 
 def _fill_in(argument: str, module: nn.Module, layer: _LayerCall, x: Tensor) -> object:
-    """The value of an argument of FILLED_VALUES."""
+    """Return the automatic value of an argument in FILLED_VALUES, such as position_ids."""
     b, n = x.shape[:2]
     if argument == "position_embeddings":
         return rotary_phases(module, layer.name, x, n)
@@ -270,7 +300,7 @@ def _fill_in(argument: str, module: nn.Module, layer: _LayerCall, x: Tensor) -> 
 
 
 def rotary_phases(module: nn.Module, name: str, x: Tensor, length: int) -> object:
-    """The cosines and sines that a Hugging Face layer takes, from the rotary class in the layer's own file."""
+    """Compute the position_embeddings (cos, sin) of a Hugging Face layer with the rotary class in its module."""
     beside = vars(sys.modules[type(module).__module__])
     kinds = [kind for kind in beside if kind.endswith("RotaryEmbedding") and inspect.isclass(beside[kind])]
     config = getattr(module, "config", None)

@@ -12,7 +12,7 @@ from regard.see.measure.probes.probe import ProbeOptions
 class ModuleCopies:
     """Copies of a module, one for each dtype, each changed by `prepare`.
 
-    `reference` is an unchanged copy. All others follow its training or eval mode.
+    `reference` is an unchanged copy. The others are in the same training or eval mode as `reference`.
     """
 
     def __init__(self, module: nn.Module, prepare: Callable[[nn.Module], None] = lambda copy: None) -> None:
@@ -21,7 +21,7 @@ class ModuleCopies:
         self.copies: dict[torch.dtype, nn.Module] = {}
 
     def at(self, dtype: torch.dtype) -> nn.Module:
-        """The copy in this dtype, in the mode of `reference`."""
+        """Return the copy in this dtype, in the training or eval mode of `reference`."""
         if dtype not in self.copies:
             copy = deepcopy(self.reference)
             own = next((x.dtype for x in _floating(copy)), dtype)
@@ -42,5 +42,5 @@ def dtypes_and_device(module: nn.Module | None, options: ProbeOptions) -> tuple[
 
 
 def _floating(module: nn.Module) -> Iterator[Tensor]:
-    """Its floating-point parameters and buffers."""
+    """Return an iterator over the floating-point parameters and buffers of a module."""
     return (x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point())

@@ -9,7 +9,7 @@ from regard.see.measure.probes.probe import Probe, ProbeOptions, first_tensor
 
 
 def probe_multihead(module: nn.MultiheadAttention, name: str, options: ProbeOptions) -> Probe:
-    """The probe of torch's own layer."""
+    """Build the probe of a torch.nn.MultiheadAttention; its projections are replaced by the identity in copies."""
     copies = ModuleCopies(module, _set_identity_projections)
     heads, batch_first = module.num_heads, module.batch_first
     (dtype, *_), device = dtypes_and_device(module, options)
@@ -36,7 +36,7 @@ def probe_multihead(module: nn.MultiheadAttention, name: str, options: ProbeOpti
 
 
 def _set_identity_projections(module: nn.Module) -> None:
-    """Make every projection the identity; `bias_k`, `bias_v` and `add_zero_attn` stay."""
+    """Set all projections of an nn.MultiheadAttention to the identity; bias_k, bias_v and add_zero_attn stay."""
     assert isinstance(module, nn.MultiheadAttention)
     d = module.embed_dim
     identity = torch.eye(d, dtype=module.out_proj.weight.dtype, device=module.out_proj.weight.device)

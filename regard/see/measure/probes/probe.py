@@ -14,7 +14,7 @@ AS_FUNCTION = "wrap it in a function of q (b h i c), k (b g j c) and v (b g j e)
 
 @dataclass(frozen=True)
 class Probe:
-    """An attention as a function: (b h i c), (b g j c), (b g j e) -> (b h i e).
+    """Any attention implementation as a function with fixed axes: (b h i c), (b g j c), (b g j e) -> (b h i e).
 
     >>> as_probe(torch.nn.functional.scaled_dot_product_attention).call(q, k, v).shape
     torch.Size([1, 4, 5, 8])
@@ -40,9 +40,10 @@ class Probe:
     other_layout: str = ""  # a layout that mixes no sequences, if the expected one does
 
     def test_layout(self, sizes: "ProbeSizes") -> bool | Exception:
-        """True if every output row is a multiple of its own sequence's value vector; the exception if the call raises.
+        """Check the layout: whether every output row is a multiple of the value vector of its own sequence.
 
         A wrong layout or order of heads mixes sequences or heads, which changes the direction of the output.
+        Returns the exception if the call raises one.
         """
         q, k, v = sizes.random_tensors(self.dtype, self.device)
         try:
@@ -59,7 +60,7 @@ class Probe:
         return bool(nonempty.any()) and bool((cosine[nonempty] > threshold).all())
 
     def usual_sizes(self) -> "ProbeSizes":
-        """Small sizes that this probe accepts."""
+        """Return small tensor sizes that this probe accepts."""
         h, c = self.heads or 3, self.width or 8
         e = self.value_width or (c if self.equal_widths else c + 3)
         return ProbeSizes(h, self.kv_heads or h, 5, 5 if self.square else 7, c, e)
@@ -67,7 +68,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeSizes:
-    """The sizes of one call."""
+    """The tensor sizes of one attention call: q is (b h i c), k is (b g j c), v is (b g j e)."""
 
     h: int
     g: int
@@ -78,7 +79,7 @@ class ProbeSizes:
     b: int = 2
 
     def random_tensors(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """Random q and k, and v with one vector per sequence and key head, repeated at every position."""
+        """Return random q, k and v; v has one vector for each sequence and key head, repeated at every position."""
         source = make_generator(0)
         shapes = (self.b, self.h, self.i, self.c), (self.b, self.g, self.j, self.c), (self.b, self.g, 1, self.e)
         q, k, v = (torch.randn(shape, generator=source).to(device, dtype) for shape in shapes)
@@ -87,7 +88,7 @@ class ProbeSizes:
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """The arguments of `as_probe`."""
+    """The arguments of `as_probe`, except the function."""
 
     heads: int | None
     kv_heads: int | None
@@ -99,15 +100,15 @@ class ProbeOptions:
     extra: Mapping[str, object]
 
     def lengths(self) -> list[tuple[int, int]]:
-        """Numbers of queries and keys to try, different ones first."""
+        """Return the pairs (queries, keys) to try; different numbers come first."""
         i = self.queries or 5
         return [(i, self.keys)] if self.keys not in (None, i) else [(i, i + 2), (i, i)]
 
 
 def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> Probe | Exception:
-    """The first probe that mixes nothing, else the first that runs, else the first exception.
+    """Return the first probe that mixes no sequences or heads, else the first that runs, else the first exception.
 
-    An attention that mixes sequences or heads in every layout is returned too: `check` reports it.
+    A probe that mixes in every layout is also returned, so that `check` can report the mistake.
     """
     mixing: Probe | None = None
     raised: list[Exception] = []
@@ -127,7 +128,7 @@ def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> P
 
 
 def missing_argument_hint(name: str, filled_in: tuple[str, ...]) -> str:
-    """A sentence about required arguments that were filled with None, with the call that passes them."""
+    """Return a hint for an error message: which required arguments were passed as None, and how to pass them."""
     if not filled_in:
         return ""
     extra = f"extra={{{', '.join(f'{each!r}: ...' for each in filled_in)}}}"
@@ -138,12 +139,15 @@ def missing_argument_hint(name: str, filled_in: tuple[str, ...]) -> str:
 
 
 def fewer_kv_heads(heads: int) -> int:
-    """The largest divisor of `heads` between 1 and `heads`, exclusive; `heads` itself if there is none."""
+    """Return a smaller number of key heads: the largest divisor of `heads` between 1 and `heads`, both excluded.
+
+    Returns `heads` itself if there is no such divisor.
+    """
     return max((number for number in range(2, heads) if heads % number == 0), default=heads)
 
 
 def first_tensor(out: object) -> Tensor:
-    """The output itself, or the first entry of a tuple or list."""
+    """Return the output itself, or the first entry of a tuple or list; raise TypeError if it is not a tensor."""
     if isinstance(out, tuple | list) and out:
         out = out[0]
     if not isinstance(out, Tensor):

@@ -12,7 +12,7 @@ from regard.see.measure.probes.probe import AS_FUNCTION, ProbeOptions
 
 @dataclass(frozen=True)
 class Projections:
-    """The names of the projections in one family of layers, and what each returns: q, k, v or several."""
+    """The names of an attention layer's projections, and what each computes: "q", "k", "v", or several as "qkv"."""
 
     names: tuple[str, ...]
     parts: tuple[str, ...]
@@ -41,7 +41,7 @@ WIDTHS = ("head_width", "head_dim", "dim_head", "attention_head_size", "head_siz
 
 
 def known_projections(module: nn.Module) -> Projections | None:
-    """The first family whose names are all submodules of this module, or all its own parameters; else None."""
+    """Return the first known set of projection names that a module has as submodules or as parameters, else None."""
     modules = {name for name, _ in module.named_modules(remove_duplicate=False)}
     bare = {name for name, weight in module.named_parameters(recurse=False) if weight.ndim in (2, 3)}
     return next((known for own in (modules, bare) for known in KNOWN if own.issuperset(known.names)), None)
@@ -49,7 +49,7 @@ def known_projections(module: nn.Module) -> Projections | None:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of a layer with projections."""
+    """The sizes of an attention layer: h query heads, g key heads, width c of q and k, and width e of v."""
 
     h: int
     g: int
@@ -60,7 +60,7 @@ class LayerSizes:
 
 
 def has_known_heads(module: nn.Module, options: ProbeOptions) -> bool:
-    """Whether the number or the width of heads is passed, an attribute with a usual name, or an axis of a weight."""
+    """Whether the number or width of heads is known, from an option, a usual attribute or an axis of a weight."""
     if any(weight.ndim == 3 for weight in module.parameters(recurse=False)):
         return True
     found = options.heads or options.width or _attribute(module, HEADS) or _attribute(module, WIDTHS)
@@ -70,9 +70,9 @@ def has_known_heads(module: nn.Module, options: ProbeOptions) -> bool:
 def layer_sizes(
     module: nn.Module, known: Projections, name: str, options: ProbeOptions, transposed: bool = False
 ) -> LayerSizes:
-    """Heads and widths, from the shapes of the projections and from attributes with the usual names.
+    """Find the numbers and widths of heads from the shapes of the projections and from attributes of usual names.
 
-    transposed  weights that are bare parameters are (out, in), not (in, out)
+    transposed  whether bare weight parameters are (out, in) instead of (in, out)
     """
     bare = [weight for each in known.names if (weight := bare_weight(module, each)) is not None]
     if bare:
@@ -107,7 +107,7 @@ def layer_sizes(
 
 
 def projection_widths(projection: nn.Module, name: str = "", path: str = "") -> tuple[int, int]:
-    """The input and output widths of a projection."""
+    """Return the input and output widths of a projection module; raise ConfigError if it has no weight matrix."""
     ends = []
     for part in projection.modules():
         weight = getattr(part, "weight", None)
@@ -121,7 +121,10 @@ def projection_widths(projection: nn.Module, name: str = "", path: str = "") -> 
 
 
 def _bare_widths(weight: Tensor, transposed: bool) -> tuple[int, int]:
-    """The input and output widths of a bare weight: (in, out), or (heads, in, out) with the width of one head."""
+    """Return the input and output widths of a bare weight parameter: (in, out), or (heads, in, width of a head).
+
+    transposed  whether a matrix is (out, in)
+    """
     if weight.ndim == 3:
         return weight.shape[1], len(weight) * weight.shape[2]
     rows, columns = weight.shape
@@ -129,6 +132,6 @@ def _bare_widths(weight: Tensor, transposed: bool) -> tuple[int, int]:
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...]) -> int | None:
-    """The first of these attributes that is a positive integer, on the module or on its config."""
+    """Return the first of these attributes of the module or its config that is a positive integer, or None."""
     values = (getattr(owner, name, None) for owner, name in product((module, getattr(module, "config", None)), names))
     return next((value for value in values if type(value) is int and value > 0), None)

@@ -21,10 +21,12 @@ ProbePart = Callable[[nn.Module, str, ProbeOptions], Probe]
 
 
 def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions, probe_part: ProbePart) -> Probe:
-    """The probe of a module that calls one attention; of the attention alone if the module does not take a sequence.
+    """Build the probe of a module that contains one attention, such as a Transformer block.
 
-    path        of the attention inside
-    probe_part  makes the probe of the attention inside
+    If the module cannot be called with a sequence, the probe is that of the inner attention alone.
+
+    path        path of the inner attention
+    probe_part  builds the probe of the inner attention
     """
     parameters = inspect.signature(module.forward).parameters
     own = {each: value for each, value in options.extra.items() if each in parameters}
@@ -45,7 +47,10 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
 
 
 def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
-    """Whether `batch_first` is False on the module, or on the attention inside a module of torch."""
+    """Whether `batch_first` is False on the module.
+
+    If a torch.nn module has no such attribute, that of the attention inside counts.
+    """
     batch_first = getattr(module, "batch_first", None)
     if batch_first is None and type(module).__module__.startswith("torch.nn."):
         batch_first = getattr(part, "batch_first", None)
@@ -55,7 +60,12 @@ def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
 def _probe_with(
     module: nn.Module, path: str, name: str, inner: Probe, own: Mapping[str, object], time_first: bool
 ) -> Probe | str:
-    """The probe of the whole module, or in words why it cannot be called."""
+    """Build the probe of the whole module, or return the reason why it cannot be called, as text.
+
+    inner       probe of the inner attention
+    own         keyword arguments of the module
+    time_first  whether the module takes (n, b, d)
+    """
     parameters = inspect.signature(module.forward).parameters
     sequences = [
         each
@@ -89,7 +99,13 @@ def _probe_with(
 
 @dataclass
 class _WrapperCall:
-    """Calls a module whose attention inside is replaced by one that uses the chosen q, k and v."""
+    """Calls a module in which the inner attention uses the chosen q, k and v.
+
+    path       path of the inner attention
+    sequences  names of the module's arguments that are sequences
+    own        keyword arguments of the module
+    chosen     q, k and v of the next call
+    """
 
     inner: Probe
     path: str
@@ -104,7 +120,7 @@ class _WrapperCall:
         copy.set_submodule(self.path, _ReplacedAttention(copy.get_submodule(self.path), self))
 
     def test_call(self, copies: ModuleCopies, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Raise if the module does not call the attention once."""
+        """Call the module and raise ConfigError if it does not call the inner attention exactly once."""
         self._run(copies, q, k, v)
         if len(self.outputs) != 1:
             raise ConfigError(f"calls {self.path} {len(self.outputs)} times, where once was expected")
@@ -114,7 +130,7 @@ class _WrapperCall:
         return self.outputs[0]
 
     def _run(self, copies: ModuleCopies, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> None:
-        """Run the module on zeros. The output of the attention inside is appended to `outputs`."""
+        """Run the module on zeros; the output of the inner attention is appended to `outputs`."""
         self.chosen, self.outputs = [q, k, v], []
         x = q.new_zeros(len(q), q.shape[2], self._width(copies))
         x = x.transpose(0, 1) if self.time_first else x
@@ -134,7 +150,13 @@ class _WrapperCall:
         return projection_widths(part.get_submodule(known.names[0]))[0]
 
     def attend(self, keywords: Mapping[str, object], received: Tensor) -> Tensor:
-        """The attention inside on the chosen q, k and v, in the order of axes in which the module passes its input."""
+        """Compute the inner attention on the chosen q, k and v.
+
+        Batch and time are exchanged if the module passes its input in the wrong order of axes.
+
+        keywords  keyword arguments that the module passes
+        received  the input that the module passes
+        """
         q, k, v = self.chosen
         b, n = len(q), q.shape[2]
         if b != n:
@@ -149,14 +171,14 @@ class _WrapperCall:
 
 
 class _ReplacedAttention(nn.Module):
-    """Replaces the attention inside a module: same arguments and return type, but for the chosen q, k and v."""
+    """A module that replaces the inner attention: same arguments and return type, but for the chosen q, k and v."""
 
     def __init__(self, part: nn.Module, call: _WrapperCall) -> None:
         super().__init__()
         self.part, self.wrapper_call = part, call
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes that the outer module reads, such as batch_first."""
+        """Read missing attributes, such as batch_first, from the original attention."""
         try:
             return super().__getattr__(name)
         except AttributeError:
