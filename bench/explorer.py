@@ -75,7 +75,7 @@ def measure_drag(browser: Any) -> float:
 def measure_overview() -> tuple[float, float, int]:
     """Seconds of the overview of 144 heads at 512 tokens, seconds of the forward pass in it, and bytes.
 
-    The model is a GPT-2 with random weights, on two threads, which the budget is for.
+    The model is a GPT-2 with random weights, on torch's number of threads.
     """
     import json
 
@@ -84,7 +84,6 @@ def measure_overview() -> tuple[float, float, int]:
     from regard.explorer.views.models import OpenedModel, analyse
     from regard.models.presets import build
 
-    torch.set_num_threads(2)
     model = build("gpt2", seed=0).eval()
     tokens = torch.randint(0, 50257, (1, 512), generator=torch.Generator().manual_seed(0))
     opened = OpenedModel("gpt2", model, lambda: model(tokens), [str(int(t)) for t in tokens[0]], tokens, str)
