@@ -20,6 +20,7 @@ from regard.cli.look import command
 from regard.cli.looking.relevance import grid_side
 from regard.data.tokenizers import load_tokenizer
 from regard.models.bert import BERTConfig
+from regard.models.convert import FAMILIES
 from regard.models.davit import DaViTConfig
 from regard.models.gpt import GPTConfig
 from regard.models.model import Config
@@ -358,19 +359,21 @@ def test_a_hugging_face_gpt2(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
+def pegasus(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that regard does not read itself."""
-    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers import PegasusConfig, PegasusForConditionalGeneration
 
     torch.manual_seed(0)
-    sizes = {"d_model": 24, "d_kv": 8, "num_layers": 2, "num_heads": 3, "d_ff": 20}
-    folder = tmp_path_factory.mktemp("t5")
-    T5ForConditionalGeneration(T5Config(vocab_size=300, decoder_start_token_id=0, **sizes)).save_pretrained(folder)
+    heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    sizes = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20}
+    folder = tmp_path_factory.mktemp("pegasus")
+    config = PegasusConfig(vocab_size=300, decoder_start_token_id=0, max_position_embeddings=40, **heads, **sizes)
+    PegasusForConditionalGeneration(config).save_pretrained(folder)
     return str(folder)
 
 
-def test_an_encoder_decoder_loaded_by_transformers(t5: str) -> None:
-    found = look_json(t5, "the cat", "--target", "le chat", "--layer", "decoder.block.1.layer.1.EncDecAttention")
+def test_an_encoder_decoder_loaded_by_transformers(pegasus: str) -> None:
+    found = look_json(pegasus, "the cat", "--target", "le chat", "--layer", "model.decoder.layers.1.encoder_attn")
     assert found["chosen"]["queries"] == ["\x00", *"le chat"]
     assert found["chosen"]["keys"] == list("the cat")
     again = run_code(found["code"])["seen"]
@@ -379,14 +382,15 @@ def test_an_encoder_decoder_loaded_by_transformers(t5: str) -> None:
     source, target = (torch.tensor(each["values"]) for each in found["relevance"])
     torch.testing.assert_close(source, encoder_decoder_rollout(again).source[0, -1])
     torch.testing.assert_close(target, encoder_decoder_rollout(again).target[0, -1])
-    assert error_of(t5, "the cat").endswith("is an encoder-decoder: give the target text with --target")
+    assert error_of(pegasus, "the cat").endswith("is an encoder-decoder: give the target text with --target")
 
 
 def test_a_text_model_loaded_by_transformers(tmp_path: Path) -> None:
-    from transformers import DistilBertConfig, DistilBertForMaskedLM
+    from transformers import ElectraConfig, ElectraForMaskedLM
 
-    config = DistilBertConfig(vocab_size=300, dim=24, n_layers=2, n_heads=3, hidden_dim=20, max_position_embeddings=9)
-    DistilBertForMaskedLM(config).save_pretrained(tmp_path)
+    sizes = {"embedding_size": 24, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = ElectraConfig(vocab_size=300, intermediate_size=20, max_position_embeddings=9, **sizes)
+    ElectraForMaskedLM(config).save_pretrained(tmp_path)
     found = look_json(str(tmp_path), "abcabc")
     assert found["chosen"]["keys"] == list("abcabc")
     (relevance,) = found["relevance"]
@@ -394,12 +398,11 @@ def test_a_text_model_loaded_by_transformers(tmp_path: Path) -> None:
     assert error_of(str(tmp_path), "a" * 10).endswith("takes at most 9; shorten it by 1")
 
 
-def test_a_missing_transformers_is_an_error(t5: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_transformers_is_an_error(pegasus: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert error_of(t5, "a", "--target", "b") == (
-        f"{t5} is a t5, which regard cannot load itself (it can load: gpt2, llama, mistral, qwen2, qwen3, phi3, "
-        "bert, roberta, distilbert, vit, deit, dinov2, bart, marian); it needs the package transformers, which is not "
-        "installed: pip install 'regard[huggingface]'"
+    assert error_of(pegasus, "a", "--target", "b") == (
+        f"{pegasus} is a pegasus, which regard cannot load itself (it can load: {', '.join(FAMILIES)}); it needs the "
+        "package transformers, which is not installed: pip install 'regard[huggingface]'"
     )
 
 
