@@ -7,7 +7,7 @@ import pytest
 
 from tools import diagram
 from tools.api_reference import MODULES
-from tools.pictures import PICTURES
+from tools.pictures import FIRST, SIZES, VIEWS
 from tools.site import (
     OUTSIDE,
     broken_links,
@@ -82,7 +82,8 @@ def test_every_picture_is_on_a_page_and_those_of_the_explorer_are_taken_by_code(
     text = "".join(page.read_text("utf-8") for page in (ROOT / "README.md", *DOCS.rglob("*.md")))
     pictures = {file.name for file in (DOCS / "images").iterdir()}
     assert [name for name in sorted(pictures) if f"images/{name}" not in text] == []
-    assert {name for name in pictures if name.startswith("explorer")} == set(PICTURES)
+    taken = {(not size and FIRST.get(view)) or f"explorer-{view}{size}" for view in VIEWS for size in SIZES}
+    assert {name for name in pictures if name.startswith("explorer")} == {f"{name}.png" for name in taken}
 
 
 def test_a_sheet_has_its_answers_with_formulas_as_mathml() -> None:
