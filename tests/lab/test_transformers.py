@@ -411,7 +411,7 @@ def test_both_kinds_of_network_have_about_as_many_parameters() -> None:
         ("vit-is-convolution", {"columns": 1}, "columns is 1, but must be at least 2"),
         ("self-attention-why", {"lengths": (24, 96)}, "end above twice the width"),
         ("self-attention-why", {"lengths": (72, 24, 240)}, "lengths must grow: lengths=(72, 24, 240)"),
-        ("against-mlp", {"sides": (3, 3)}, "sides must be at least two different ones: sides=(3, 3)"),
+        ("against-mlp", {"sides": (3, 3)}, "sides must be at least two, all different: sides=(3, 3)"),
         ("against-rnn", {"repeats": 1}, "an interval needs two"),
         ("against-rnn", {"distances": (8, 2)}, "distances must be two or more growing numbers of tokens"),
         ("against-rnn", {"lengths": (8, 256)}, "lengths must not exceed the width of the layers"),
