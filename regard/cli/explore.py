@@ -40,6 +40,11 @@ def command(
     if lesson is not None:
         load_lesson(lesson)  # an error in it is shown here, with its line
     if export is not None:
+        if model is not None or report is not None:
+            raise ConfigError(
+                "--export writes the shipped models and their stored results; open MODEL and --report with the server, "
+                "or save one recorded model with regard.show(seen).save(path)"
+            )
         write_export(export, lesson)
         return
     serve(host, port, browser, model, lesson, report)

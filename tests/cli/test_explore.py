@@ -28,6 +28,13 @@ def test_the_export_holds_ones_own_lesson_and_an_error_in_it_names_its_line(tmp_
     assert "gamma=3" in found.stderr
 
 
+def test_an_export_of_one_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["explore", "text-gpt", "--export", str(tmp_path / "site")])
+    assert found.exit_code == 2
+    assert "save one recorded model with regard.show(seen).save(path)" in " ".join(found.stderr.split())
+    assert not (tmp_path / "site").exists()
+
+
 def test_a_damaged_report_is_named(tmp_path: Path) -> None:
     pytest.importorskip("fastapi", reason="the extra `web` is not installed")
     (tmp_path / "report.json").write_text("{}", encoding="utf-8")
