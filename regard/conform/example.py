@@ -49,7 +49,7 @@ class CallWriter:
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The lines of code before the first call."""
+        """The lines of the example's code before its first call of the attention under test."""
         return self.attention.code.before
 
     @property

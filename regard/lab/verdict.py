@@ -49,8 +49,8 @@ def decide(holds: bool, margins: Iterable[Estimate] = (), *, missing: str = "", 
     """Decide whether a lab claim is "supported", "refuted" or "unclear".
 
     The rules apply in this order. The claim is unclear if `missing` is not empty. It is refuted if `holds` is
-    false or the confidence interval of a margin is at or below 0. It is supported if the interval of every
-    margin is above 0. Otherwise it is unclear.
+    false or the whole confidence interval of a margin is at or below 0. It is supported if the whole interval
+    of every margin is above 0, or if there are no margins. Otherwise, if an interval contains 0, it is unclear.
 
     holds    whether all conditions without statistical uncertainty are met, such as exact numbers and counts
     margins  the differences that the claim predicts to be above 0, as means over seeds with confidence

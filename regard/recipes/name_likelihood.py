@@ -31,7 +31,7 @@ def extract_name(question: str) -> str:
 def name_log_likelihood(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[str], batch_size: int = 256
 ) -> list[float]:
-    """Return the log-probability of the name in each question, with the blank after it.
+    """Return, for each question, the log-probability of the person's name and of the space that follows it.
 
     It is minus infinity if a question has no name.
     """

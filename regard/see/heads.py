@@ -197,7 +197,7 @@ def first_token(record: Record) -> Float[Tensor, "h"] | None:
 
 
 def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"]) -> Float[Tensor, "h"] | None:
-    """Return the mean weight of each head on one key for each query; None if no query has such a key.
+    """Return, for each head, the mean over queries of the weight on one wanted key; None if no wanted key exists.
 
     wanted  position of the key for each query; queries without a key at this position are not counted
     j       positions of the keys

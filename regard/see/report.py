@@ -245,7 +245,7 @@ def shorten(label: str) -> str:
 def relevance_cells(relevance: TokenRelevance, most: int = MOST_TOKENS) -> tuple[list[str], Float[Tensor, "cells"]]:
     """Return the labels and relevance of the tokens to draw.
 
-    More than `most` tokens are summed in groups of neighbours.
+    If there are more than `most` tokens, neighbouring tokens are grouped and their relevance is summed.
     """
     labels, values = relevance.words.labels, relevance.values.cpu()
     n = len(values)

@@ -362,7 +362,7 @@ class SoftmaxTracer:
         self._finish(traced.weights, source.shape[:-1], traced.v, operation.out, permutation, operation.out.shape[:-2])
 
     def _trace_einsum(self, args: tuple[Any, ...], out: Tensor) -> None:
-        """Trace an einsum: if one operand is weights, it is an attention output; otherwise it may be scores.
+        """Trace an einsum. If an operand is attention weights, `out` is an attention output; else `out` may be scores.
 
         args  the equation and the operands
         """

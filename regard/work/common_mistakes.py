@@ -31,7 +31,7 @@ class CommonMistake:
 
 @cache
 def common_mistakes() -> tuple[CommonMistake, ...]:
-    """Return all common mistakes; those of the same step are ordered from likely to unlikely."""
+    """Return all common mistakes of an attention calculation, by step, and likeliest first within a step."""
     return (*_projection_mistakes(), *_score_mistakes(), *_scale_mistakes(), *_softmax_mistakes(), *_output_mistakes())
 
 

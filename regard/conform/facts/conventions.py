@@ -164,7 +164,7 @@ def _softcap_before_scale(a: MeasuredAttention) -> str:
 
 
 def _score_declarations(a: MeasuredAttention) -> Iterator[str]:
-    """Yield the options that declare the measured soft-cap and the measured norm of q and k."""
+    """Yield keyword arguments of `regard.check`, as code, that declare the measured soft-cap and norm of q and k."""
     found, declared = a.scores, a.declared
     if found.softcap is not None and declared.softcap is None:
         yield f"softcap={found.softcap:.4g}"

@@ -63,7 +63,7 @@ SMOKE = Setup()
 
 
 def dense(weights: Tensor) -> nn.Linear:
-    """Return a fully connected layer over positions without bias, with the given matrix (i, j) as its weights."""
+    """Return a linear layer over positions, without bias: output i is the sum over j of weights[i, j] * input j."""
     layer = nn.Linear(weights.shape[1], weights.shape[0], bias=False, dtype=weights.dtype)
     layer.weight = nn.Parameter(weights)
     return layer.requires_grad_(False)

@@ -140,7 +140,7 @@ def _one_pass(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"])
 def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> tuple[Tensor, int]:
     """Stream tokens one by one through blocks. Return all output rows and the longest wait for a row.
 
-    The wait for a row is the number of tokens received, from the row's own token on, until the row is returned.
+    The wait for row i is the number of tokens fed from token i on until row i comes out, token i included.
     """
     streams = [block.stream(mask) for block, mask in zip(blocks, masks, strict=True)]
     rows, given, longest = [], 0, 0

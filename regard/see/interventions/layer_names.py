@@ -22,7 +22,12 @@ class LayerChoice:
     index: int | None = None
 
     def includes(self, path: str, number: int, index: int) -> bool:
-        """Whether an attention call is selected; the arguments are its path, number and index."""
+        """Whether an attention call of a forward pass is selected.
+
+        path    module path of the layer
+        number  which call of this layer it is
+        index   which of all attention calls it is
+        """
         return self.path in (None, path) and self.number in (None, number) and self.index in (None, index)
 
 

@@ -166,12 +166,14 @@ class _Chosen:
         return merged.transpose(0, 1) if self.time_first else merged
 
     def product(self, parts: str, other: Tensor, axes: Axes) -> Tensor:
-        """Return the result of multiplying by a bare weight.
+        """Return the chosen q, k or v in place of the product of `other` with a projection weight.
 
-        It is (b h n c) or (b n h c) if the weight has an axis of heads.
+        The weight is an nn.Parameter of the layer, not an nn.Linear. If it has an axis of heads, the product is
+        (b h n c) or (b n h c).
 
         parts  what the product computes: "q", "kv", "qkv" and so on
-        axes   the axes of positions in the input and in the product
+        other  the factor that is not the weight
+        axes   the axis of positions in the input, and in the product
         """
         one = self.tensors[parts[0]]
         if self.split and len(parts) == 1:
