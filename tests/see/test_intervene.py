@@ -542,3 +542,37 @@ def test_generation_is_edited_at_every_step() -> None:
         parts = [model(x[:, :4], cache=cache), model(x[:, 4:], cache=cache)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-5, rtol=1e-4)
     assert "changed 3 calls" in repr(edit)
+
+
+def test_an_index_needs_a_forward_pass_of_the_model_itself() -> None:
+    model, x = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval(), torch.randn(1, 5, 16)
+    with regard.intervene(model) as edit:
+        edit.ablate(0)
+        with pytest.raises(InterventionError, match="outside a forward pass"):
+            model.forward(x)
+        model(x)
+    with regard.intervene(model) as edit:
+        edit.ablate("self_attn")
+        first, second = model.forward(x), model.forward(x)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, model(x))
+
+
+def test_an_empty_list_of_heads_is_refused() -> None:
+    model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
+    with regard.intervene(model) as edit, pytest.raises(ConfigError, match="ablate got no heads"):
+        edit.ablate(0, heads=[])
+
+
+def test_head_importance_leaves_gradients_as_they_were() -> None:
+    model, x = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True), torch.randn(1, 5, 16)
+    model.linear1.weight.grad = torch.ones_like(model.linear1.weight)
+    regard.see.head_importance(model.eval(), lambda: model(x).square().sum())
+    assert torch.equal(model.linear1.weight.grad, torch.ones_like(model.linear1.weight))
+    assert model.linear2.weight.grad is None
+
+
+def test_induction_scores_need_repeated_tokens() -> None:
+    model = regard.load("induction-gpt")
+    with pytest.raises(ConfigError, match="tokens do not repeat after 7 tokens"):
+        regard.see.induction_scores(model, torch.arange(17)[None], length=7)

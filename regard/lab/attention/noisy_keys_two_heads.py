@@ -12,8 +12,8 @@ Finding: With s={{ n.size|short }} and {{ n["keys"] }} keys, head 1 returns v_a 
     distribution; {{ n["share of c1 near v_a, all draws"]|percent(1) }} of all draws), and head 2 returns v_b: its
     weight on b differs from 1 by at most {{ n["distance of c2 from v_b"]|at_most }}. In the mean of both heads, the
     weight on a has a standard deviation of {{ n["standard deviation of c, two heads"]|fixed(3) }} over the draws with
-    gamma > 0. In one head that selects both keys it is {{ n["standard deviation of c, one head"]|fixed(3) }}, and in the mean of two
-    such heads {{ n["standard deviation of c, two equal heads"]|fixed(3) }}.
+    gamma > 0. In one head that selects both keys it is {{ n["standard deviation of c, one head"]|fixed(3) }}, and in
+    the mean of two such heads {{ n["standard deviation of c, two equal heads"]|fixed(3) }}.
 Budget: 5 seconds
 Source: 000 1.4c, 001 1d-i, 001 1d-ii, 002 1.4c
 """

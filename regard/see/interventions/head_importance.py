@@ -1,6 +1,7 @@
 """Head importance by gradients, and the induction and previous-token scores of heads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,10 +28,13 @@ def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, F
     >>> importance["blocks.0.attention"].shape
     torch.Size([8])
     """
-    with torch.enable_grad(), watch(model) as seen:
+    with torch.enable_grad(), _gradients_kept(model), watch(model) as seen:
         total = loss()
         if not isinstance(total, Tensor) or total.ndim or not total.requires_grad:
-            raise InterventionError("loss() must return a scalar with a gradient; do not use torch.no_grad() inside")
+            raise InterventionError(
+                "loss() must return a scalar with a gradient; do not use torch.no_grad() inside, and do not freeze all "
+                "parameters"
+            )
         total.backward()
     found = {}
     for name, record in seen.items():
@@ -38,6 +42,19 @@ def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, F
             raise InterventionError(f"{name} has no gradient: the loss does not depend on it, or the layer is fused")
         found[name] = (record.out * record.gradient.to(record.out.dtype)).sum((2, 3)).abs().mean(0)
     return found
+
+
+@contextmanager
+def _gradients_kept(model: nn.Module) -> Iterator[None]:
+    """Context manager: on exit, `.grad` of every parameter is what it was before."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None  # otherwise a backward pass would add to it in place
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 def repeated_tokens(vocab: int, *, length: int = 25, repeats: int = 4, b: int = 8, seed: int = 0) -> Int[Tensor, "b n"]:
@@ -80,6 +97,8 @@ def induction_scores(
     n = tokens.shape[1]
     if not 1 < length < n:
         raise ConfigError(f"length is that of one copy, between 2 and {n - 1}, not {length}")
+    if not torch.equal(tokens[:, length:], tokens[:, :-length]):
+        raise ConfigError(f"tokens do not repeat after {length} tokens; `repeated_tokens` makes such sequences")
     pairs = [(i, j) for i in range(length, n) for j in range(i - length + 1, 0, -length)]
     rows, columns = (torch.tensor(each)[None] for each in zip(*pairs, strict=True))
 

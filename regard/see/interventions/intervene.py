@@ -28,14 +28,15 @@ def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractCo
 
     Every attention call that `watch` records can be edited. Without edits, all outputs stay bit-identical.
     Gradients flow through edits. At the end of the block, or after an error, everything is undone. An edit that
-    has changed no call by the end of a forward pass raises an error with the reason.
+    has changed no call by the end of the first forward pass raises an error with the reason.
 
     The argument `layer` of an edit is a name in `seen`, a suffix of such a name that is unique, or the index of
     the call in a forward pass. A name selects every call of the module; `name:2` selects its second call in a
     pass. The order of edits of one layer is fixed: first `scale_beta` and `hide`, then `set_weights`, then
     `ablate` and `patch`.
 
-    model  the model; None, or a function that is not a method of a model, edits all calls, by index
+    model  the model; None, or a function that is not a method of a model, edits all calls, by their index since the
+           block began
 
     >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> with regard.intervene(model) as edit:
@@ -153,6 +154,8 @@ class Interventions:
         if self._open is None:
             raise ConfigError(f"{verb} has no effect here: call it inside `with regard.intervene(model) as edit:`")
         chosen = check_indices("heads", heads)
+        if chosen == ():
+            raise ConfigError(f"{verb} got no heads; pass their indices, or None for all")
         arguments = {"heads": None if chosen is None else list(chosen), **shown}
         named = (f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         text = f"{verb}({', '.join((repr(layer), *named))})"
@@ -177,6 +180,14 @@ class Interventions:
         self._called[call.path] += 1
         place = call.path, self._called[call.path], index
         edits = sorted((each for each in self.edits if each.layer.includes(*place)), key=lambda each: each.stage)
+        counted = next(
+            (each for each in self.edits if each.layer.index is not None or each.layer.number is not None), None
+        )
+        if counted is not None and self._watcher.outside_forward_pass():
+            raise InterventionError(
+                f"{counted.text}: {call.name} was called outside a forward pass of the model, so calls cannot be "
+                "counted; call model(...) itself, or name the layer without a number"
+            )
         if not edits:
             return None
         if _is_checkpointed():
@@ -229,6 +240,10 @@ class EditingWatcher(Watcher):
         super().__init__(model, change=edit._change)
         self._edit = edit
         self._running = False
+
+    def outside_forward_pass(self) -> bool:
+        """Whether a model is watched and the current call is not inside `model(...)`."""
+        return isinstance(self.model, nn.Module) and not self._running
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if module is not self.model or self._running or threading.get_ident() != self._thread:
