@@ -242,6 +242,8 @@ class Additive(ScoreTerm):
         return look_up
 
     def check(self, q: Tensor, j: int) -> None:
+        if self.values.layout != torch.strided:
+            raise DtypeError(f"scores are {self.values.layout}, but every pair needs a number; call .to_dense() first")
         wanted = (*q.shape[:-1], j)
         have = tuple(self.values.shape)
         letters = ["b", "h", "i", "j"][-len(have) :]

@@ -85,13 +85,24 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
     """
     folder = pretrained_folder(path)
     about = read_config(folder)
+    try:
+        return _load_saved(folder, about, device)
+    except CheckpointError:
+        newer = read_config(folder)
+        if newer == about:
+            raise
+        return _load_saved(folder, newer, device)  # another process saved a model here in the meantime
+
+
+def _load_saved(folder: Path, about: dict[str, Any], device: torch.device | str | None) -> Model:
+    """Load a model from its folder, of which config.json was read as `about`."""
     if about.get("format") != FORMAT:
         return _converters().load(folder, about, device=device)
     file = folder / Path(str(about.get("weights"))).name  # a name with a path could reach outside the folder
     weights = read_weights(file)
     if _weights_name(file) != file.name:
         raise CheckpointError(f"{file} is damaged: its contents do not match the hash in its name")
-    return build_with_weights(load_config(folder), weights, str(folder), device)
+    return build_with_weights(_saved_config(folder, about), weights, str(folder), device)
 
 
 def load_config(path: str | os.PathLike[str]) -> Config:
@@ -100,6 +111,11 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     about = read_config(folder)
     if about.get("format") != FORMAT:
         return _converters().load_config(folder, about)
+    return _saved_config(folder, about)
+
+
+def _saved_config(folder: Path, about: Mapping[str, Any]) -> Config:
+    """Build the configuration of a model saved by regard from its config.json, read as `about`."""
     kind = MODEL_CLASSES[str(about.get("model"))]
     return from_json(f"{folder / CONFIG}: config", kind.Config, about.get("config", {}))
 

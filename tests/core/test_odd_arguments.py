@@ -144,6 +144,8 @@ def test_sparse_nested_and_meta_masks_are_refused():
     flags = torch.ones(3, 3, dtype=torch.bool)
     with pytest.raises(DtypeError, match=r"mask is a torch.sparse_coo tensor, but takes an ordinary one"):
         attend(q, k, v, mask=flags.to_sparse())
+    with pytest.raises(DtypeError, match=r"scores are torch.sparse_coo, but every pair needs a number"):
+        attend(q, k, v, scores=flags.to(q.dtype).to_sparse())
     with pytest.raises(DtypeError, match=r"padding\(lengths\) is a torch.sparse_coo tensor"):
         padding(torch.tensor([1, 2]).to_sparse())
     with pytest.raises(DtypeError, match=r"key_padding\(real\) is a torch.sparse_coo tensor"):

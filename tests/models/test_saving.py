@@ -302,3 +302,19 @@ def test_a_model_that_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
 def test_a_layer_by_itself_begins_at_zero_not_at_random_memory() -> None:
     assert not TokenEmbedding(5, 3).weight.any()
     assert not Synthesizer(8, 2, 5).dense_keys.any()
+
+
+def test_a_model_that_is_saved_while_another_is_loaded_does_not_mix_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shallow, deep = regard.build("birthplace", depth=1, width=32), regard.build("birthplace", depth=2, width=32)
+    shallow.save(tmp_path)
+    read, saved = saving.read_weights, []
+
+    def save_first(file: Path) -> dict[str, torch.Tensor]:
+        if not saved:
+            saved.append(deep.save(tmp_path))  # another process, between config.json and the weights
+        return read(file)
+
+    monkeypatch.setattr(saving, "read_weights", save_first)
+    assert regard.load(tmp_path).config == deep.config
