@@ -96,13 +96,20 @@ def build_from_config(
         device = torch.get_default_device() if device is None else torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(f"device takes a device such as 'cpu' or 'cuda', not {device!r}") from None
-    with torch.device("meta"):  # skips torch's default initialisation
-        model = model_class(config)(config)
-    model = model.to(dtype)
-    if device.type != "meta":
-        model = model.to_empty(device=device)
-        if seed is not None:
-            model.init_weights(seed)
+    try:
+        with torch.device("meta"):  # skips torch's default initialisation
+            model = model_class(config)(config)
+        model = model.to(dtype)
+        if device.type != "meta":
+            model = model.to_empty(device=device)
+    except (RuntimeError, MemoryError) as error:
+        if any(words in str(error) for words in ("overflow", "can't allocate memory", "out of memory")):
+            raise ConfigError(
+                f"the model does not fit into memory: {config}; choose a smaller width or depth"
+            ) from None
+        raise
+    if device.type != "meta" and seed is not None:
+        model.init_weights(seed)
     return model
 
 

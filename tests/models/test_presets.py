@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from regard.base.errors import ConfigError
 from regard.models import presets
 from regard.models.model import Model
 from regard.models.presets import MODEL_CLASSES
@@ -188,3 +189,8 @@ def test_a_folder_of_the_zoo_is_listed_and_loaded_by_name(tmp_path: Path, monkey
     assert torch.equal(loaded.state_dict()["head.weight"], model.state_dict()["head.weight"])
     with pytest.raises(regard.RegardError, match="there is no folder 'digits-vit', and no model of this name"):
         regard.load("digits-vit")
+
+
+def test_a_model_of_an_impossible_width_is_our_error() -> None:
+    with pytest.raises(ConfigError, match="does not fit into memory"):
+        regard.build("birthplace", depth=1, width=10**12, device="meta")
