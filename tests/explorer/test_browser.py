@@ -462,6 +462,15 @@ def test_a_sheet_question_shows_formula_errata_and_the_figure(visit: Any) -> Non
     assert "Your prediction was right." in page.locator(".card").inner_text()
 
 
+def test_long_formulas_of_the_sheets_have_the_width_of_the_window(visit: Any) -> None:
+    page = visit("#sheets?q=002+1.3b", width=1440)
+    page.wait_for_selector(".formula-box")
+    boxes = page.evaluate("[...document.querySelectorAll('.formula-box')].map((e) => [e.scrollWidth, e.clientWidth])")
+    assert max(wanted for wanted, _ in boxes) > 1000  # wider than the text beside it
+    assert all(wanted <= shown for wanted, shown in boxes)
+    assert page.locator(".prose > h1").bounding_box()["width"] < 800
+
+
 def test_an_answer_links_to_the_state_that_shows_it(visit: Any) -> None:
     questions = {each["place"]: each for sheet in build_sheets() for each in sheet["questions"]}
     presets = re.findall(r'sheet: "([^"]+)"', (STATIC / "plane.js").read_text(encoding="utf-8"))
