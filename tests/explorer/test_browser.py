@@ -426,6 +426,19 @@ def test_an_export_shows_stored_results_of_models_and_says_what_needs_python(bro
     assert not page.refused
 
 
+@pytest.mark.parametrize("show", ["overview", "edit"])
+def test_hidden_cells_of_the_tiles_are_hatched_and_not_the_colour_of_zero(visit: Any, show: str) -> None:
+    page = visit(f"#models?show={show}&text=abcdef")
+    page.wait_for_selector(".tile canvas")
+    opaque = """[...document.querySelectorAll(".tile canvas")].map((map) =>
+        [...map.getContext("2d").getImageData(0, 0, map.width, map.height).data].filter((_, at) => at % 4 === 3))"""
+    wanted = (255 * torch.ones(6, 6).long().tril()).flatten().tolist()
+    assert page.evaluate(opaque) == [wanted] * page.locator(".tile").count()
+    ground = "getComputedStyle(document.querySelector('.tile canvas')).backgroundImage"
+    assert page.evaluate(ground).startswith("repeating-linear-gradient")
+    assert "hatched: hidden" in page.locator(".scale").first.inner_text()
+
+
 def test_text_outside_the_vocabulary_is_named(visit: Any) -> None:
     page = visit("#models")
     page.get_by_label("Text", exact=True).fill("naïve")

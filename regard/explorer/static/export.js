@@ -1,6 +1,6 @@
 // Saving the picture and the numbers of a view.
 
-import { format, svg } from "./dom.js";
+import { format, hatch, svg } from "./dom.js";
 
 const PROPERTIES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "color"];
 
@@ -15,13 +15,14 @@ export function save(blob, name) {
 // Pictures made of canvases, such as the maps of all heads, side by side with their names.
 function gallery(canvases) {
   const [size, across] = [canvases.length === 1 ? 480 : 120, Math.min(canvases.length, 8)];
+  const hatching = hatch(); // behind hidden cells, which are transparent
   const parts = canvases.flatMap((canvas, k) => {
     const [x, y] = [(k % across) * (size + 12), Math.floor(k / across) * (size + 40)];
     const name = canvas.closest(".tile")?.getAttribute("aria-label")?.replace(/^Layer (\d+) head (\d+): /, "$1.$2 ") ?? "";
     const image = svg("image", { x, y, width: size, height: size, href: canvas.toDataURL(), style: { "image-rendering": "pixelated" } });
-    return [image, svg("text", { x, y: y + size + 16, "font-size": 11, class: "" }, name)];
+    return [svg("rect", { x, y, width: size, height: size, fill: hatching.fill }), image, svg("text", { x, y: y + size + 16, "font-size": 11, class: "" }, name)];
   });
-  return svg("svg", { viewBox: `-8 -8 ${across * (size + 12) + 4} ${Math.ceil(canvases.length / across) * (size + 40) + 8}` }, parts);
+  return svg("svg", { viewBox: `-8 -8 ${across * (size + 12) + 4} ${Math.ceil(canvases.length / across) * (size + 40) + 8}` }, hatching.defs, parts);
 }
 
 // A view without a picture is saved as its table.

@@ -56,10 +56,14 @@ const answers = new WeakMap(); // the last answer of each state, for "why", the 
 // Without the first token: attention sinks make everything else look faint.
 const withoutFirst = (rows) => rows.map((row) => { const rest = row.slice(1).reduce((sum, x) => sum + x, 0); return row.map((x, j) => (j === 0 ? 0 : rest > 0 ? x / rest : 0)); });
 
-function paint(rows, title) {
+// A key after the query, in a model that looks at earlier tokens only.
+const isHidden = (found, rows, i, j) => found.causal !== false && j > i + (rows[0].length - rows.length);
+
+// Hidden cells stay transparent: the hatching behind the map is seen there.
+function paint(found, rows, title) {
   const canvas = html("canvas", { width: rows[0]?.length ?? 1, height: rows.length || 1, class: "map", ...(title ? { role: "img", "aria-label": title } : { "aria-hidden": "true" }) });
   const context = canvas.getContext("2d");
-  rows.forEach((row, i) => row.forEach((value, j) => { context.fillStyle = sequential(value).fill; context.fillRect(j, i, 1, 1); }));
+  rows.forEach((row, i) => row.forEach((value, j) => { if (isHidden(found, rows, i, j)) return; context.fillStyle = sequential(value).fill; context.fillRect(j, i, 1, 1); }));
   return canvas;
 }
 
@@ -84,9 +88,9 @@ function overview(found, state, update) {
   const classes = (cell) => ["tile", state.layer === cell.layer && state.head === cell.head && "chosen", isEdited(state, cell.layer, cell.head) && "edited", editing && isBrushed(state, cell.layer, cell.head) && "brushed"].filter(Boolean).join(" ");
   const button = (cell) => html("button", { type: "button", class: classes(cell), "data-head": `${cell.layer}.${cell.head}`,
     "aria-label": `Layer ${cell.layer + 1} head ${cell.head + 1}: ${cell.label} ${format(cell.value)}${editing && isBrushed(state, cell.layer, cell.head) ? ", brushed" : ""}`, onclick: choose(cell), onpointerleave: drag(cell), onpointerenter: drag(cell), onpointerup: (event) => { if (editing && state.brush.length && !event.shiftKey) update({ brush: [...state.brush] }); } },
-  paint(state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
+  paint(found, state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
   const table = headTable(found, state);
-  return [html("div", { class: "tiles", style: { "--across": String(Math.min(12, state.sort === "layer" ? found.layers[0].heads.length : cells.length)) } }, cells.map(button)), colourScale((x) => sequential(x), 0, 1, "weight; each map is a head, rows are queries, columns keys"),
+  return [html("div", { class: "tiles", style: { "--across": String(Math.min(12, state.sort === "layer" ? found.layers[0].heads.length : cells.length)) } }, cells.map(button)), colourScale((x) => sequential(x), 0, 1, `weight; each map is a head, rows are queries, columns keys${found.causal === false ? "" : "; hatched: hidden"}`),
     asTable("Heads", table.head, table.rows)];
 }
 
@@ -99,7 +103,7 @@ function matrixPicture(found, state, rows, title, keyOf) {
   const hatching = hatch();
   const largest = Math.max(1e-12, ...rows.flat());
   const cells = rows.flatMap((row, i) => row.map((value, j) => {
-    const hidden = found.causal !== false && j > i + (row.length - rows.length);
+    const hidden = isHidden(found, rows, i, j);
     return svg("g", { class: "cell", tabindex: i || j ? "-1" : "0", role: "button", "data-row": i, "data-column": j, ...(keyOf && !hidden ? { "data-why": keyOf(i, j) } : {}), "aria-label": `${found.tokens[i]} to ${found.tokens[j]}: ${hidden ? "hidden" : format(value)}` },
       svg("rect", { x: left + j * size, y: top + i * size, width: size - 1, height: size - 1, fill: hidden ? hatching.fill : sequential(value, largest).fill }), svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${hidden ? "hidden" : format(value)}`));
   }));
@@ -146,7 +150,7 @@ const weightTable = (found) => (found.head.pooled
 function pooledHead(found, state, update) {
   const { weights, row, exact } = found.head;
   const count = found.tokens.length;
-  const map = paint(state.sinks ? withoutFirst(weights) : weights, `Weights of ${count} tokens, pooled`);
+  const map = paint(found, state.sinks ? withoutFirst(weights) : weights, `Weights of ${count} tokens, pooled`);
   map.addEventListener("click", (event) => update({ row: Math.min(count - 1, Math.floor((event.offsetY / map.clientHeight) * count)) }));
   const shown = exact.map((weight, j) => ({ weight, j })).sort((a, b) => b.weight - a.weight).slice(0, 12);
   const largest = Math.max(1e-12, shown[0].weight);
