@@ -47,6 +47,10 @@ def command(
             )
         write_export(export, lesson)
         return
+    if model is not None:
+        from regard.cli.exploring import check_model
+
+        check_model(model)
     serve(host, port, browser, model, lesson, report)
 
 

@@ -5,9 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from regard import models
 from regard.base.errors import ConfigError
-from regard.cli.looking.inputs import build_input
+from regard.cli.looking.inputs import build_input, path_exists
 from regard.cli.looking.models import load_model
+from regard.cli.pretrained import is_untrained
 
 if TYPE_CHECKING:
     from regard.cli.looking.inputs import ModelInput
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from regard.explorer.worker import Task
 
 RUNS = Path("runs")  # where `regard train` puts its runs
+ZOO = Path(models.__file__).parent / "zoo"  # of regard.models.presets, which imports torch
 MOST_TOKENS = 32_768
 NOT_SHOWN = ("number-words", "tone-digits")  # an encoder-decoder and a speech model: regard translate, regard listen
 
@@ -37,6 +40,21 @@ def list_offered(own: str | None) -> list[dict[str, str]]:
             found.append({"name": name, "what": card.about.partition(";")[0], "example": card.example})
     runs = sorted(path.parent for path in RUNS.glob("*/model")) if RUNS.is_dir() else []
     return found + [{"name": str(run / "model"), "what": "a run"} for run in runs]
+
+
+def check_model(name: str) -> None:
+    """Check that there is a model of this name or folder, else raise CheckpointError with similar names.
+
+    torch, which takes seconds to import, is not imported for folders, pretrained and downloaded models.
+    """
+    from regard.models.hub_cache import find_cached
+
+    if path_exists(name) or (ZOO / name / "model").is_dir() or find_cached(name) is not None:
+        return
+    from regard.models.saving import find_folder, unknown_model_error
+
+    if not is_untrained(name) and find_folder(name) is None:
+        raise unknown_model_error(name)
 
 
 def tasks() -> "dict[str, Task]":

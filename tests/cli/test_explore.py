@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.cli.exploring import check_model
+from regard.models.presets import list_models
 
 
 def test_the_export_holds_ones_own_lesson_and_an_error_in_it_names_its_line(tmp_path: Path) -> None:
@@ -42,6 +44,28 @@ def test_a_damaged_report_is_named(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 2
     assert "is no report" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("text-gtp", "'text-gpt'"), ("nosuchmodel", "list_models"), ("a b/c", "folder")]
+)
+def test_an_unknown_model_stops_before_the_server_starts(name: str, hint: str) -> None:
+    found = CliRunner().invoke(app, ["explore", name, "--no-browser", "--port", "0"])
+    assert found.exit_code == 2
+    assert f"there is no folder '{name}'" in found.stderr
+    assert hint in found.stderr
+    assert not found.stdout
+
+
+@pytest.mark.parametrize("name", [*list_models(pretrained=True), "gpt2", "."])
+def test_names_of_models_pass(name: str) -> None:
+    check_model(name)
+
+
+def test_a_pretrained_model_is_found_without_torch() -> None:
+    code = "import sys; from regard.cli import exploring as e; e.check_model('text-gpt'); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def test_the_server_prints_its_address_and_answers() -> None:
