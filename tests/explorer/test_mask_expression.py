@@ -44,6 +44,11 @@ def test_every_form_is_equal_cell_by_cell() -> None:
         ("causal() +", '"+" is not part of a mask expression'),
         ("", "write a mask, for instance causal() & window(before=3)"),
         ("(" * 5000, "the expression nests deeper than 100 levels"),
+        ("causal(", '")" is missing at the end'),
+        ("window(before=3", '")" is missing at the end'),
+        ("(causal()", '")" is missing at the end'),
+        ("global_tokens([0", '"]" is missing at the end'),
+        ("causal(3)", "causal takes no settings"),
         ("constructor()", "there is no mask constructor"),
     ],
 )

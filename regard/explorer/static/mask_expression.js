@@ -180,6 +180,7 @@ export function parseMask(text) {
   const peek = () => tokens[place];
   const take = (kind) => {
     const token = tokens[place];
+    if (token.kind === "end" && (kind === ")" || kind === "]")) throw new MaskError(`"${kind}" is missing at the end`, token.at);
     if (token.kind !== kind) throw new MaskError(`expected ${kind}, found ${token.value}`, token.at, token.value.length);
     place += 1;
     return token;
@@ -191,8 +192,9 @@ export function parseMask(text) {
       take("[");
       const items = [];
       while (peek().kind !== "]") {
+        if (peek().kind === "end") take("]");
         items.push(value());
-        if (peek().kind !== "]") take(",");
+        if (peek().kind !== "]" && peek().kind !== "end") take(",");
       }
       take("]");
       return items;
@@ -234,6 +236,7 @@ export function parseMask(text) {
     const settings = {};
     let position = 0;
     while (peek().kind !== ")") {
+      if (peek().kind === "end") take(")");
       const start = peek();
       let parameter = names[position];
       if (start.kind === "word" && tokens[place + 1].kind === "=") {
@@ -247,7 +250,7 @@ export function parseMask(text) {
       settings[parameter] = value();
       check(name, parameter, form.parameters[parameter], settings[parameter], start);
       position += 1;
-      if (peek().kind !== ")") take(",");
+      if (peek().kind !== ")" && peek().kind !== "end") take(",");
     }
     take(")");
     for (const parameter of names) {
