@@ -17,6 +17,7 @@ from regard.explorer.views.lessons import load_lessons
 from regard.explorer.views.reports import EXAMPLE as EXAMPLE_REPORT, load_report
 from regard.explorer.views.sheets import VIEWS as ANSWER_VIEWS, build_claims, build_sheets, figure_address
 from regard.explorer.views.stored import store_model
+from regard.models.cards import read_card
 from tests.explorer.browser import open_browser, open_page
 
 
@@ -278,12 +279,13 @@ def test_labels_contrast_and_names_pass_the_accessibility_rules(browser: Any, ad
     assert not found, "\n".join(found)
 
 
-EXAMPLE = "Kx7mQzPvRtKx7mQz"
+EXAMPLE = read_card("induction-gpt").example
 
 
 def test_the_model_in_the_page_predicts_what_torch_predicts(visit: Any) -> None:
     page = visit("#models")
     page.wait_for_selector(".predictions")
+    assert page.get_by_label("Text", exact=True).input_value() == EXAMPLE
     model = regard.load("induction-gpt")
     tokens = torch.tensor([[ord(letter) - 32 for letter in EXAMPLE]])
     with torch.no_grad():
@@ -308,6 +310,13 @@ def test_ablating_the_induction_heads_changes_the_prediction_and_the_script(visi
     old, new = (float(text) for text in row.locator("td").all_inner_texts()[:2])
     assert old > 0.8
     assert new < 0.3
+    heads = page.locator(".predictions thead th").all_inner_texts()
+    assert heads == ["token", "probability before", "probability after", "change", "logit after"]
+    titles = {
+        tile.locator(".tile-label").inner_text().split()[0]: tile.get_attribute("title")
+        for tile in page.locator(".tile").all()
+    }
+    assert "The number is the spread" in titles["mixed"]
     assert "edit.ablate(1, heads=[2]" in page.locator(".script").inner_text()
     wait_until(page, lambda: "edit=ablate" in page.url)
     # the script on the page does the same
@@ -437,6 +446,25 @@ def test_hidden_cells_of_the_tiles_are_hatched_and_not_the_colour_of_zero(visit:
     ground = "getComputedStyle(document.querySelector('.tile canvas')).backgroundImage"
     assert page.evaluate(ground).startswith("repeating-linear-gradient")
     assert "hatched: hidden" in page.locator(".scale").first.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ("edit=ablate:9.9", "There is no layer 10 head 10: induction-gpt has 2 layers"),
+        ("brush=0.9", "There is no layer 1 head 10"),
+        ("edit=ablat:1.0", "cannot be read: ablat:1.0."),
+        ("edit=ablate:1.x", "cannot be read: ablate:1.x."),
+        ("edit=beta:1.0", "cannot be read: beta:1.0."),
+    ],
+)
+def test_a_wrong_edit_in_the_address_is_named_and_can_be_undone(visit: Any, edit: str, message: str) -> None:
+    page = visit(f"#models?show=edit&{edit}")
+    page.wait_for_selector(".error")
+    assert message in page.locator(".error").inner_text()
+    page.get_by_role("button", name="Undo all edits").click()
+    page.wait_for_selector(".predictions")
+    assert page.locator(".error").count() == 0
 
 
 def test_text_outside_the_vocabulary_is_named(visit: Any) -> None:

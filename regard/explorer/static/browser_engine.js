@@ -17,6 +17,9 @@ export async function prepare(data) {
 export function analyse(state) {
   const wrong = checkText(model, state.text) ?? (state.source ? checkText(model, state.source) : null);
   if (wrong) throw new Error(wrong);
+  const heads = model.heads;
+  const missing = [...state.edits.map((edit) => [edit.layer, edit.head ?? 0]), ...state.brush].find(([layer, head]) => layer >= model.layers.length || head >= heads);
+  if (missing) throw new Error(`There is no layer ${missing[0] + 1} head ${missing[1] + 1}: ${model.name} has ${model.layers.length} layers with ${heads} heads each. The address counts both from 0.`);
   const tokens = encode(model, state.text);
   const source = state.source ? run(model, encode(model, state.source)) : null;
   const clean = run(model, tokens);

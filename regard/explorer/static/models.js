@@ -5,21 +5,27 @@ import { asTable, checkbox, colourScale, diverging, field, format, hatch, html, 
 import { generator } from "./maths.js";
 import { compute, load } from "./remote.js";
 
-const EXAMPLE = "Kx7mQzPvRtKx7mQz";
+const EXAMPLE = "Kx7mQzPvR Kx7mQz"; // of the model's card
 const SHOWS = [["overview", "Overview"], ["head", "Head"], ["edit", "Edit and rerun"], ["flow", "Flow"], ["generate", "Generate"]];
 const SORTS = [["layer", "layer and head"], ["spread", "spread"], ["previous", "previous token"], ["first", "first token"], ["induction", "induction"]];
 const KINDS = { ablate: "set to zero", mean: "mean over positions", beta: "β ×", hide: "hide key", patch: "patch from the other text" };
+// What the number beside a head's label is.
+const SPREAD = "The number is the spread: the entropy of the weights divided by its maximum, 0 for one key and 1 for equal weights, mean over the queries.";
+const NUMBERS = { mixed: `No pattern has a score of 0.5. ${SPREAD}`, uniform: `The weights are nearly equal. ${SPREAD}`, induction: "The mean weight on what followed the same token before.", "previous token": "The mean weight on the token before.", "first token": "The mean weight on the first token." };
 const MOST_CELLS = 48; // of a matrix drawn as numbers
 const readHeads = (text) => (text ?? "").split(",").slice(0, 64).map((part) => part.split(".").map((x) => whole(x, 999))).filter((pair) => pair.length === 2 && pair.every((x) => x !== null));
 
 const whole = (text, most) => { const value = Number(text); return text !== null && text !== "" && Number.isInteger(value) && value >= 0 && value <= most ? value : null; };
 
 function readEdits(text) {
-  return (text ?? "").split(";").slice(0, 64).map((part) => {
+  const found = (text ?? "").split(";").slice(0, 64).filter(Boolean).map((part) => {
     const [kind, place, value] = part.split(":");
     const [layer, head] = (place ?? "").split(".");
-    return { kind, layer: whole(layer, 999), head: head === "all" ? null : whole(head, 999), value: value === undefined ? null : Number(value) };
-  }).filter((edit) => Object.hasOwn(KINDS, edit.kind) && edit.layer !== null && (edit.value === null || Number.isFinite(edit.value)));
+    const edit = { kind, layer: whole(layer ?? null, 999), head: head === "all" ? null : whole(head ?? null, 999), value: value === undefined ? null : Number(value) };
+    const fits = Object.hasOwn(KINDS, kind) && edit.layer !== null && (edit.head !== null || head === "all") && (edit.value === null || Number.isFinite(edit.value)) && (edit.value !== null || (kind !== "beta" && kind !== "hide"));
+    return fits ? edit : part;
+  });
+  return { edits: found.filter((edit) => typeof edit === "object"), unread: found.filter((edit) => typeof edit === "string").join(";").slice(0, 200) };
 }
 const writeEdits = (edits) => edits.map((edit) => `${edit.kind}:${edit.layer}.${edit.head ?? "all"}${edit.value === null ? "" : `:${edit.value}`}`).join(";");
 
@@ -28,7 +34,7 @@ function read(parameters) {
   return {
     model: (parameters.get("model") ?? BROWSER_MODEL).slice(0, 400), text: (parameters.get("text") ?? (parameters.has("model") && parameters.get("model") !== BROWSER_MODEL ? "" : EXAMPLE)).slice(0, 1500000), source: (parameters.get("source") ?? "").slice(0, 20000),
     show: SHOWS.some(([name]) => name === show) ? show : "overview", layer: whole(parameters.get("layer"), 999) ?? 0, head: whole(parameters.get("head"), 999) ?? 0,
-    edits: readEdits(parameters.get("edit")), position: whole(parameters.get("at"), 1 << 20), target: (parameters.get("target") ?? "").slice(0, 60), sort: SORTS.some(([name]) => name === parameters.get("sort")) ? parameters.get("sort") : "layer",
+    ...readEdits(parameters.get("edit")), position: whole(parameters.get("at"), 1 << 20), target: (parameters.get("target") ?? "").slice(0, 60), sort: SORTS.some(([name]) => name === parameters.get("sort")) ? parameters.get("sort") : "layer",
     sinks: parameters.get("sinks") === "1", lines: parameters.get("lines") === "1", row: whole(parameters.get("row"), 1 << 20), brush: readHeads(parameters.get("brush")), seed: whole(parameters.get("seed"), 2 ** 31) ?? 0,
   };
 }
@@ -38,7 +44,7 @@ function write(state) {
   if (state.show !== "overview") parameters.set("show", state.show);
   if (state.layer) parameters.set("layer", String(state.layer));
   if (state.head) parameters.set("head", String(state.head));
-  if (state.edits.length) parameters.set("edit", writeEdits(state.edits));
+  if (state.edits.length || state.unread) parameters.set("edit", [writeEdits(state.edits), state.unread].filter(Boolean).join(";"));
   if (state.source) parameters.set("source", state.source);
   if (state.position !== null) parameters.set("at", String(state.position));
   if (state.target) parameters.set("target", state.target);
@@ -86,7 +92,7 @@ function overview(found, state, update) {
   // dragging over heads brushes them
   const drag = (cell) => (event) => { if (editing && event.buttons === 1 && !isBrushed(state, cell.layer, cell.head)) { Object.assign(state, { brush: brushed(state, cell.layer, cell.head, true) }); event.currentTarget.classList.add("brushed"); } };
   const classes = (cell) => ["tile", state.layer === cell.layer && state.head === cell.head && "chosen", isEdited(state, cell.layer, cell.head) && "edited", editing && isBrushed(state, cell.layer, cell.head) && "brushed"].filter(Boolean).join(" ");
-  const button = (cell) => html("button", { type: "button", class: classes(cell), "data-head": `${cell.layer}.${cell.head}`,
+  const button = (cell) => html("button", { type: "button", class: classes(cell), "data-head": `${cell.layer}.${cell.head}`, title: NUMBERS[cell.label],
     "aria-label": `Layer ${cell.layer + 1} head ${cell.head + 1}: ${cell.label} ${format(cell.value)}${editing && isBrushed(state, cell.layer, cell.head) ? ", brushed" : ""}`, onclick: choose(cell), onpointerleave: drag(cell), onpointerenter: drag(cell), onpointerup: (event) => { if (editing && state.brush.length && !event.shiftKey) update({ brush: [...state.brush] }); } },
   paint(found, state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
   const table = headTable(found, state);
@@ -193,7 +199,7 @@ function predictionsView(found, state) {
   const rows = predictionTable(found);
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
   const edits = state.edits.length > 0;
-  return html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "Class" : `Next token after “${found.tokens[found.position] ?? ""}”`), html("thead", {}, html("tr", {}, ["token", ...(edits ? ["before", "after", "change"] : ["probability"]), "logit"].map((cell) => html("th", { scope: "col" }, cell)))),
+  return html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "Class" : `Next token after “${found.tokens[found.position] ?? ""}”`), html("thead", {}, html("tr", {}, ["token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])].map((cell) => html("th", { scope: "col" }, cell)))),
     html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); })));
 }
 
@@ -272,7 +278,7 @@ function mount(element, state, update, data) {
 
   function drawBar() {
     if (!typing()) input.value = state.text;
-    bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), data.tabs ? "" : takesImage() ? field("Picture", upload) : field("Text", input),
+    bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], unread: "", layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), data.tabs ? "" : takesImage() ? field("Picture", upload) : field("Text", input),
       field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise (S)", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix (L)", state.lines, (lines) => update({ lines })));
   }
   drawBar();
@@ -284,7 +290,7 @@ function mount(element, state, update, data) {
     tabs.replaceChildren(...SHOWS.filter(([name]) => !data.tabs || data.tabs.includes(name)).map(([name, label]) => html("button", { type: "button", role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
     body.replaceChildren(...[DRAW[state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
   }
-  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message)); };
+  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message), state.edits.length || state.brush.length || state.unread ? html("button", { type: "button", onclick: () => update({ edits: [], brush: [], unread: "" }) }, "Undo all edits") : ""); };
 
   function draw(force = false) {
     const now = write(state).toString();
@@ -294,7 +300,8 @@ function mount(element, state, update, data) {
     asking = new AbortController();
     const { signal } = asking;
     clearTimeout(waiting);
-    if (state.model === BROWSER_MODEL) prepare(data).then(() => { if (!signal.aborted) show(analyse(state)); }).catch(fail);
+    if (state.unread) fail(new Error(`This edit in the address cannot be read: ${state.unread}. Write for instance edit=ablate:1.0, for layer 2 head 1; the kinds are ${Object.keys(KINDS).join(", ")}, and beta and hide need a number, as in beta:1.0:2.`));
+    else if (state.model === BROWSER_MODEL) prepare(data).then(() => { if (!signal.aborted) show(analyse(state)); }).catch(fail);
     else if (Object.hasOwn(data.stored ?? {}, storedKey(state))) show(fromServer(data.stored[storedKey(state)]));
     else if (!data.api) fail(new Error(`This needs Python. Start it with: regard explore ${state.model}`));
     else if (listed) waiting = setTimeout(() => askServer(signal), typing() ? 500 : 0); // not for every letter that is typed
@@ -358,7 +365,7 @@ function table(state) {
   if (state.show === "overview") return headTable(found);
   if (state.show === "head" && found.head) return weightTable(found);
   if (state.show === "flow") return { head: ["part", `logit of ${found.target}`], rows: found.attribution().map((part) => [part.name, part.value]) };
-  return { head: ["token", "before", "after"], rows: predictionTable(found).map((row) => [row.token, row.before, row.after]) };
+  return { head: ["token", "probability before", "probability after"], rows: predictionTable(found).map((row) => [row.token, row.before, row.after]) };
 }
 
 // Matrices whose difference is drawn where two states are compared.
