@@ -42,7 +42,7 @@ class Numbers:
     right: int
 
 
-def told(x: Float[Tensor, "a b"]) -> Float[Tensor, "b a"]:
+def transpose(x: Float[Tensor, "a b"]) -> Float[Tensor, "b a"]:
     return x.mT
 
 
@@ -83,7 +83,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_wrong_annotation_is_caught(module: ModuleType) -> None:
-    assert module.told(torch.zeros(3, 5)).shape == (5, 3)
+    assert module.transpose(torch.zeros(3, 5)).shape == (5, 3)
     with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
         module.lied(torch.zeros(3, 5))
     with pytest.raises(jaxtyping.TypeCheckError, match="lied"):
@@ -109,7 +109,7 @@ def test_a_call_like_an_earlier_one_but_of_another_shape_is_checked(module: Modu
         with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
             module.lied(torch.zeros(3, 5))
         with pytest.raises(jaxtyping.TypeCheckError):
-            module.told(torch.zeros(3, 5, dtype=torch.int64))
+            module.transpose(torch.zeros(3, 5, dtype=torch.int64))
 
 
 def test_an_error_of_the_function_itself_comes_first(module: ModuleType) -> None:

@@ -69,7 +69,7 @@ def write_words(path: Path) -> None:
     library.save(str(path))
 
 
-def told(*words: str, stdin: str | None = None) -> Any:
+def run_json(*words: str, stdin: str | None = None) -> Any:
     result = run.invoke(app, ["generate", *words, "--json"], input=stdin)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -102,7 +102,7 @@ def written(*words: str, stdin: str | None = None) -> str:
 def test_it_generates_what_the_library_generates(folder: str, model: GPT, words: list[str], strategy: Strategy) -> None:
     (truth,) = generate(model, [list(b"Where")], strategy=strategy, max_new_tokens=11)
     assert written(folder, "Where", "--max-new-tokens", "11", *words) == ByteTokenizer().decode(truth.tokens) + "\n"
-    (text,) = told(folder, "Where", "--max-new-tokens", "11", *words)["texts"]
+    (text,) = run_json(folder, "Where", "--max-new-tokens", "11", *words)["texts"]
     assert text["tokens"] == list(truth.tokens)
     assert text["log_probabilities"] == pytest.approx(truth.log_probabilities, abs=2e-5)
     assert (text["prompt"], text["finish_reason"], text["stop"]) == (list(b"Where"), "length", [])
@@ -119,17 +119,17 @@ def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_json_has_the_options(folder: str) -> None:
-    asked = told(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--max-new-tokens", "3")
+    asked = run_json(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--max-new-tokens", "3")
     assert (asked["model"], asked["prompt"], asked["max_new_tokens"]) == (folder, "Hi", 3)
     chosen = {"name": "sample", "temperature": 1.0, "top_k": None, "top_p": 0.5, "seed": 0, "stream": 0}
     assert asked["strategy"] == chosen
-    assert told(folder, "Hi", "--max-new-tokens", "1")["strategy"] == {"name": "greedy"}
+    assert run_json(folder, "Hi", "--max-new-tokens", "1")["strategy"] == {"name": "greedy"}
 
 
 def test_several_samples_are_those_of_a_batch(folder: str, model: GPT) -> None:
     words = ["--strategy", "sample", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens", "6"]
     truth = generate(model, [list(b"ab")] * 3, strategy=Sample(seed=5), max_new_tokens=6)
-    assert [text["tokens"] for text in told(folder, "ab", *words)["texts"]] == [list(text.tokens) for text in truth]
+    assert [text["tokens"] for text in run_json(folder, "ab", *words)["texts"]] == [list(text.tokens) for text in truth]
     assert written(folder, "ab", *words) == "".join(ByteTokenizer().decode(text.tokens) + "\n" for text in truth)
 
 
@@ -137,7 +137,7 @@ def test_the_prompt_can_come_from_stdin(folder: str) -> None:
     assert written(folder, "-", "--max-new-tokens", "5", stdin="Wo?\n") == written(
         folder, "Wo?", "--max-new-tokens", "5"
     )
-    assert told(folder, "-", stdin="two\nlines\n\n")["prompt"] == "two\nlines\n"
+    assert run_json(folder, "-", stdin="two\nlines\n\n")["prompt"] == "two\nlines\n"
 
 
 def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
@@ -151,7 +151,7 @@ def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
         )
         words = ["Where", "--strategy", "sample", "--temperature", "0.3", "--stop", bytes(stop).decode()]
         assert written(folder, *words, "--stop", "never") == ByteTokenizer().decode(before) + "\n"
-        (text,) = told(folder, *words)["texts"]
+        (text,) = run_json(folder, *words)["texts"]
         assert (text["finish_reason"], text["stop"], text["text"]) == (
             "stop",
             list(stop),
@@ -167,7 +167,7 @@ def test_the_eos_token_of_a_folder_ends_the_text(model: GPT, tmp_path: Path) -> 
     about = json.loads((tmp_path / "config.json").read_text())
     for named in (end, [end, 999], None):
         (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": named}))
-        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
+        (text,) = run_json(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
         expected = whole.tokens if named is None else whole.tokens[: before + 1]
         assert tuple(text["tokens"]) == expected
         assert text["stop"] == ([] if named is None else [end])
@@ -181,7 +181,7 @@ def test_generation_config_overrides_the_end_token(model: GPT, tmp_path: Path) -
     for ours, theirs, end in ((None, late, late), (early, late, late), (late, [early], early), (late, None, late)):
         (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": ours}))
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": theirs}))
-        (text,) = told(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
+        (text,) = run_json(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
         assert (text["stop"], len(text["tokens"])) == ([end], whole.tokens.index(end) + 1)
     (tmp_path / "generation_config.json").write_text("{")
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
@@ -209,14 +209,14 @@ def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
         json.dumps({**about, "decoder_start_token_id": 257, "eos_token_id": end, "pad_token_id": 258})
     )
     words = [str(tmp_path), "Where", "--strategy", "sample", "--seed", "5", "--max-new-tokens", "9"]
-    (text,) = told(*words)["texts"]
+    (text,) = run_json(*words)["texts"]
     before = whole.tokens[: whole.tokens.index(end)]
     assert (text["prompt"], text["tokens"], text["stop"]) == ([257], [*before, end], [end])
     assert written(*words) == ByteTokenizer().decode(before) + "\n"
 
 
 def test_the_tokenizer_of_the_folder_is_used(wordy: str) -> None:
-    asked = told(wordy, "the cat sat", "--max-new-tokens", "5")
+    asked = run_json(wordy, "the cat sat", "--max-new-tokens", "5")
     (text,) = asked["texts"]
     assert text["prompt"] == [0, 1, 2]
     assert text["text"] == " ".join(WORDS[token] for token in text["tokens"])
@@ -226,7 +226,8 @@ def test_the_tokenizer_of_the_folder_is_used(wordy: str) -> None:
 def test_a_tokenizer_can_be_named(tmp_path: Path, folder: str) -> None:
     write_words(tmp_path / "tokenizer.json")
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        assert told(folder, "a mat", "--tokenizer", str(path), "--max-new-tokens", "1")["texts"][0]["prompt"] == [4, 5]
+        (text,) = run_json(folder, "a mat", "--tokenizer", str(path), "--max-new-tokens", "1")["texts"]
+        assert text["prompt"] == [4, 5]
     assert load_tokenizer(tmp_path).vocab == 9
 
 
@@ -238,7 +239,7 @@ def test_a_preset_says_that_its_weights_are_random() -> None:
     model = build("birthplace-rotary").eval()
     assert isinstance(model, GPT)
     assert text == ByteTokenizer().decode(generate(model, [list(b"Where")], max_new_tokens=4)[0].tokens) + "\n"
-    assert told("birthplace-rotary", "Where", "--max-new-tokens", "4")["weights"] == "random"
+    assert run_json("birthplace-rotary", "Where", "--max-new-tokens", "4")["weights"] == "random"
 
 
 def test_a_pretrained_model_continues_its_example() -> None:
@@ -247,7 +248,7 @@ def test_a_pretrained_model_continues_its_example() -> None:
     assert (
         run.invoke(app, ["generate", "text-gpt", "The for statement", "--max-new-tokens", "9"]).output == result.stdout
     )
-    found = told("induction-gpt", "q8Zw#kT q8Z", "--max-new-tokens", "4")
+    found = run_json("induction-gpt", "q8Zw#kT q8Z", "--max-new-tokens", "4")
     assert (found["texts"][0]["text"], found["weights"]) == ("w#kT", "trained")
 
 
@@ -366,7 +367,7 @@ def test_a_finished_run_generates_with_its_model(name: str, tmp_path: Path) -> N
     text = written(str(tmp_path), "Where", "--max-new-tokens", "7")
     assert text == written(str(tmp_path / "model"), "Where", "--max-new-tokens", "7")
     assert set(text.strip("\n")) <= set(letters.alphabet)
-    assert told(str(tmp_path), "Where")["model"] == str(tmp_path)
+    assert run_json(str(tmp_path), "Where")["model"] == str(tmp_path)
 
 
 @pytest.mark.parametrize(

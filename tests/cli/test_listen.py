@@ -79,7 +79,7 @@ def said(model: Speech, data: bytes, rate: int = RATE) -> list[str]:
     return [str(digit) for digit in recognize(model, strings, SETTINGS.log_mel)[0]]
 
 
-def told(*words: str, stdin: bytes | None = None) -> Any:
+def run_json(*words: str, stdin: bytes | None = None) -> Any:
     result = run.invoke(app, [*words, "--json"], input=stdin)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -94,7 +94,7 @@ def test_the_words_of_a_file_are_those_of_one_pass_with_their_times(
     folder: str, model: Speech, dialled: bytes, tmp_path: Path
 ) -> None:
     file = written(tmp_path / "dialled.wav", dialled, RATE)
-    found = told(folder, file)
+    found = run_json(folder, file)
     truth = said(model, dialled)
     assert len(truth) > 2
     assert [word["text"] for word in found["words"]] == truth
@@ -114,21 +114,21 @@ def test_the_words_of_a_file_are_those_of_one_pass_with_their_times(
 
 
 def test_raw_samples_on_stdin_give_the_words_of_the_file(folder: str, dialled: bytes, tmp_path: Path) -> None:
-    file = told(folder, written(tmp_path / "dialled.wav", dialled, RATE))
-    assert told(folder, "-", stdin=dialled) == {**file, "file": "-"}
+    file = run_json(folder, written(tmp_path / "dialled.wav", dialled, RATE))
+    assert run_json(folder, "-", stdin=dialled) == {**file, "file": "-"}
 
 
 @pytest.mark.parametrize("rate", [11025, 3000])
 def test_another_sample_rate_is_resampled(folder: str, model: Speech, tmp_path: Path, rate: int) -> None:
     data = raw(tones(1, (3, 3), sample_rate=rate).sounds[0])
-    found = told(folder, "-", "--rate", str(rate), stdin=data)
+    found = run_json(folder, "-", "--rate", str(rate), stdin=data)
     assert [word["text"] for word in found["words"]] == said(model, data, rate)
     assert found["rate"] == rate
     assert found["seconds"] == pytest.approx(len(data) / 2 / rate)
     assert SETTINGS.latency < found["latency"] < SETTINGS.latency + 0.01
     if rate == 3000:
         file = written(tmp_path / "other.wav", data, rate)
-        assert told(folder, file) == {**found, "file": file}
+        assert run_json(folder, file) == {**found, "file": file}
 
 
 @pytest.mark.parametrize("rate", [RATE, 3000])
@@ -187,14 +187,14 @@ def test_words_are_printed_while_the_sound_is_streamed(
 
 def told_again(folder: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.undo()
-    return told(folder, "-", stdin=data)["words"]
+    return run_json(folder, "-", stdin=data)["words"]
 
 
 def test_an_empty_sound_has_no_words(folder: str) -> None:
     assert (
         run.invoke(app, [folder, "-"], input=b"").stdout == "0 words in 0.00 s of sound; algorithmic latency 135 ms\n"
     )
-    assert told(folder, "-", stdin=b"\0\0" * 50)["words"] == []
+    assert run_json(folder, "-", stdin=b"\0\0" * 50)["words"] == []
 
 
 def test_half_a_sample_at_the_end_is_reported(folder: str) -> None:
