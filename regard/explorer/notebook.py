@@ -2,6 +2,7 @@
 
 import tempfile
 import webbrowser
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,12 @@ MOST_HEADS = 64  # heads of a recorded pass whose weights the page holds
 HEIGHT = 720
 
 
-class Page:
-    """A view of the explorer: a page that a notebook shows in a frame, and that a browser opens."""
+class Page(ABC):
+    """Base class of explorer views that a notebook shows in a frame and a web browser opens."""
 
+    @abstractmethod
     def data(self) -> dict[str, Any] | None:
-        """What the page shows; None where it is too large for a page."""
-        raise NotImplementedError
+        """Return the data that the page shows; None if there is too much for one page."""
 
     def save(self, path: str | Path) -> Path:
         """Write the view as a page that needs no server."""
@@ -44,7 +45,7 @@ class Page:
         return Path(path)
 
     def open(self) -> Path:
-        """Open the view in a web browser, where there is one; returns the file that it is written to."""
+        """Write the view to a temporary file, open it in a web browser if there is one, and return its path."""
         path = self.save(Path(tempfile.mkdtemp(prefix="regard-")) / "view.html")
         webbrowser.open(path.as_uri())
         return path
