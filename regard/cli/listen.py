@@ -27,7 +27,7 @@ PIECES_PER_SECOND = 100
 
 def command(
     folder: Annotated[
-        Path, typer.Argument(help="Folder of a finished run of the recipe speech, or a pretrained model")
+        Path, typer.Argument(metavar="model", help="A pretrained model, or the folder of a finished run of speech")
     ] = Path("tone-digits"),
     file: Annotated[
         str | None,

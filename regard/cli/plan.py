@@ -23,7 +23,7 @@ DeviceType = StrEnum("DeviceType", ["cpu", "cuda"])
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Name of a recipe")],
+    name: Annotated[str, typer.Argument(metavar="recipe", help="Name of a recipe")],
     data: Data = None,
     variant: Variant = None,
     settings: Changes = None,

@@ -50,7 +50,7 @@ DEVICES = "Several processes, logs"
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Name of a recipe, or `list`")],
+    name: Annotated[str, typer.Argument(metavar="recipe", help="Name of a recipe, or `list`")],
     listed: Annotated[
         str | None,
         typer.Argument(metavar="NAME", help="With `list`: the recipe whose settings to show [default: all recipes]"),

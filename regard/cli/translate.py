@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def command(
     folder: Annotated[
         Path,
-        typer.Argument(help="Folder of a finished run of the recipe translation, or a pretrained model"),
+        typer.Argument(metavar="model", help="A pretrained model, or the folder of a finished run of translation"),
     ] = Path("number-words"),
     text: Annotated[
         str | None,
