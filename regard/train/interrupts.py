@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -9,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterruptedError(KeyboardInterrupt):
-    """A training run was stopped by a signal, after a checkpoint was saved."""
+    """A training run was stopped by a signal, after a checkpoint was saved if the current step could be finished."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -35,6 +37,20 @@ class SignalRecorder:
 
     def __exit__(self, *error: object) -> None:
         self._restore()
+
+    @contextmanager
+    def convert_errors(self) -> Iterator[None]:
+        """Context manager: an error after a recorded signal is raised as TrainingInterruptedError.
+
+        A terminal sends Ctrl-C to all processes of the run. The compilers that torch.compile started end, and
+        compilation fails.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.received is None:
+                raise
+            raise TrainingInterruptedError(self.received) from error
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self.received = number

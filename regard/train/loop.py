@@ -116,7 +116,9 @@ def fit(
     on_timing    called after the first steps and after the first validation; not in a very short run
 
     Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and one process. Then the run
-    stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops it at once.
+    stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops it at once. If the signal also ends
+    a process that the step needs, such as a C++ compiler started by torch.compile, the step fails: the run stops in the
+    same way, and resuming continues from the checkpoint before.
 
     See `docs/training.md` for an example.
     """
@@ -221,7 +223,7 @@ class Trainer:
         self.model.train()
         # several processes would have to agree on the step to stop at
         signals = SignalRecorder(enabled=self.group.world_size == 1)
-        with Prefetcher(self.load_batch, self.step, self.plan.steps) as batches, signals:
+        with signals, signals.convert_errors(), Prefetcher(self.load_batch, self.step, self.plan.steps) as batches:
             while self.step < self.plan.steps and not self._should_stop_early():
                 if signals.received is not None:
                     break

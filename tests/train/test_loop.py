@@ -581,6 +581,38 @@ def test_a_signal_saves_a_checkpoint_and_the_resumed_run_is_the_same(number: int
     assert same(fit(Tiny(dropout=0.2), Points(), made, folder=tmp_path, resume=True), whole)
 
 
+class KilledCompiler(Interrupted):
+    """The task, whose loss fails after the signal, as when the signal also ended a compiler of torch.compile."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        found = super().loss(model, batch)
+        if self.calls == self.at:
+            raise RuntimeError("CppCompileError: C++ compile error")
+        return found
+
+
+@pytest.mark.parametrize(("at", "saved"), [(1, []), (7, [4, 6])])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_step_that_fails_because_of_a_signal_is_not_saved_and_the_run_stops(
+    number: int, at: int, saved: list[int], tmp_path: Path
+) -> None:
+    whole = fit(Tiny(dropout=0.2), Points(), plan())
+    with pytest.raises(TrainingInterruptedError, match=signal.Signals(number).name) as found:
+        fit(Tiny(dropout=0.2), KilledCompiler(at, number), plan(), folder=tmp_path)
+    assert found.value.number == number
+    assert checkpoint_steps(tmp_path) == saved
+    assert same(fit(Tiny(dropout=0.2), Points(), plan(), folder=tmp_path, resume=True), whole)
+
+
+def test_an_error_without_a_signal_is_raised_as_it_is(tmp_path: Path) -> None:
+    class Failing(Points):
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        fit(Tiny(), Failing(), plan(), folder=tmp_path)
+
+
 def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     fit(Tiny(), Points(), plan(), folder=tmp_path)
     longer = plan(steps=18, save_every=5)
