@@ -62,20 +62,19 @@ def max_expanded(size: int) -> int:
     return MAX_EXPANSION[0] * size + MAX_EXPANSION[1]
 
 
-def decompress(where: Path | str, data: bytes, error: Error = DataError) -> bytes:
-    """Decompress gzip data. Raises `error` if the data is damaged or expands beyond `max_expanded`.
+def decompress(where: Path | str, data: bytes) -> bytes:
+    """Decompress gzip data. Raises DataError if the data is damaged or expands beyond `max_expanded`.
 
     where  name of the file in error messages
-    error  class of the exception
     """
     most = max_expanded(len(data))
     try:
         with gzip.open(io.BytesIO(data)) as opened:
             found = opened.read(most + 1)
     except (OSError, EOFError, zlib.error) as failure:
-        raise error(f"{where} is damaged and cannot be decompressed: {describe(failure)}") from None
+        raise DataError(f"{where} is damaged and cannot be decompressed: {describe(failure)}") from None
     if len(found) > most:
-        raise error(f"{where} decompresses to more than {MAX_EXPANSION[0]} times its size, which is refused")
+        raise DataError(f"{where} decompresses to more than {MAX_EXPANSION[0]} times its size, which is refused")
     return found
 
 

@@ -49,26 +49,23 @@ def decode_image(where: Path | str, data: bytes, error: Error = DataError) -> "I
         raise error(f"{where} cannot be read as an image: {describe(failure)}") from None
 
 
-def read_wav(file: Path, error: Error = DataError) -> tuple[numpy.ndarray[Any, numpy.dtype[numpy.float64]], int]:
-    """Read a WAV file of integer samples. Returns an array (frames, channels) from -1 to 1, and the sample rate.
-
-    error  class of the exception that is raised if the file cannot be read
-    """
+def read_wav(file: Path) -> tuple[numpy.ndarray[Any, numpy.dtype[numpy.float64]], int]:
+    """Read a WAV file of integer samples. Returns an array (frames, channels) from -1 to 1, and the sample rate."""
     try:
-        with wave.open(io.BytesIO(read_bytes(file, error)), "rb") as opened:
+        with wave.open(io.BytesIO(read_bytes(file)), "rb") as opened:
             channels, width, rate, frames = opened.getparams()[:4]
             data = opened.readframes(frames)
     except (wave.Error, EOFError, RuntimeError) as failure:  # RuntimeError: a chunk is longer than the file
         why = str(failure) or "it ends inside its header"
-        raise error(f"{file} is not a WAV file of integers: {why}") from None
+        raise DataError(f"{file} is not a WAV file of integers: {why}") from None
     if not 0 < rate < MAX_SAMPLE_RATE:
-        raise error(f"{file} has a sample rate of {rate}; expected 1 to {MAX_SAMPLE_RATE - 1}")
+        raise DataError(f"{file} has a sample rate of {rate}; expected 1 to {MAX_SAMPLE_RATE - 1}")
     if width > 4:
-        raise error(f"{file} has {8 * width} bits per sample; expected 8, 16, 24 or 32")
+        raise DataError(f"{file} has {8 * width} bits per sample; expected 8, 16, 24 or 32")
     if len(data) != frames * channels * width:
-        raise error(f"{file} is truncated: it has {len(data) // (channels * width)} of {frames} samples")
+        raise DataError(f"{file} is truncated: it has {len(data) // (channels * width)} of {frames} samples")
     if not frames:
-        raise error(f"{file} has no samples")
+        raise DataError(f"{file} has no samples")
     return _decode_samples(data, width).reshape(frames, channels) / 2.0 ** (8 * width - 1), rate
 
 

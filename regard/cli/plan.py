@@ -44,7 +44,7 @@ def command(
     import torch
 
     from regard.recipes.recipe import RunLocation, get_recipe
-    from regard.train.memory import measure_step, predict_memory
+    from regard.train.memory import measure_step_memory, predict_memory
 
     if memory is not None and not 0 < memory < math.inf:
         raise ConfigError(f"--memory must be a number of GiB above 0, not {memory:g}")
@@ -58,7 +58,7 @@ def command(
     start = recipe.module.prepare(complete, RunLocation(data=data))
     predictions = {
         phase.name: predict_memory(
-            measure_step(start.model, phase.task, phase.plan, gpu=gpu), phase.plan,
+            measure_step_memory(start.model, phase.task, phase.plan, gpu=gpu), phase.plan,
             devices=devices, parallel=parallel.value, limit=limit,
         )
         for phase in start.phases

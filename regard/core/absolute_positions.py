@@ -59,8 +59,8 @@ class Positions:
         return cls(j - i)
 
     @property
-    def by_number(self) -> bool:
-        """Whether two integers define all positions: keys are consecutive and there are no offsets."""
+    def consecutive(self) -> bool:
+        """Whether the keys have consecutive positions and all sequences have the same positions."""
         return isinstance(self.keys, int) and self.offsets is None
 
     def query_positions(self, row: Int[Tensor, "i 1"]) -> Int[Tensor, "*b i 1"]:
@@ -73,7 +73,7 @@ class Positions:
 
         False if positions are given as tensors.
         """
-        if not self.by_number or i != j:
+        if not self.consecutive or i != j:
             return False
         # a branch, so that the compiler guards on it: a symbolic boolean could not be returned
         return True if self.keys == self.queries else False  # noqa: SIM210

@@ -199,7 +199,7 @@ class LinearState:
     total: Float[Tensor, "b h r"]
     peak: Float[Tensor, "b h r"]
     length: int
-    features: FeatureMap  # with which the sums were made
+    features: FeatureMap
 
 
 class LinearResult(NamedTuple):

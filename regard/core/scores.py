@@ -22,7 +22,7 @@ from regard.core.absolute_positions import Grid
 from regard.core.input_checks import disable_autocast
 
 BoundTerm = Callable[[Tensor, Grid], Tensor]
-_SMALL = 1024  # numbers of a tensor whose contents may be part of a key
+_SMALL = 1024  # largest number of elements of a tensor whose contents become part of a cache key
 
 
 class ScoreTerm(ABC):

@@ -18,7 +18,7 @@ from regard.data.tokenizers import (
     JSONTokenizer,
     check_special,
     check_tokens,
-    format_bytes,
+    decode_bytes,
     format_special,
     special_index,
 )
@@ -156,7 +156,7 @@ class BytePairTokenizer(JSONTokenizer):
         shown = [
             piece.replace(WORD_END, "</w>")
             if self.words
-            else format_bytes(bytes(CHARACTER_TO_BYTE[each] for each in piece))
+            else decode_bytes(bytes(CHARACTER_TO_BYTE[each] for each in piece))
             for piece in self.pieces
         ]
         return (*map(format_special, self.special), *shown)

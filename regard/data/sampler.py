@@ -15,8 +15,8 @@ from regard.base.errors import ConfigError
 from regard.base.validation import check_integer
 
 
-def sampler_generator(seed: int, step: int, *names: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a random generator seeded by the seed, the step and a name of its use.
+def sampler_generator(seed: int, step: int, *names: str) -> torch.Generator:
+    """Return a CPU random generator seeded by the seed, the step and names of its use.
 
     `sampler_generator(seed, step, "crop")` always gives the same random numbers.
 
@@ -24,7 +24,7 @@ def sampler_generator(seed: int, step: int, *names: str, device: torch.device | 
     torch.Size([2])
     """
     key = hashlib.blake2b(repr((int(seed), int(step), names)).encode(), digest_size=8).digest()
-    return seeds.make_generator(int.from_bytes(key, "little") >> 1, device)  # torch takes 63 bits without a sign
+    return seeds.make_generator(int.from_bytes(key, "little") >> 1)  # torch takes 63 bits without a sign
 
 
 def random_index(size: int, generator: torch.Generator) -> int:
@@ -55,7 +55,7 @@ class ShuffledOrder:
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int, part: int = 0, of: int = 1) -> Int64[Tensor, "_"]:
-        """Return the record indices of the batch of step `step`, or of micro-batch `part` of `of` equal ones.
+        """Return the record indices of the batch of step `step`, or of one of its `of` equal micro-batches, `part`.
 
         Steps and parts are counted from 0.
         """

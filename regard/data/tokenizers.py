@@ -74,7 +74,7 @@ class ByteTokenizer(JSONTokenizer):
         A byte is shown as its character, or as <0xFF> if the byte alone is not a character. A special token is
         shown as <name>.
         """
-        return (*(format_bytes(bytes([byte])) for byte in range(256)), *map(format_special, self.special))
+        return (*(decode_bytes(bytes([byte])) for byte in range(256)), *map(format_special, self.special))
 
     def token(self, name: str) -> int:
         """Return the id of a special token by its name, such as "pad"."""
@@ -218,7 +218,7 @@ def format_special(name: str) -> str:
     return f"<{name}>"
 
 
-def format_bytes(some: bytes) -> str:
+def decode_bytes(some: bytes) -> str:
     """Decode bytes as UTF-8; bytes that are not valid UTF-8 are written in hexadecimal, such as <0xFF>."""
     try:
         return some.decode("utf-8")

@@ -165,7 +165,7 @@ class GenerationRun:
 
     def _extend(self, row: Hypothesis, token: int, log_probability: float) -> Hypothesis:
         """Return the sequence with one more token. Its finish_reason is set if the text ends there."""
-        row = row.append(token, log_probability)
+        row = row.with_token(token, log_probability)
         if _matched_stop(self.stop, row.new_tokens):
             row.finish_reason = "stop"
         elif row.length == self.max_new_tokens:

@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "context"]
 
 
 class GeneratedToken(NamedTuple):
-    """One new token, as `stream_tokens` yields it. finish_reason is None except on the last token of a text."""
+    """One new token of a generated text, as `stream_tokens` yields it."""
 
     prompt_index: int
     token: int
@@ -46,6 +46,6 @@ class Hypothesis:
         for each in zip(self.new_tokens, self.log_probabilities, reasons, strict=True):
             yield GeneratedToken(self.prompt_index, *each)
 
-    def append(self, token: int, log_probability: float) -> "Hypothesis":
-        """Return a copy with one more token."""
+    def with_token(self, token: int, log_probability: float) -> "Hypothesis":
+        """Return a copy of this hypothesis with one more token and the log-probability of that token."""
         return Hypothesis(self.prompt_index, [*self.tokens, token], [*self.log_probabilities, log_probability])

@@ -76,8 +76,7 @@ class Sample(StepwiseStrategy):
     top_k        draw from the k most likely tokens only. Fan et al. 2018, arXiv:1805.04833
     top_p        nucleus sampling: draw from the fewest most likely tokens whose probabilities sum to top_p or
                  more. Holtzman et al. 2019, arXiv:1904.09751
-    stream       number of the stream of random numbers for the first prompt; the next prompts use the next
-                 streams
+    stream       index of the random number stream of the first prompt; prompt r uses stream + r
     """
 
     name: ClassVar[str] = "sample"

@@ -173,7 +173,7 @@ class Attention(nn.Module):
         positions: Positions | None = None
         if cache is not None:
             k, v, positions = cache.extend(k, v)
-            if positions.by_number and positions.keys == 0 and positions.queries + q.shape[2] == k.shape[2]:
+            if positions.consecutive and positions.keys == 0 and positions.queries + q.shape[2] == k.shape[2]:
                 positions = None  # the default, for which `attend` takes less time
         dropout = self.dropout if self.training else 0.0
         scores, beta, kernel = self.term(), self.beta, self.kernel

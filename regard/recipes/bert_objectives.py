@@ -111,14 +111,14 @@ class SentenceCorpus:
                 found[number] = found[number + 1]
         return tuple(found)
 
-    def elsewhere(self, number: int, draws: torch.Generator) -> int:
-        """Return the index of a random sentence of another passage than pair `number` that has a next sentence."""
+    def sample_other_passage(self, number: int, draws: torch.Generator) -> int:
+        """Return the index of a random sentence that is followed by another, from a passage without pair `number`."""
         here = self._same_passage[number]
         drawn = random_index(len(self.pairs) - len(here), draws)
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
-    def others(self, number: int, draws: torch.Generator) -> list[int]:
-        """Return the indices of CHOICES different sentences: the first of pair `number`, then random ones."""
+    def sample_choices(self, number: int, draws: torch.Generator) -> list[int]:
+        """Return the first sentences of CHOICES different pairs, as indices: pair `number`, then random pairs."""
         chosen = [number]
         while len(chosen) < CHOICES:
             drawn = random_index(len(self.pairs) - len(chosen), draws)
@@ -158,7 +158,7 @@ def next_sentence(corpus: SentenceCorpus, number: int, draws: torch.Generator) -
     The first example has a sentence and the one that follows it (label 0), the second has the same sentence and
     a sentence of another passage (label 1).
     """
-    here, there = corpus.pairs[number], corpus.elsewhere(number, draws)
+    here, there = corpus.pairs[number], corpus.sample_other_passage(number, draws)
     return tuple(
         _pair_example(corpus, "next", corpus.sentences[here], corpus.sentences[each + 1], false)
         for false, each in enumerate((here, there))
@@ -177,7 +177,7 @@ def matching_halves(corpus: SentenceCorpus, number: int, draws: torch.Generator)
 
     Each half is an example of its own: first all first halves, then all second halves in the same order.
     """
-    indices = corpus.others(number, draws)
+    indices = corpus.sample_choices(number, draws)
     return _half_examples(corpus, "halves", [_split_sentence(corpus.sentences[each], draws) for each in indices])
 
 
@@ -278,7 +278,7 @@ class BERTPretrainingTask:
         return ShuffledOrder(len(self.corpus.pairs), self.batch_size, self.seed)
 
     def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
-        """Return micro-batch `part` of `of` of the batch of training step `step`."""
+        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
         pairs = self._order.at(step, part, of).tolist()
         records = []
         # random numbers depend on the number of a record only, so batches do not depend on the number of processes

@@ -56,8 +56,8 @@ class DigitListener:
     Pieces may have any size. `finish` returns the last words.
     """
 
-    def __init__(self, model: Speech, settings: LogMel, tokenizer: CharacterTokenizer = DIGITS) -> None:
-        self.settings, self.tokenizer = settings, tokenizer
+    def __init__(self, model: Speech, settings: LogMel) -> None:
+        self.settings = settings
         self.received = 0  # samples
         self._device = next(model.parameters()).device
         self._none = torch.zeros(1, 0, model.config.vocab, device=self._device)
@@ -89,7 +89,7 @@ class DigitListener:
         for row in range(rows.shape[1]):
             for token in self._decoder.push(rows[:, row : row + 1])[0]:
                 at = self._row * STEP * self.settings.hop_length / rate
-                found.append(RecognizedWord(self.tokenizer.decode([token]), at, self.received / rate))
+                found.append(RecognizedWord(DIGITS.decode([token]), at, self.received / rate))
             self._row += 1
         return found
 

@@ -266,7 +266,7 @@ class NextTokenTask:
     seed: int
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and next-token targets of micro-batch `part` of `of` of training step `step`."""
+        """Return inputs and next-token targets of one micro-batch of step `step`: number `part` (from 0) of `of`."""
         windows = self.tokens.unfold(0, self.context + 1, 1)
         draws = sampler_generator(self.seed, step, "windows")
         # drawn for the whole batch, so that the examples do not depend on the number of processes

@@ -207,6 +207,6 @@ def load_question_answerer(folder: Path, store: Path | None = None) -> QuestionA
 
 
 def with_threshold(answerer: QuestionAnswerer, threshold: float) -> QuestionAnswerer:
-    """Return a copy that gives the model's answers if their confidence is at least `threshold`."""
+    """Return a copy of the answerer that gives the model's answer if its confidence is at least `threshold`."""
     check_range("threshold", threshold, 0, 1)
     return replace(answerer, confidence=replace(answerer.confidence, threshold=threshold))

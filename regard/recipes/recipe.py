@@ -44,7 +44,7 @@ from regard.models.presets import find_pretrained, list_models
 from regard.models.saving import load, save
 from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin
 from regard.train.checkpoint import CHECKPOINTS, CheckpointFolder
-from regard.train.loop import Progress, Timing, count_validations, fit, measure_step
+from regard.train.loop import Progress, Timing, count_validations, fit, measure_step_seconds
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import SINGLE_PROCESS, ProcessGroup
 from regard.train.task import Task
@@ -142,7 +142,7 @@ class TrainingSetup:
         seconds, begin, reported = 0.0, time.perf_counter(), set[bool]()
         if location.group.device.type == "cpu" and location.group.world_size == 1 and not location.resume:
             plan = self.phases[0].plan
-            step = measure_step(self.model, self.phases[0].task, plan)
+            step = measure_step_seconds(self.model, self.phases[0].task, plan)
             location.on_estimate(Estimate(step * self._count_steps(plan), before=True))
         location.group.run_on_main(location.on_start)
         for number, phase in enumerate(self.phases):
@@ -169,7 +169,7 @@ class TrainingSetup:
         return seconds
 
     def _count_steps(self, plan: TrainingPlan, first: int = 0) -> float:
-        """Steps of the phases from the first on, counted in steps of this plan."""
+        """Return the samples of all phases from index `first` on, divided by the batch size of `plan`."""
         return sum(each.plan.steps * each.plan.batch_size for each in self.phases[first:]) / plan.batch_size
 
 

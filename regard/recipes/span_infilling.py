@@ -59,7 +59,7 @@ class SpanInfillingTask:
     span_share: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens and next-token targets of micro-batch `part` of `of` of training step `step`."""
+        """Return tokens and next-token targets of one micro-batch of step `step`: number `part` (from 0) of `of`."""
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         drawn = torch.rand(

@@ -284,7 +284,7 @@ class DigitRecognitionTask:
     settings: SpeechSettings
 
     def batch(self, step: int, part: int, of: int) -> SpeechBatch:
-        """Return micro-batch `part` of `of` of the batch of training step `step`."""
+        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
         settings, size = self.settings, self.settings.plan.batch_size
         share = size // of
         mine = slice(part * share, (part + 1) * share)

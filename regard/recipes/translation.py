@@ -200,7 +200,7 @@ class TranslationTask:
         return self.settings.model.context
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
-        """Return micro-batch `part` of `of` of the batch of training step `step`."""
+        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
         records = self._order.at(step, part, of).tolist()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.settings.plan.batch_size, 2, self._longest)

@@ -177,7 +177,7 @@ class ImageClassificationTask:
     _on_device: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> ImageBatch:
-        """Return micro-batch `part` of `of` of the batch of training step `step`."""
+        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
         records, settings = self._order.at(step, part, of), self.settings
         if settings.augmentation.mixing and len(records) % 2:
             raise ConfigError(

@@ -100,7 +100,7 @@ def measure_text(settings: Any, model: Any, tokenizer: Any, count: int | None) -
 
 
 def measure_induction(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the largest induction score of a head. The other arguments are not used."""
+    """Return the largest induction score of a head. Only `model` is used."""
     return language.evaluate_induction(model)["induction score"]
 
 
@@ -209,17 +209,17 @@ MODELS = (
 )
 
 
-def train_model(entry: ZooModel, tell: Callable[[str], None]) -> Card:
+def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
     """Train a model, write it into the zoo, load and measure it again, and write its model card.
 
-    tell  called with messages about the progress
+    on_message  called with messages about the progress
     """
     recipe = get_recipe(entry.recipe)
     settings = override(recipe.settings(real=False, variant=entry.variant), entry.changes)
     target = ZOO / entry.name
     with TemporaryDirectory() as work:
         run = Path(work) / "run"
-        recipe.run(settings, RunLocation(folder=run, on_message=tell))
+        recipe.run(settings, RunLocation(folder=run, on_message=on_message))
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         shutil.copy(run / RESULT_FILE, target)

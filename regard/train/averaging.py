@@ -40,7 +40,7 @@ class LastKAverage:
         check_integer("LastKAverage(every)", self.every, 1, "steps")
 
     def snapshots(self, steps: int) -> int:
-        """Return the number of snapshots at the end of a run with this number of steps."""
+        """Return the number of snapshots that are averaged at the end of a run of `steps` steps."""
         return min(self.count, steps // self.every)
 
 

@@ -154,7 +154,7 @@ def count_validations(plan: TrainingPlan, done: int = 0) -> int:
     return 0 if done >= plan.steps else plan.steps // every - done // every + (plan.steps % every > 0)
 
 
-def measure_step(model: nn.Module, task: Task, plan: TrainingPlan) -> float:
+def measure_step_seconds(model: nn.Module, task: Task, plan: TrainingPlan) -> float:
     """Estimate the seconds of a step on the CPU from the gradients of a few samples. The model is not changed."""
     few = next(
         size
@@ -480,4 +480,4 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _ignore(*values: object) -> None:
-    """Do nothing: the callbacks of processes other than rank 0."""
+    """Do nothing. This is the callback in all processes but rank 0."""

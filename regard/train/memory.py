@@ -47,7 +47,7 @@ class PeakFit:
     lines: tuple[tuple[float, float], ...]
 
     @staticmethod
-    def through(sizes: tuple[int, int], small: list[int], large: list[int]) -> "PeakFit":
+    def fit(sizes: tuple[int, int], small: list[int], large: list[int]) -> "PeakFit":
         """Fit a line to the bytes at each moment of a step, measured with two sizes of micro-batch.
 
         If the two steps have different numbers of moments, one line is fitted to the two peaks.
@@ -73,18 +73,18 @@ class StepPeak:
     """The peak memory that a training step allocates, as a function of the size of a micro-batch.
 
     total        all tensors
-    activations  without the gradients of parameters that are complete
+    activations  all tensors except gradients of parameters that are already complete
     """
 
     total: PeakFit
     activations: PeakFit
 
     @staticmethod
-    def through(sizes: tuple[int, int], small: MemoryTracker, large: MemoryTracker) -> "StepPeak":
+    def fit(sizes: tuple[int, int], small: MemoryTracker, large: MemoryTracker) -> "StepPeak":
         """Fit the peaks of two measured training steps with micro-batches of these sizes."""
         return StepPeak(
-            PeakFit.through(sizes, small.alive, large.alive),
-            PeakFit.through(sizes, small.alive_activations, large.alive_activations),
+            PeakFit.fit(sizes, small.alive, large.alive),
+            PeakFit.fit(sizes, small.alive_activations, large.alive_activations),
         )
 
 
@@ -109,7 +109,7 @@ class TensorSize:
 class StepMemory:
     """The measured memory of a training step. A micro-batch's size is the number of elements of its tensors.
 
-    sample_size  size of a micro-batch divided by its number of samples, in the largest batch of some steps
+    sample_size  elements per sample, in the largest of the batches that were compared
     parameters, gradients, optimizer  sizes of the parameters, their gradients and the optimizer state
     buffers      bytes of the model's buffers
     averaged_buffers  bytes of the buffers that weight averaging copies
@@ -192,7 +192,7 @@ class MemoryPrediction:
         return self.max_micro_batch * self.devices * self.gradient_accumulation_steps
 
 
-def measure_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = False) -> StepMemory:
+def measure_step_memory(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = False) -> StepMemory:
     """Measure the memory of a training step on the CPU. The model is not changed.
 
     gpu  ignore dropout in fused attention, because a GPU needs no weight matrix for it
@@ -223,10 +223,10 @@ def measure_step(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool 
         copies=plan.averaging.snapshots(plan.steps)
         if isinstance(plan.averaging, LastKAverage)
         else int(plan.averaging is not None),
-        inputs=PeakFit.through(sizes, [one.input_bytes], [one_large.input_bytes]),
-        activations=PeakFit.through(sizes, *saved),
-        single=StepPeak.through(sizes, one, one_large),
-        accumulated=StepPeak.through(sizes, two, two_large),
+        inputs=PeakFit.fit(sizes, [one.input_bytes], [one_large.input_bytes]),
+        activations=PeakFit.fit(sizes, *saved),
+        single=StepPeak.fit(sizes, one, one_large),
+        accumulated=StepPeak.fit(sizes, two, two_large),
     )
 
 
@@ -237,7 +237,7 @@ def predict_memory(
 
     If the run does not fit, settings are suggested that would.
 
-    step      memory of one step, measured by `measure_step`
+    step      memory of one step, measured by `measure_step_memory`
     parallel  "ddp" or "fsdp"
     limit     bytes of memory of one device; None if not known
     """
@@ -293,7 +293,7 @@ def device_memory(
 
 
 def sampled_steps(plan: TrainingPlan) -> list[int]:
-    """Return the numbers of the steps whose batch sizes are compared, evenly spread over the run."""
+    """Return step numbers spread evenly over the run; their batches are compared to find the largest."""
     count = min(STEPS, plan.steps)
     return [plan.steps * number // count for number in range(count)]
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 class MemoryTracker(TorchDispatchMode):
     """Context manager that records how many bytes of tensors are alive.
 
-    alive             bytes of the tensors created inside the block, after each allocation
+    alive             list of the bytes alive after each allocation, of tensors created inside the block
     alive_activations  the same without the gradients of parameters that are complete
     input_bytes       bytes of other tensors that were used, such as the batch
 

@@ -22,7 +22,7 @@ class Task(Protocol):
     """Protocol of a training task: the batches, the loss and the validation that `fit` needs to train a model."""
 
     def batch(self, step: int, part: int, of: int) -> Any:
-        """Return micro-batch `part` of `of` of the batch of training step `step`, with tensors on the CPU.
+        """Return one micro-batch of training step `step`, number `part` (from 0) of `of`, with tensors on the CPU.
 
         The result depends on the arguments only, so that a resumed run sees the same batches.
         """

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 from regard.base.config import override
 from regard.cli import app
 from regard.recipes.recipe import RECIPES, RunLocation, get_recipe
-from regard.train.memory import measure_step, predict_memory
+from regard.train.memory import measure_step_memory, predict_memory
 
 CHANGES = {
     "people": 12,
@@ -32,7 +32,7 @@ def test_json_is_the_prediction() -> None:
     recipe = get_recipe("birthplaces")
     start = recipe.module.prepare(override(recipe.settings(real=False), CHANGES), RunLocation())
     (phase,) = start.phases
-    expected = predict_memory(measure_step(start.model, phase.task, phase.plan), phase.plan)
+    expected = predict_memory(measure_step_memory(start.model, phase.task, phase.plan), phase.plan)
     found = printed["phases"]["pretraining"]
     assert printed["recipe"] == "birthplaces"
     assert found["total_bytes"] == expected.memory.total

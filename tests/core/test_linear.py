@@ -24,6 +24,7 @@ from regard.core.linear import (
 )
 from regard.core.masks import causal, full, padding, window
 from regard.core.masks.algebra import Mask
+from tests.properties import NoNaN
 from tests.tolerance import GRADIENT, OUTPUT, too_far
 
 B, H, G, N, C, E, R = 2, 6, 3, 11, 5, 7, 13
@@ -88,17 +89,6 @@ def content(state: LinearState) -> tuple[Tensor, Tensor, int]:
 def assert_same_content(one: LinearState, other: LinearState, rtol: float = 1e-12) -> None:
     assert one.length == other.length
     torch.testing.assert_close(content(one)[:2], content(other)[:2], rtol=rtol, atol=1e-12)
-
-
-class NoNaN(TorchDispatchMode):
-    """Raises at the first operation that makes a NaN, forward or backward."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            made = isinstance(x, Tensor) and x.is_floating_point() and "empty" not in func.name()
-            assert not (made and x.isnan().any()), f"{func.name()} makes a NaN on the way"
-        return out
 
 
 @each_map

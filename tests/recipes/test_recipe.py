@@ -117,7 +117,7 @@ def test_the_estimate_counts_all_phases_validations_and_the_final_evaluation(mon
         return SimpleNamespace(seconds=1.0)
 
     monkeypatch.setattr("regard.recipes.recipe.fit", fit)
-    monkeypatch.setattr("regard.recipes.recipe.measure_step", lambda *args: 4.0)
+    monkeypatch.setattr("regard.recipes.recipe.measure_step_seconds", lambda *args: 4.0)
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     begun: list[int] = []
     setup.train(RunLocation(on_estimate=found.append, on_start=lambda: begun.append(len(found))))

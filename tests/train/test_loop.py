@@ -21,7 +21,7 @@ from regard.train.averaging import ExponentialAverage, LastKAverage
 from regard.train.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from regard.train.interrupts import TrainingInterruptedError
 from regard.train.log import MetricsLog
-from regard.train.loop import Progress, Timing, TrainingResult, count_validations, fit, measure_step
+from regard.train.loop import Progress, Timing, TrainingResult, count_validations, fit, measure_step_seconds
 from regard.train.optimizers import AdamW, Muon
 from regard.train.plan import TrainingPlan
 from regard.train.process_group import ProcessGroup
@@ -666,7 +666,7 @@ def test_validations_are_counted(every: int | None, done: int, count: int) -> No
 def test_measuring_a_step_changes_neither_the_model_nor_the_rng() -> None:
     model = Tiny(dropout=0.2).eval()
     before, state = {name: x.clone() for name, x in model.state_dict().items()}, torch.get_rng_state()
-    assert measure_step(model, Points(), plan()) > 0
+    assert measure_step_seconds(model, Points(), plan()) > 0
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training

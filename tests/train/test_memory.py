@@ -24,7 +24,7 @@ from regard.train.memory import (
     TensorSize,
     _sample_counts,
     device_memory,
-    measure_step,
+    measure_step_memory,
     predict_memory,
     sampled_steps,
 )
@@ -64,7 +64,7 @@ def measured(request: pytest.FixtureRequest) -> tuple[Trainer, StepMemory, float
     recipe = get_recipe(request.param)
     start = recipe.module.prepare(override(recipe.settings(real=False), RECIPES[request.param]), RunLocation())
     phase = start.phases[0]
-    step = measure_step(start.model, phase.task, phase.plan)
+    step = measure_step_memory(start.model, phase.task, phase.plan)
     return start_trainer(start.model, phase.task, phase.plan), step, step.sample_size * phase.plan.micro_batch_size(1)
 
 
@@ -94,7 +94,7 @@ def test_the_sample_size_is_that_of_the_largest_batch_with_padding(measured: tup
 def test_sizes_of_parameters_gradients_and_optimizer_state_are_exact(name: str) -> None:
     model = Tiny()
     model.embed.bias.requires_grad_(False)
-    step = measure_step(model, Points(), PLANS[name])
+    step = measure_step_memory(model, Points(), PLANS[name])
     trainer = Trainer(model, Points(), PLANS[name])
     trainer.run()
     trainer.task.loss(trainer.wrapped, trainer.load_batch(0)[0]).total.backward()
@@ -112,11 +112,11 @@ def test_sizes_of_parameters_gradients_and_optimizer_state_are_exact(name: str) 
     [(None, 0), (ExponentialAverage(), 1), (LastKAverage(count=3, every=2), 3), (LastKAverage(count=30, every=5), 2)],
 )
 def test_the_number_of_averaged_copies_is_that_at_the_end_of_the_run(averaging: Any, copies: int) -> None:
-    assert measure_step(Tiny(), Points(), plan(averaging=averaging)).copies == copies
+    assert measure_step_memory(Tiny(), Points(), plan(averaging=averaging)).copies == copies
 
 
 def test_muon_has_half_the_state_of_adam_for_its_matrices() -> None:
-    steps = [measure_step(Tiny(), Points(), plan(optimizer=optimizer)) for optimizer in (AdamW(), Muon())]
+    steps = [measure_step_memory(Tiny(), Points(), plan(optimizer=optimizer)) for optimizer in (AdamW(), Muon())]
     sizes = [sum(each.bytes() for each in step.optimizer if each.shape) for step in steps]
     assert sizes[0] - sizes[1] == 4 * 2 * 13 * 13, "one buffer less for the matrices of the two blocks"
 
@@ -127,7 +127,7 @@ def test_measuring_does_not_change_the_model_or_the_rng_state() -> None:
     torch.manual_seed(5)
     numbers = torch.rand(3)
     torch.manual_seed(5)
-    measure_step(model, Points(), plan())
+    measure_step_memory(model, Points(), plan())
     assert torch.equal(torch.rand(3), numbers)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -137,7 +137,7 @@ def test_measuring_does_not_change_the_model_or_the_rng_state() -> None:
 def test_any_batch_size_can_be_measured(batch_size: int) -> None:
     task, chosen = Points(batch_size=batch_size), plan(batch_size=batch_size)
     trainer = start_trainer(Tiny(), task, chosen)
-    step, batch = measure_step(Tiny(), task, chosen), trainer.load_batch(0)
+    step, batch = measure_step_memory(Tiny(), task, chosen), trainer.load_batch(0)
     with MemoryTracker(trainer.model, trainer.optimizer.state_dict().values()) as tracker:
         trainer.train_step(batch, 0.0)
     assert step.single.total.at(step.sample_size * batch_size) == tracker.peak
@@ -149,7 +149,7 @@ def test_the_measured_sample_counts_divide_the_batch(size: int, counts: tuple[in
 
 
 def test_blocks_are_members_of_module_lists() -> None:
-    step = measure_step(Tiny(), Points(), plan())
+    step = measure_step_memory(Tiny(), Points(), plan())
     assert [each.block for each in step.parameters] == [None] * 2 + ["blocks.0"] * 2 + ["blocks.1"] * 2 + [None]
 
 
@@ -159,10 +159,10 @@ def test_the_largest_shard_of_a_tensor_is_counted() -> None:
 
 
 def test_the_moment_of_the_peak_depends_on_the_size() -> None:
-    peak = PeakFit.through((2, 4), [100, 30, 20], [100, 50, 30])
+    peak = PeakFit.fit((2, 4), [100, 30, 20], [100, 50, 30])
     assert peak == PeakFit(((10, 10), (0, 100)))
     assert [peak.at(size) for size in (2, 9, 30)] == [100, 100, 310]
-    assert PeakFit.through((2, 4), [10, 20], [40]) == PeakFit(((10, 0),))
+    assert PeakFit.fit((2, 4), [10, 20], [40]) == PeakFit(((10, 0),))
 
 
 Run = tuple[Any, NextTokenTask, TrainingPlan]
@@ -178,7 +178,7 @@ def gpt() -> Run:
 
 @pytest.fixture(scope="module")
 def step(gpt: Run) -> StepMemory:
-    return measure_step(*gpt)
+    return measure_step_memory(*gpt)
 
 
 def predict(
@@ -209,7 +209,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", AVERAGED)
 def test_sizes_of_shards_are_those_of_two_fsdp_processes(name: str, two_processes: Path) -> None:
-    step, accumulation = measure_step(Tiny(), Points(), PLANS[name]), PLANS[name].gradient_accumulation_steps
+    step, accumulation = measure_step_memory(Tiny(), Points(), PLANS[name]), PLANS[name].gradient_accumulation_steps
     sharded, whole = device_memory(step, 12, accumulation, 2, "fsdp"), device_memory(step, 12, accumulation)
     real = json.loads((two_processes / f"parts-{name}.json").read_text())
     assert {part: getattr(sharded, part) for part in real} == real
@@ -218,7 +218,7 @@ def test_sizes_of_shards_are_those_of_two_fsdp_processes(name: str, two_processe
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_peak_of_a_step_is_that_of_two_processes(accumulation: int, two_processes: Path) -> None:
-    step = measure_step(*gpt_run(accumulation))
+    step = measure_step_memory(*gpt_run(accumulation))
     ddp, fsdp = (device_memory(step, 4 // accumulation, accumulation, 2, each) for each in ("ddp", "fsdp"))
     real = [json.loads((two_processes / f"peak-{each}-{accumulation}.json").read_text()) for each in ("ddp", "fsdp")]
     # DDP allocates its buckets before the step
@@ -251,7 +251,7 @@ def test_gradient_accumulation_needs_less_memory(step: StepMemory) -> None:
 
 def test_half_precision_makes_activations_smaller(gpt: Run, step: StepMemory) -> None:
     model, task, chosen = gpt
-    half = predict(measure_step(model, task, replace(chosen, precision="bfloat16")))
+    half = predict(measure_step_memory(model, task, replace(chosen, precision="bfloat16")))
     assert half.memory.activations < 0.8 * predict(step).memory.activations
 
 

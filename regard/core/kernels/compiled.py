@@ -42,7 +42,7 @@ def can_trace(request: Request) -> bool:
     """Return whether the custom operator for compiled code can compute this attention call (see LIMITS)."""
     if request.q.device.type != "cpu" or request.dropout > 0:
         return False
-    if torch.compiler.is_exporting() or not request.positions.by_number:
+    if torch.compiler.is_exporting() or not request.positions.consecutive:
         return False
     for term in request.terms:  # a plain loop, which torch.compile can trace
         if type(term) not in _TERMS or needs_gradient(*term.tensors()):

@@ -99,7 +99,7 @@ def _infer(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, 
 
 
 def _differentiable(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
-    """Compute the output so that torch's own backward pass applies. None if that backward pass would not be exact."""
+    """Compute the output with torch's own backward pass. None if the gradients of that pass would not be exact."""
     factor, scale = split_scale(beta, q.dtype)
     out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
     # a key may hold an infinity that scores of -inf hide: then its gradients would be NaN

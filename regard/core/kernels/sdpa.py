@@ -106,7 +106,7 @@ def prepare(request: Request) -> PreparedCall | None:
     _, _, _, i, j, _, _ = request.sizes
     if i * j * (request.mask.batch() or 1) * (request.mask.heads() or 1) > MOST_PREPARED:
         return None
-    dense = _for_all_calls(get_dense_bias(request))
+    dense = _drop_empty_masks(get_dense_bias(request))
     dense = replace(dense, added=as_bias(dense.added, request.q.dtype))
     return lambda q, k, v, beta: _run_dense(q, k, v, beta, dense)
 
@@ -139,9 +139,9 @@ class DenseBias:
     blind   queries that see no key; None if there are none
     """
 
-    added: Tensor | None  # a boolean mask, or a bias that is -inf at hidden keys
-    unseen: Bool[Tensor, "#b #g j 1"] | None  # keys that nobody sees
-    blind: Bool[Tensor, "#b #h i 1"] | None  # queries that see nothing
+    added: Tensor | None
+    unseen: Bool[Tensor, "#b #g j 1"] | None
+    blind: Bool[Tensor, "#b #h i 1"] | None
 
 
 _biases: Memo[DenseBias] = Memo(8)
@@ -152,19 +152,19 @@ def get_dense_bias(request: Request) -> DenseBias:
     """Return the dense mask and bias of an attention call. On the CPU, those that depend on no tensor are cached."""
     terms = [term.key() for term in request.terms]
     _, h, g, i, j, _, _ = request.sizes
-    constant = i > 1 and None not in terms and request.positions.by_number
+    constant = i > 1 and None not in terms and request.positions.consecutive
     if not constant or request.q.device.type != "cpu" or not can_read_values(request.q) or request.mask.tensors():
         return _build_dense_bias(request)
     at = (request.positions.queries, request.positions.keys)
     key = joint_key(request.mask, (*terms, *at, h, g, i, j, request.q.dtype))
-    return _biases.get(key, request.mask, lambda: _for_all_calls(_build_dense_bias(request)), _is_small)
+    return _biases.get(key, request.mask, lambda: _drop_empty_masks(_build_dense_bias(request)), _is_small)
 
 
 def _is_small(dense: DenseBias) -> bool:
     return dense.added is None or dense.added.numel() <= _KEEP
 
 
-def _for_all_calls(dense: DenseBias) -> DenseBias:
+def _drop_empty_masks(dense: DenseBias) -> DenseBias:
     """Return a copy of the dense bias in which `unseen` and `blind` are None if they are False everywhere."""
     unseen, blind = (x if x is not None and x.any() else None for x in (dense.unseen, dense.blind))
     return DenseBias(dense.added, unseen, blind)

@@ -111,7 +111,7 @@ class Mask:
         return None
 
     def visible_keys(self, j: Tensor, batch: Tensor) -> Tensor | None:
-        """Return which keys j of sequence `batch` are visible, if that is the same for all queries. Otherwise None."""
+        """Return whether each key position j of sequence `batch` is visible. None if queries see different keys."""
         return None
 
     def check(self, positions: Positions, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
@@ -175,17 +175,18 @@ class Mask:
         return any(child.opaque() for child in self.children())
 
     def by_pair(self) -> str:
-        """Name a part of the mask that is defined by rows, columns or heads, such as "a boolean matrix"; "" if none.
+        """Return the name of a part that is defined by rows, columns or heads, such as "a boolean matrix"; "" if none.
 
         The `blocked` and `flex` kernels refuse such a mask, and it cannot be moved to other positions.
         """
         return next((name for child in self.children() if (name := child.by_pair())), "")
 
     def key(self) -> Hashable | None:
-        """Return the key for caching results: masks by position compare by value, tensors by identity and version.
+        """Return a hashable key under which results for this mask are cached. None if they must not be cached.
 
-        None if results must not be cached. Comparing tensor contents would synchronise with the device. A cache
-        must keep a reference to the mask, so that no other tensor gets the same identity.
+        Masks without tensors have equal keys if their settings are equal. A mask with tensors uses their ids and
+        versions, because comparing contents would synchronise with the device. A cache must keep a reference to
+        the mask, so that no other tensor gets the same id.
         """
         if not self.tensors() and not self.opaque():
             return self

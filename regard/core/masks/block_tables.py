@@ -157,7 +157,7 @@ class BlockTable:
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
-        """Return one table for all sequences: a block is 0 or 2 only if it is so in all sequences, else 1."""
+        """Return one table for all sequences: 0 (none) or 2 (all visible) where all sequences agree, else 1 (some)."""
         if self.state.ndim == 2:
             return self.state
         low, high = self.state.amin(0), self.state.amax(0)

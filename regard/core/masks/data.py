@@ -140,12 +140,9 @@ class DenseMask(DataMask):
         return f"matrix{tuple(self.data.shape)}"
 
 
-def format_data(data: Tensor, most: int = 12) -> str:
-    """Format the contents of a tensor as text.
-
-    If it has more than `most` numbers or no values, format its shape only.
-    """
-    small = data.numel() <= most and can_read_values(data)
+def format_data(data: Tensor) -> str:
+    """Format the contents of a tensor as text. If it has more than 12 numbers or no values, format its shape only."""
+    small = data.numel() <= 12 and can_read_values(data)
     return str(data.tolist()) if small else f"<{' x '.join(map(str, data.shape))}>"
 
 

@@ -108,7 +108,7 @@ class Family:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Return the configuration with each None replaced by the default it means, so that two can be compared."""
+    """Return the configuration with each None replaced by the default it means, for comparing configurations."""
     defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth, "head_width": config.width // config.heads}
     changes = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     if isinstance(getattr(config, "mixer", None), DotProductAttention):
