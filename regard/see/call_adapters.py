@@ -187,7 +187,7 @@ def _map_pairs(
     return found.reshape(parts[0].shape)
 
 
-def from_sdpa(
+def build_sdpa_record(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -220,7 +220,7 @@ def from_sdpa(
     return Record(q, k, v, mask, terms, beta, positions, "sdpa", float(dropout_p), note)
 
 
-def from_flex(
+def build_flex_record(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -255,7 +255,7 @@ def _copy_data(data: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in data)
 
 
-def from_attend(kernel: str, call: Request) -> Record:
+def build_attend_record(kernel: str, call: Request) -> Record:
     """Build the record of a `regard.attend` call.
 
     kernel  name of the kernel that ran
@@ -378,7 +378,7 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
 
 
 def _negligible(bound: float) -> float:
-    """Return how far a score must be below the others for a weight below rounding error.
+    """Return the gap below all other scores at which the weight of a score is below rounding error.
 
     bound  upper bound of the absolute scores
     """
@@ -510,7 +510,7 @@ def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
 
 
 def term_values(term: ScoreTerm, record: Record, rows: Int[Tensor, "r"] | None = None) -> Float[Tensor, "b h r j"]:
-    """Return what an additive score term adds to the score of each pair.
+    """Return the number that an additive score term adds to the score of each query-key pair.
 
     rows  indices of the queries; None is all
     """

@@ -55,7 +55,7 @@ def intercept_registry(wrap: Wrap) -> Iterator[None]:
         interface.get_interface = original
 
 
-def from_interface(
+def build_interface_record(
     name: str,
     module: object,
     query: Tensor,

@@ -36,7 +36,7 @@ SAME_NAMES = (
 def disable_fused_layers() -> Iterator[None]:
     """Context manager: turn off the fused fast path of torch's Transformer layers.
 
-    A layer that runs as one operator has no output of heads to change.
+    A fused layer runs as one operator, so the output of its heads cannot be changed.
     """
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -46,7 +46,7 @@ def disable_fused_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def from_functional(*args: Any, **kwargs: Any) -> Record:
+def build_functional_record(*args: Any, **kwargs: Any) -> Record:
     """Build the record of a functional.multi_head_attention_forward call from its arguments."""
     bound = FUNCTIONAL.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -104,7 +104,7 @@ def to_additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)
 
 
-def from_module(
+def build_module_record(
     layer: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -117,12 +117,12 @@ def from_module(
 ) -> Record:
     """Build the record of an nn.MultiheadAttention call from the layer and its arguments."""
     if query.is_nested:
-        return from_nested(layer, query)
+        return build_nested_record(layer, query)
     if layer.batch_first and query.ndim == 3:
         first = query.transpose(0, 1)
         query, key, value = first, first if key is query else key.transpose(0, 1), value.transpose(0, 1)
     shared: dict[str, Any] = {name: getattr(layer, name) for name in SAME_NAMES}
-    return from_functional(
+    return build_functional_record(
         query,
         key,
         value,
@@ -139,20 +139,20 @@ def from_module(
     )
 
 
-def from_nested(layer: nn.MultiheadAttention, x: Tensor) -> Record:
+def build_nested_record(layer: nn.MultiheadAttention, x: Tensor) -> Record:
     """Build the record of an nn.MultiheadAttention call with a nested tensor.
 
     Sequences are padded. The mask hides padded keys, and all keys from padded queries.
     """
     lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)
-    record = from_module(layer, *(padded if layer.batch_first else padded.transpose(0, 1),) * 3)
+    record = build_module_record(layer, *(padded if layer.batch_first else padded.transpose(0, 1),) * 3)
     real = torch.arange(padded.shape[1], device=x.device) < lengths[:, None]
     visible = real[:, None, :, None] & real[:, None, None, :]
     return replace(record, mask=Full() if bool(visible.all()) else DenseMask(visible))
 
 
-def from_encoder_layer(
+def build_encoder_layer_record(
     layer: nn.TransformerEncoderLayer,
     src: Tensor,
     src_mask: Tensor | None = None,
@@ -161,7 +161,7 @@ def from_encoder_layer(
 ) -> Record:
     """Build the record of the attention in an nn.TransformerEncoderLayer that ran as one fused operator."""
     x = layer.norm1(src) if layer.norm_first else src
-    return from_module(layer.self_attn, x, x, x, src_key_padding_mask, True, src_mask)
+    return build_module_record(layer.self_attn, x, x, x, src_key_padding_mask, True, src_mask)
 
 
 @dataclass(frozen=True, eq=False)

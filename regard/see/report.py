@@ -130,7 +130,7 @@ class AttentionReport:
 
     @property
     def small_cells(self) -> int:
-        """The maximum rows and columns of the small maps; smaller with more heads, so that the page stays small."""
+        """The largest number of rows and columns of a small map; it falls with the number of heads, to limit the page."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 
@@ -140,7 +140,7 @@ def build_labelled_table(seen: Seen, sides: Mapping[str, Sides]) -> HeadTable:
 
 
 def table_code(seen: Seen, sides: Mapping[str, Sides]) -> str:
-    """Return the Python code that computes the table of heads."""
+    """Return Python code, as text for the report, that computes the table of heads."""
     names = {_own_tokens(sides[name]).code for name in seen}
     if len(names) == 1:
         (one,) = names
@@ -166,7 +166,7 @@ def rank_heads(table: HeadTable, column: str) -> HeadTable:
 
 
 def rank_code(column: str) -> str:
-    """Return the Python code that sorts the table as `rank_heads` does."""
+    """Return Python code, as text for the report, that sorts the table of heads as `rank_heads` does."""
     return "table" if column == "layer" else f"table.sorted({column!r}, descending={column not in ASCENDING})"
 
 
@@ -207,7 +207,7 @@ def head_map(record: Record, head: int, most: int) -> HeadMap:
 
 
 def head_code(record: Record, head: int, most: int) -> str:
-    """Return the Python code that computes the map of `head_map`."""
+    """Return Python code, as text for the report, that computes the same map as `head_map`."""
     return f"seen[{record.name!r}].pooled({map_cells(record, most)})[:, {_head_index(record, head)}].mean(0)"
 
 

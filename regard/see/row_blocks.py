@@ -190,7 +190,7 @@ def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor | slice:
 def _dense_columns(mask: Mask, rows: Tensor, j: int) -> slice:
     """Return the range from the first to the last key that any of these queries sees.
 
-    For masks that are not dense matrices, it is the range of all keys.
+    A mask that is not a dense matrix gives the range of all keys.
     """
     if not isinstance(mask, DenseMask) or mask.data.shape[-1] != j or not len(rows):
         return slice(None)

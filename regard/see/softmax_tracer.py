@@ -72,7 +72,7 @@ MOVES = (
 
 @dataclass(frozen=True, eq=False)
 class TracedScores:
-    """What the tracer knows of a tensor of attention scores: beta q . k plus added tensors."""
+    """A traced tensor of attention scores: beta q . k plus the tensors `added`."""
 
     q: Tensor  # (..., i, c), with the leading axes of the product
     k: Tensor  # (..., j, c)
@@ -86,7 +86,7 @@ class TracedScores:
 
 @dataclass(frozen=True, eq=False)
 class TracedWeights:
-    """What the tracer knows of a tensor of attention weights: the scores whose softmax it is, and later changes."""
+    """A traced tensor of attention weights: the scores before the softmax, and changes after the softmax."""
 
     scores: TracedScores | None  # None if they are not a traced product
     shape: torch.Size  # of the scores at the softmax
@@ -198,7 +198,7 @@ class Operation:
         return self.name in RESHAPES
 
     def rearranges(self, source: Tensor) -> bool:
-        """Whether entries may have moved to another row or key."""
+        """Whether the function may move entries of `source` to another row or key."""
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
@@ -239,7 +239,7 @@ class SoftmaxTracer:
         self._traced: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def trace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Process one call of a torch function: remember what its output is, and report a completed attention call."""
+        """Process one call of a torch function: trace its output, and report an attention call that it completes."""
         if func is Tensor.__setitem__ and args[0].is_inference() and args[0] in self._traced:
             self._keep(args[0], _overwritten(self._traced[args[0]][0]))  # inference tensors have no version
         if isinstance(out, tuple | list):
@@ -269,7 +269,7 @@ class SoftmaxTracer:
         self._traced[x] = (traced, version(x))
 
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
-        """Return what is known of a tensor; None if it is not traced.
+        """Return the `Traced` entry of a tensor; None if the tensor is not traced.
 
         changed  whether the current operation itself has written into the tensor
         """
@@ -316,7 +316,7 @@ class SoftmaxTracer:
             self._keep(out, replace(scores, beta=beta, added=added))
 
     def _trace_step(self, traced: Traced, operation: Operation, source: Tensor) -> Traced | None:
-        """Return what the output of an operation on a traced tensor is; None if it is not traced further."""
+        """Return the `Traced` entry of the output of an operation on a traced tensor; None if tracing ends there."""
         if operation.creates:
             return None
         if isinstance(traced, PairProducts):
@@ -579,7 +579,7 @@ def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
 
 
 def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) -> Traced | None:
-    """Return what an operation on scores gives: weights after a softmax, changed scores after most others."""
+    """Return the output of an operation on scores: weights after a softmax, changed scores after most others."""
     if operation.name == "softmax":
         if not operation.is_softmax_over_keys:
             return _no_softmax("a softmax over another axis")
@@ -664,7 +664,7 @@ def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor)
 
 
 def _overwritten(traced: Traced) -> Traced:
-    """Return what is still known of a traced tensor after it was changed in place."""
+    """Return the `Traced` entry of a tensor after it was changed in place by an unknown operation."""
     if isinstance(traced, TracedScores):
         return replace(traced, exact=False)
     if isinstance(traced, TracedWeights):

@@ -120,7 +120,7 @@ def _tile(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Add the weights of one tile to all statistics, and return the new received mass."""
+    """Add the weights of one tile to all statistics; return the sum of weights that each key received so far."""
     rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
     weights = tl.exp2(logs)
     if CUT:
@@ -160,7 +160,7 @@ def _tile(
 
 @triton.jit
 def _cell(CELLS, mass, before, row, SPAN):
-    """Add the mass received since `before` to the pooled cell of the row; return the total received so far."""
+    """Add the weight that keys received since `before` to the pooled cell of the row; return the sum so far."""
     now = tl.sum(tl.sum(mass, 4), 2)
     tl.atomic_add(CELLS + (row // SPAN).to(tl.int64) * tl.num_programs(0), tl.sum(now - before), sem="relaxed")
     return now

@@ -26,9 +26,9 @@ from regard.see.call_adapters import (
     HeadTransform,
     OutputTransform,
     copy_record,
-    from_attend,
-    from_flex,
-    from_sdpa,
+    build_attend_record,
+    build_flex_record,
+    build_sdpa_record,
     keep_heads,
     keep_rows,
 )
@@ -40,7 +40,7 @@ from regard.see.softmax_tracer import SoftmaxTracer, function_name
 
 Indices = Sequence[int] | Tensor
 NO_MODULE = "attention"  # the name of a call that no module makes
-# attributes of modules
+# attributes in which modules keep their number of heads
 HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads", "num_attn_heads")
 FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention", "fused_sdp")
 _edits = threading.local()
@@ -155,9 +155,9 @@ class Watcher(TorchFunctionMode):
             self._leave_out(f"the operator {name} was called directly; call scaled_dot_product_attention")
         elif func is torch.nn.functional.multi_head_attention_forward:
             projection = multihead.OutputProjection(args[11], args[12], args[4], batch_first=False)
-            changed = self._record_call(lambda: multihead.from_functional(*args, **kwargs), out[0], projection)
+            changed = self._record_call(lambda: multihead.build_functional_record(*args, **kwargs), out[0], projection)
         elif name == "flex_attention" and not kwargs:
-            changed = self._record_call(lambda: from_flex(*args), out[0])
+            changed = self._record_call(lambda: build_flex_record(*args), out[0])
         else:
             self._changed = None
             with self._catch_errors(), torch.set_grad_enabled(self.change is not None and torch.is_grad_enabled()):
@@ -166,11 +166,11 @@ class Watcher(TorchFunctionMode):
         return out if changed is None else _replace_output(out, changed, kwargs.get("out"))
 
     def _is_disabled(self) -> bool:
-        """Whether the current call must not be recorded: it is foreign, or inside a call recorded as a whole."""
+        """Whether the current call must not be recorded: `_is_foreign`, or part of a call that is recorded as a whole."""
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:
-        """Whether the current call is traced by a compiler, by another thread or an edit, or in a backward pass."""
+        """Whether a compiler, another thread, an edit of `intervene` or a backward pass makes the current call."""
         return (
             torch.compiler.is_compiling()
             or threading.get_ident() != self._thread
@@ -203,7 +203,7 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Context manager: let a function whose arguments are recorded run compiled."""
+        """Context manager: allow torch.compile again, for a function that is recorded by its arguments only."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -217,7 +217,7 @@ class Watcher(TorchFunctionMode):
         else:
             axes = read_leading_axes(leading, None if len(leading) == 2 else self._head_count())
         transform = HeadTransform(axes, AxisPermutation(list(range(out.ndim))))
-        return self._record_call(lambda: from_sdpa(*args, **(kwargs | {"axes": axes})), out, transform)
+        return self._record_call(lambda: build_sdpa_record(*args, **(kwargs | {"axes": axes})), out, transform)
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module, and add a reason to `left_out` if another thread calls it, once for each thread.
@@ -241,7 +241,7 @@ class Watcher(TorchFunctionMode):
         if call.positions.offsets is not None:
             self._leave_out("positions differ between sequences (Positions.offsets)")
             return None
-        return self._record_call(lambda: from_attend(kernel, call), out, positions_given=True)
+        return self._record_call(lambda: build_attend_record(kernel, call), out, positions_given=True)
 
     def _softmax(self, record: Record, out: Tensor, transform: OutputTransform) -> None:
         self._changed = self._record_call(lambda: record, out, transform)
@@ -288,7 +288,7 @@ class Watcher(TorchFunctionMode):
         """
 
         def build() -> Record:
-            record = huggingface.from_interface(name, module, *args, **kwargs)
+            record = huggingface.build_interface_record(name, module, *args, **kwargs)
             if _reason_unusable(record.q) is not None:
                 return record
             mask = args[3] if len(args) > 3 else kwargs.get("attention_mask")
@@ -310,7 +310,7 @@ class Watcher(TorchFunctionMode):
         weight, bias = layer.out_proj.weight, layer.out_proj.bias
         projection = multihead.OutputProjection(weight, bias, layer.num_heads, layer.batch_first and query.ndim == 3)
         changed = self._record_call(
-            lambda: multihead.from_module(layer, *args, **kwargs), result[0], projection, owner=layer
+            lambda: multihead.build_module_record(layer, *args, **kwargs), result[0], projection, owner=layer
         )
         return result if changed is None else _replace_output(result, changed)
 
@@ -324,7 +324,9 @@ class Watcher(TorchFunctionMode):
             out = original(layer, *args, **kwargs)
         if self._intercepted == before:
             # the attention module was not called: the layer ran as one fused operator
-            self._record_call(lambda: multihead.from_encoder_layer(layer, *args, **kwargs), None, owner=layer.self_attn)
+            self._record_call(
+                lambda: multihead.build_encoder_layer_record(layer, *args, **kwargs), None, owner=layer.self_attn
+            )
         return out
 
     def _encoder(self, original: Callable[..., Any], encoder: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Any:

@@ -189,17 +189,19 @@ def test_a_custom_operator_is_recorded_by_its_arguments_if_its_output_agrees(
 
 
 def test_a_registered_function_without_a_mask_takes_causality_from_its_module() -> None:
-    from regard.see.huggingface import from_interface
+    from regard.see.huggingface import build_interface_record
 
     q, k, v = qkv(i=7, j=7, g=2)
     bias = torch.randn(1, 6, 7, 7)
     sinks = torch.randn(6)
-    record = from_interface(
+    record = build_interface_record(
         "own", nn.Module(), q, k, v, None, is_causal=True, softcap=3.0, position_bias=bias, s_aux=sinks
     )
     assert repr(record.mask) == "causal()"
     assert [t.name for t in record.terms] == ["softcap", "additive", "sink"]
-    record = from_interface("flash_attention_2", nn.Module(), q, k, v, real(2, 7), sliding_window=3, is_causal=True)
+    record = build_interface_record(
+        "flash_attention_2", nn.Module(), q, k, v, real(2, 7), sliding_window=3, is_causal=True
+    )
     dense = record.mask.dense(7, 7)
     i, j = torch.arange(7)[:, None], torch.arange(7)
     assert torch.equal(dense[1, 0], (i >= j) & (i - j < 3))
@@ -207,12 +209,12 @@ def test_a_registered_function_without_a_mask_takes_causality_from_its_module() 
 
 
 def test_a_fully_masked_row_of_a_registered_function_ignores_the_bias() -> None:
-    from regard.see.huggingface import from_interface
+    from regard.see.huggingface import build_interface_record
 
     q, k, v = qkv(i=7, j=7)
     bias, mask = torch.randn(1, 6, 7, 7), torch.zeros(2, 1, 7, 7)
     mask[1, 0, 3] = LOW
-    record = from_interface("own", nn.Module(), q, k, v, mask, position_bias=bias)
+    record = build_interface_record("own", nn.Module(), q, k, v, mask, position_bias=bias)
     found = statistics(
         record.q, record.k, mask=record.mask, scores=record.terms, beta=record.beta, positions=record.positions
     )
@@ -222,11 +224,11 @@ def test_a_fully_masked_row_of_a_registered_function_ignores_the_bias() -> None:
 def test_a_hugging_face_block_mask_is_read() -> None:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    from regard.see.huggingface import from_interface
+    from regard.see.huggingface import build_interface_record
 
     q, k, v = qkv(i=7, j=7, g=2)
     blocks = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 2 + b), 2, None, 7, 7, device="cpu")
-    record = from_interface("flex_attention", nn.Module(), q, k, v, blocks, scaling=0.3)
+    record = build_interface_record("flex_attention", nn.Module(), q, k, v, blocks, scaling=0.3)
     assert record.beta == 0.3
     assert record.k.shape[1] == 2
     i, j = torch.arange(7)[:, None], torch.arange(7)

@@ -17,10 +17,10 @@ def run_claim(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         "verdict": outcome.verdict.word,
         "sentence": outcome.verdict.sentence,
         "seconds": outcome.seconds,
-        "figure": svg_address(figure_svg(claim, outcome.numbers, "none")),
+        "figure": svg_data_url(figure_svg(claim, outcome.numbers, "none")),
     }
 
 
-def svg_address(svg: str) -> str:
+def svg_data_url(svg: str) -> str:
     """Return an SVG picture as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from regard.explorer.views.claims import svg_address
+from regard.explorer.views.claims import svg_data_url
 from regard.explorer.views.document import parse_document
 from regard.lab.answers import sheet_questions, sheet_titles
 from regard.lab.claim import CHAPTERS, Claim, claims
@@ -114,4 +114,4 @@ def _flatten(numbers: Any, name: str = "") -> Iterator[tuple[str, float | bool |
 
 def figure_address(name: str) -> str:
     """Draw the figure of a lab claim's shipped result and return it as an SVG data URL."""
-    return svg_address(figure_svg(claims()[name], shipped_results()[name].numbers, "none"))
+    return svg_data_url(figure_svg(claims()[name], shipped_results()[name].numbers, "none"))
