@@ -130,7 +130,7 @@ class AttentionReport:
 
     @property
     def small_cells(self) -> int:
-        """The largest number of rows and columns of a small map; it falls with the number of heads, to limit the page."""
+        """The largest number of rows and columns of a small map; it is lower if there are many heads."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 

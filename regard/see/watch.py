@@ -25,10 +25,10 @@ from regard.see.call_adapters import (
     AxisPermutation,
     HeadTransform,
     OutputTransform,
-    copy_record,
     build_attend_record,
     build_flex_record,
     build_sdpa_record,
+    copy_record,
     keep_heads,
     keep_rows,
 )
@@ -166,7 +166,7 @@ class Watcher(TorchFunctionMode):
         return out if changed is None else _replace_output(out, changed, kwargs.get("out"))
 
     def _is_disabled(self) -> bool:
-        """Whether the current call must not be recorded: `_is_foreign`, or part of a call that is recorded as a whole."""
+        """Whether the current call must not be recorded: `_is_foreign`, or part of a call recorded as a whole."""
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:
