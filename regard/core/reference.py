@@ -41,5 +41,6 @@ def reference(request: Request) -> Float[Tensor, "b h i e"]:
     hidden = torch.nn.functional.pad(~visible, (0, scores.shape[-1] - j))
     scores = torch.where(hidden, -math.inf, scores)
     weights = softargmax(scores, beta=request.beta if request.steep else 1.0)[..., :j]
+    nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf that terms added
     weights = torch.nn.functional.dropout(weights, request.dropout)
     return weighted_sum(weights, v, scores[..., :j] != -math.inf if nonfinite else None).to(request.q.dtype)

@@ -243,6 +243,41 @@ def test_a_visible_score_of_nan_or_plus_infinity_makes_its_row_nan(kernel, numbe
             assert out[:, :, others].isfinite().all(), f"{name}: other rows"
 
 
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("number", [NAN, INF])
+@pytest.mark.parametrize("setting", ["eager", "aot_eager"])
+def test_a_visible_score_of_nan_or_plus_infinity_reaches_no_gradient_of_keys_its_row_does_not_see(
+    kernel, number, setting
+):
+    for n, name, mask, rest in calls(kernel):
+        if setting != "eager" and (n == 150 or rest.keys() > {"kernel"} or kernel in ("eager", "reference")):
+            continue  # these cannot read values there
+        mask = mask & Mask.of("rest", lambda i, j: (i != 6) | (j > 3)) if setting == "eager" else mask & causal()
+        visible = seen(mask, n)
+        for where in (5, slice(None)):  # one pair of row 6, and all of them
+            values = torch.zeros(n, n)
+            values[6, where] = number
+            values[:, 2] = -INF  # a key that nobody sees
+            visible[:, 2] = False
+            q, k, v = draw(n)
+
+            def loss(*x: Tensor, values: Tensor = values, mask: Mask = mask, rest: dict = rest) -> Tensor:
+                return served(*x, mask=mask, **added(rest, values)).square().sum(0).sum()
+
+            if served(q, k, v, mask=mask, **added(rest, values)) is None:
+                continue
+            torch._dynamo.reset()
+            run = torch.compile(loss, backend=setting, fullgraph=True) if setting != "eager" else loss
+            found = torch.autograd.grad(run(q, k, v), (q, k, v))
+            others = torch.arange(n) != 6
+            assert found[0][:, :, others].isfinite().all(), f"{name}: gradients of other queries"
+            assert not rest.get("beta", 1.0) or found[0][:, :, 6].isnan().all(), f"{name}: gradient of its query"
+            for letter, own in zip("kv", found[1:], strict=True):
+                assert own[:, :, ~visible[6]].isfinite().all(), f"{name}: gradients of {letter} that row 6 does not see"
+                if letter == "v" or rest.get("beta") != 0:
+                    assert own[:, :, visible[6]].isnan().all(), f"{name}: gradients of {letter} that row 6 sees"
+
+
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
 @pytest.mark.parametrize("features", [elu_plus_one(), performer(C, 24)], ids=["elu", "performer"])
 def test_linear_attention_keeps_the_same_rules(form, features):

@@ -76,6 +76,7 @@ def attention(
         hidden = ~visible if sink is None else torch.nn.functional.pad(~visible, (0, 1))
         scores = scores.masked_fill(hidden, -math.inf)
     weights = softargmax(scores, beta=request.beta if request.steep else 1.0)[..., :j]
+    nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf that terms added
     weights = torch.nn.functional.dropout(weights, request.dropout)
     return weighted_sum(weights, v, scores[..., :j] != -math.inf if nonfinite else None)
 

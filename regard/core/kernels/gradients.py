@@ -104,7 +104,9 @@ def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout
         if causal:
             row = torch.arange(rows.start, rows.start + q.shape[2], device=q.device)[:, None]
             scores = scores.masked_fill(torch.arange(k.shape[2], device=q.device) > row, -math.inf)
-        weights = torch.nn.functional.dropout(softargmax(scores), dropout)
+        weights = softargmax(scores)
+        nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf in the bias
+        weights = torch.nn.functional.dropout(weights, dropout)
         return weighted_sum(weights, v, scores != -math.inf if nonfinite else None)
 
     return attention

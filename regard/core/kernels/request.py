@@ -142,7 +142,7 @@ def center_bias(
     if not added.shape[-1]:
         return added
     top = added.detach().amax(-1, keepdim=True)
-    top = top.masked_fill(top == -math.inf, 0)
+    top = top.masked_fill(~top.isfinite(), 0)  # NaN and +inf stay where they are, and -inf stays hidden
     fresh = (visible is not None or sink is not None) and not added.requires_grad
     return added.sub_(top) if fresh else added - top
 
