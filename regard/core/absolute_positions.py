@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.base.axes import format_axis
-from regard.base.errors import ConfigError, ShapeError
+from regard.base.errors import ConfigError, DtypeError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Positions:
                 f"Positions.queries takes the first query's position, a whole number, not {self.queries!r}"
             )
         keys, offsets = self.keys, self.offsets
+        for name, given_tensor in (("keys", keys), ("offsets", offsets)):
+            if isinstance(given_tensor, Tensor) and given_tensor.layout != torch.strided:
+                raise DtypeError(f"Positions.{name} is {given_tensor.layout}; call .to_dense() first")
         if offsets is not None and not (isinstance(offsets, Tensor) and offsets.ndim == 1 and _is_integer(offsets)):
             given = f"{offsets.dtype} of shape {tuple(offsets.shape)}" if isinstance(offsets, Tensor) else repr(offsets)
             raise ConfigError(f"Positions.offsets takes a row of whole numbers, one for each sequence, not {given}")

@@ -11,7 +11,7 @@ from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.validation import check_number
 from regard.core import kernels
 from regard.core.absolute_positions import Positions, check_positions
-from regard.core.input_checks import check_inputs
+from regard.core.input_checks import check_has_values, check_inputs
 from regard.core.kernels.request import Request
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import Full, Mask
@@ -136,7 +136,11 @@ def prepare_request(
     terms = as_terms(scores)
     for term in terms:
         term.check(q, j)
+        for tensor in term.tensors():
+            check_has_values(term.name, tensor, q)
     whole, positions = positions is None, check_positions(positions, i, j, b)
+    check_has_values("positions.keys", positions.keys, q)
+    check_has_values("positions.offsets", positions.offsets, q)
     if not isinstance(visible, Full):
         if visible.tensors() or visible.opaque():  # masks by position fit every call
             visible.check(positions, i, j, b, h)

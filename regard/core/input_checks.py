@@ -42,6 +42,12 @@ def fits(q: object, k: object, v: object) -> bool:
     return sizes and kinds and q.layout is k.layout is v.layout is torch.strided
 
 
+def check_has_values(name: str, x: object, q: Tensor) -> None:
+    """Raise DeviceError if x is a tensor on the meta device, which has no values, and q is not."""
+    if isinstance(x, Tensor) and x.device.type == "meta" and q.device.type != "meta":
+        raise DeviceError(f"{name} is on the meta device and has no values, but q is on {q.device}; make it there")
+
+
 def is_autocasting(x: Tensor) -> bool:
     """Return whether autocast is enabled for this tensor's device. False for float64, which autocast leaves alone."""
     kind = x.device.type

@@ -465,6 +465,8 @@ def _floats(term: str, name: str, values: object, axes: int) -> Tensor:
         raise DtypeError(
             f"{term}({name}) takes a floating tensor, not {getattr(values, 'dtype', type(values).__name__)}"
         )
+    if values.layout != torch.strided:
+        raise DtypeError(f"{term}({name}) is {values.layout}, but every number is needed; call .to_dense() first")
     if values.ndim != axes:
         form = {1: "one axis (h,)", 2: "two axes (rows, columns)"}[axes]
         raise ShapeError(f"{term}({name}) takes {form}, not {tuple(values.shape)}")

@@ -29,6 +29,8 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
         raise DtypeError(f"scores must be a tensor, not {type(scores).__name__}; make it one with torch.as_tensor")
     if not scores.is_floating_point():
         raise DtypeError(f"scores are {scores.dtype}; softargmax takes floating numbers, so call scores.float() first")
+    if scores.layout != torch.strided:
+        raise DtypeError(f"scores are {scores.layout}, but softargmax needs all of them; call scores.to_dense() first")
     if isinstance(axis, bool) or not isinstance(axis, int) or not -scores.ndim <= axis < scores.ndim:
         raise ConfigError(f"axis is {axis!r}, but scores have {scores.ndim} axes; take one of them by its number")
     if scores.numel() == 0:

@@ -13,6 +13,7 @@ from regard import (
     SlidingWindowCache,
     StaticCache,
     Stream,
+    alibi,
     attend,
     causal,
     channel_attend,
@@ -24,8 +25,11 @@ from regard import (
     linear_attend,
     padding,
     rotary,
+    shaw,
+    sink,
     sinusoidal,
     softargmax,
+    t5_buckets,
 )
 from regard.base.errors import CacheError, ConfigError, DeviceError, DtypeError, RegardError, ShapeError
 from regard.core.linear import elu_plus_one, performer, relu, squared_relu
@@ -183,3 +187,27 @@ def test_a_default_device_for_new_tensors_does_not_matter(name):
         held = cache.extend(inputs[1].detach(), inputs[2].detach())
         out = attend(inputs[0], held.k, held.v, mask=mask, positions=held.positions)
         assert torch.allclose(out, expected, atol=1e-5)
+
+
+def test_sparse_and_meta_tensors_of_positions_and_terms_are_refused():
+    q = torch.randn(3, 2, 4, 8)
+    whole, number = torch.tensor([1, 2, 3]), torch.ones(2)
+    for name in ("keys", "offsets"):
+        with pytest.raises(DtypeError, match=rf"Positions\.{name} is torch.sparse_coo; call .to_dense\(\) first"):
+            Positions(0, **{name: whole.to_sparse()})
+        x = q[:, :, :3]
+        with pytest.raises(DeviceError, match=rf"positions\.{name} is on the meta device and has no values"):
+            attend(x, x, x, mask=causal(), positions=Positions(0, **{name: whole.to("meta")}))
+    terms = {
+        "alibi": (lambda x: alibi(slopes=x), number),
+        "sink": (sink, number),
+        "t5_buckets": (t5_buckets, torch.ones(8, 2)),
+        "shaw": (shaw, torch.ones(3, 8)),
+    }
+    for name, (make, values) in terms.items():
+        with pytest.raises(DtypeError, match=rf"{name}\(\w+\) is torch.sparse_coo, but every number is needed"):
+            make(values.to_sparse())
+        with pytest.raises(DeviceError, match=rf"{name} is on the meta device and has no values"):
+            attend(q, q, q, scores=make(values.to("meta")))
+    with pytest.raises(DtypeError, match=r"scores are torch.sparse_coo, but softargmax needs all of them"):
+        softargmax(torch.eye(3).to_sparse())
