@@ -27,6 +27,8 @@ def write_reference() -> str:
         for option in command.params:
             if option.name != "help":
                 flag = "`, `".join([*option.opts, *option.secondary_opts]) if option.opts else option.name
+                if option.param_type_name == "argument" and option.metavar:
+                    flag = option.metavar.strip("[]").replace("|", "\\|")  # the name that help shows
                 text = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
                 lines.append(f"| `{flag}` | {text} |")
         lines.append("")
