@@ -271,9 +271,9 @@ def test_next_sentence_pairs_a_sentence_with_the_next_and_with_one_of_another_pa
 def test_a_sentence_elsewhere_is_uniform_over_other_passages(corpus: SentenceCorpus) -> None:
     few = replace(corpus, pairs=(2, 3, 5, 6, 7, 11))
     for number, others in enumerate([(5, 6, 7, 11), (5, 6, 7, 11), *[(2, 3, 11)] * 3, (2, 3, 5, 6, 7)]):
-        told = Counter(few.sample_other_passage(number, draws(each)) for each in range(600))
-        assert set(told) == set(others)
-        assert all(abs(count - 600 / len(others)) < 60 for count in told.values())
+        counts = Counter(few.sample_other_passage(number, draws(each)) for each in range(600))
+        assert set(counts) == set(others)
+        assert all(abs(count - 600 / len(others)) < 60 for count in counts.values())
 
 
 def test_sentence_order_has_both_orders(corpus: SentenceCorpus) -> None:
@@ -314,9 +314,9 @@ def test_long_halves_are_truncated_at_their_outer_end(corpus: SentenceCorpus) ->
 
 def test_other_sentences_are_uniform(corpus: SentenceCorpus) -> None:
     few = replace(corpus, pairs=tuple(range(3, 22, 2)))
-    told = Counter(each for number in range(1000) for each in few.sample_choices(4, draws(number))[1:])
-    assert set(told) == {3, 5, 7, 9, 13, 15, 17, 19, 21}
-    assert abs(min(told.values()) - 778) < 60 > abs(max(told.values()) - 778)
+    counts = Counter(each for number in range(1000) for each in few.sample_choices(4, draws(number))[1:])
+    assert set(counts) == {3, 5, 7, 9, 13, 15, 17, 19, 21}
+    assert abs(min(counts.values()) - 778) < 60 > abs(max(counts.values()) - 778)
 
 
 def test_long_sentences_are_truncated_at_their_outer_end(corpus: SentenceCorpus) -> None:
