@@ -62,12 +62,12 @@ class AttentionUnderTest:
 
     @property
     def free_lengths(self) -> bool:
-        """Whether the number of queries may differ from the number of keys."""
+        """Whether the attention accepts a number of queries other than the number of keys."""
         return not self.probe.square
 
     @property
     def free_widths(self) -> bool:
-        """Whether the width of values may differ from the width of keys."""
+        """Whether the attention accepts values whose width differs from that of the keys."""
         return not self.probe.equal_widths
 
     def find_parameter(self, names: tuple[str, ...]) -> str | None:
@@ -88,7 +88,7 @@ class AttentionUnderTest:
 
     @property
     def uses_causal_argument(self) -> bool:
-        """Whether test calls set the causal argument of the attention.
+        """Whether test calls pass the argument that makes the attention causal, such as `is_causal`.
 
         They do if the argument exists and works without a mask, unless the options declare causal=False.
         """
@@ -108,7 +108,9 @@ class AttentionUnderTest:
         return {GROUPED_NAME: True} if k.shape[1] < q.shape[1] and GROUPED_NAME in self.probe.parameters else {}
 
     def __call__(self, inputs: AttentionInputs, **keywords: object) -> Tensor:
-        """Call the attention and return its output; inputs that do not require grad are copied first."""
+        """Call the attention with these inputs and return its output. Inputs that do not require grad are copied first,
+        so that an in-place operation cannot change them.
+        """
         q, k, v = (x if x.requires_grad else x.detach().clone() for x in (inputs.q, inputs.k, inputs.v))
         return self.call(q, k, v, inputs, **keywords)
 
@@ -188,7 +190,7 @@ A = TypeVar("A", bound=AttentionUnderTest)
 
 
 def find_abilities(a: A) -> A:
-    """Find by trial calls what an attention accepts, and return it with these fields filled in.
+    """Find by trial calls which sizes and arguments an attention accepts; return a copy with these fields filled in.
 
     The fields are head widths, grouped-query attention, dtype, causal argument and mask argument.
     """

@@ -60,7 +60,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def precision(self) -> float:
-        """The tolerance when logarithms of attention weights are compared."""
+        """The tolerance for differences between logarithms of attention weights."""
         exact = 1e-5 if self.dtype == torch.float64 else 2e-3
         return max(exact, self.measurement().raw.reader.rounding)
 
@@ -83,12 +83,14 @@ class MeasuredAttention(AttentionUnderTest):
         return found
 
     def visible(self, i: int, j: int) -> Bool[Tensor, "1 h i j"]:
-        """Return a Boolean mask of the keys that each query sees."""
+        """Return a Boolean mask that is True where a query sees a key."""
         return (self.flat_weights(i, j, self.uses_causal_argument) > 0)[None]
 
     @cached_property
     def band(self) -> VisibleBand | None:
-        """The band of visible keys around each query, for as many queries as keys; None if they form no band."""
+        """The range of keys that each query sees, counted from its own position; None if it is not the same for all
+        queries.
+        """
         near = self.band_at(11)
         for n in (LONG, 131, 67):
             try:
@@ -100,17 +102,22 @@ class MeasuredAttention(AttentionUnderTest):
         return near
 
     def band_at(self, n: int) -> VisibleBand | None:
-        """Return the band of visible keys around each query at n keys, or None if they form no band."""
+        """Return the range of keys that each query sees, measured with n queries and n keys; None if it is not the same
+        for all queries.
+        """
         found = self.smallest_band(n)
         return found if found is not None and bool((self.visible(n, n) == found.visible(n, n)).all()) else None
 
     def smallest_band(self, n: int) -> VisibleBand | None:
-        """Return the smallest band with all visible pairs of n queries and keys, or None if no pair is visible."""
+        """Return the smallest band around the diagonal that covers every visible pair of n queries and n keys; None if
+        no pair is visible.
+        """
         return smallest_band(self.visible(n, n)[0].any(0))
 
     @cached_property
     def leak_in_batch(self) -> tuple[int, ...] | None:
-        """A later key that some sequence of a batch sees and the first sequence does not; None if there is none.
+        """The index (sequence, head, row, key) of a later key that is visible in one sequence of a batch but not in the
+        first sequence; None if there is none.
 
         The key is given as (sequence, head, row, key).
         """
@@ -251,7 +258,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def scores_fit(self) -> bool:
-        """Whether the scores are scale * q . k with exactly the declared soft-cap and norm of q and k."""
+        """Whether the scores are scale * q . k with exactly the declared soft-cap and normalisation of q and k."""
         found, declared = self.scores, self.declared
         if found.scale is None or not math.isfinite(found.scale) or NORMS[declared.qk_norm] != found.qk_norm:
             return False
@@ -279,7 +286,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def yarn_factor(self) -> float:
-        """The factor by which YaRN multiplies the scale, if the measured scale has this factor; otherwise 1."""
+        """The factor by which YaRN multiplies the scale, if the measured scale contains it; otherwise 1."""
         factor = 1.0 if self.rotary_scheme is None else self.rotary_scheme.beta_factor
         return factor if math.isclose(self.scales[0][1], factor * self.scales[0][0][0] ** -0.5, rel_tol=1e-3) else 1.0
 
@@ -323,7 +330,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def mask_replaces_causal(self) -> bool:
-        """Whether a mask argument replaces the causal mask instead of being combined with it."""
+        """Whether the attention ignores its causal mask when a mask argument is passed."""
         return self.mask is not None and self.mask.works and self.mask_shows_more
 
     @cached_property
@@ -355,7 +362,9 @@ class MeasuredAttention(AttentionUnderTest):
             return "refused"
 
     def expected(self, inputs: AttentionInputs) -> ExpectedAttention:
-        """Return the measured conventions under which the expected output for these inputs is computed."""
+        """Return the conventions, measured or declared, under which the expected output for these inputs is
+        computed.
+        """
         _, h, _, i, j, c, _ = inputs.sizes
         # a mask may replace the causal one or be added to it
         visible = (self.flat_weights(i, j, inputs.causal, h, inputs.visible is not None, c) > 0)[None]

@@ -1,4 +1,4 @@
-"""The decoder under test: tokens in, logits out, and how it takes padding, positions and a KV cache."""
+"""The decoder under test: it maps tokens to logits. Finds its arguments for padding, positions and a KV cache."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,9 @@ class DecoderUnderTest:
 
     @property
     def extra(self) -> Mapping[str, object]:
-        """The declared arguments of every call; a function among them is called with the tokens."""
+        """The keyword arguments that the options declare for every call. A value that is a function is called with the
+        tokens.
+        """
         return self.declared.extra or {}
 
     def random_tokens(self, n: int = 9, b: int = 2, seed: int = 0) -> Int[Tensor, "b n"]:
@@ -168,7 +170,7 @@ class DecoderUnderTest:
 
     @property
     def name_in_code(self) -> str:
-        """The variable name of the decoder in the code of an example."""
+        """The name of the decoder in the Python code of an example."""
         if self.module is not None:
             return "model"
         return self.name if self.name.isidentifier() else "f"

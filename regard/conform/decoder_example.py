@@ -1,4 +1,4 @@
-"""Decoder calls as Python code: the code of an example is what the checker runs."""
+"""Write decoder calls as Python code. The checker executes this code, and shows it as the example of a failure."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ TOLERANCE = 2e-4  # of the largest logit: float32 rounding through a few layers
 def fail(
     d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], got: object, expected: object = None
 ) -> Failure:
-    """Return a failure with the Python code of an example that reproduces it.
+    """Return a `Failure` whose example is Python code that reproduces it.
 
     words     describes what was found
     tokens    the tokens of the example
@@ -63,7 +63,7 @@ def compare_bits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[st
 
 
 def difference(x: Tensor, y: Tensor) -> float:
-    """Return the largest difference of two logit tensors in units of the tolerance.
+    """Return the largest difference between two logit tensors, divided by the tolerance.
 
     The result is infinity if a difference is NaN or the shapes differ.
     """
@@ -74,7 +74,9 @@ def difference(x: Tensor, y: Tensor) -> float:
 
 
 def change_code(d: DecoderUnderTest, at: str) -> list[str]:
-    """Return Python code that assigns to `other` a copy of `tokens`, with different tokens at the index `at`."""
+    """Return Python code that copies `tokens` to `other` and replaces the tokens at the index `at` by different
+    ones.
+    """
     return ["other = tokens.clone()", f"other[{at}] = (other[{at}] + 1) % {d.vocab}"]
 
 
@@ -102,7 +104,7 @@ def call_code(d: DecoderUnderTest, tokens: str, *more: str) -> str:
 
 
 def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
-    """Return Python code, such as `.logits[0]`, that gets the logits from the output of a call.
+    """Return the Python code, such as `.logits[0]`, that selects the logits from the output of a call.
 
     cached  whether the call uses the KV cache, which may add entries to the output
     """
@@ -122,7 +124,7 @@ def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
 
 
 def padding_code(d: DecoderUnderTest, lengths: list[int], n: int, side: str) -> dict[str, str]:
-    """Return the arguments for sequences padded to n tokens, as Python code by name of the argument.
+    """Return the arguments, such as the attention mask, for sequences padded to n tokens: Python code by argument name.
 
     Positions, if they are passed, count the real tokens only.
 
@@ -158,7 +160,8 @@ def keyword_logits(d: DecoderUnderTest, tokens: str, given: Mapping[str, str]) -
 
 
 def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
-    """Return Python code that passes tokens in steps through the KV cache and assigns the logits to `steps`.
+    """Return Python code that passes tokens through the KV cache in several steps and assigns the joined logits to
+    `steps`.
 
     sizes     numbers of tokens of the steps
     capacity  size of the cache, if the decoder's `cache()` method takes one

@@ -1,4 +1,6 @@
-"""Write a broken rule as Python code that runs; the comments at its end say what it gives and what it should give."""
+"""Write the example of a failure as Python code that runs. Comments at its end show the result and the expected
+result.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,7 +37,7 @@ class Raised:
 
 @dataclass(frozen=True)
 class AtMost:
-    """The largest allowed value of a number, in place of one expected value."""
+    """The largest allowed value of a number; used where an example has no single expected value."""
 
     most: float
 
@@ -49,7 +51,7 @@ class CallWriter:
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The lines of the example's code before its first call of the attention under test."""
+        """The lines of the example's code that come before the first call of the attention."""
         return self.attention.code.before
 
     @property
@@ -103,7 +105,7 @@ def write_weights(call: CallWriter) -> list[str]:
 
 
 def run_lines(a: AttentionUnderTest, inputs: AttentionInputs, write: WriteLines) -> tuple[dict[str, Any], Any]:
-    """Execute the lines of an example. Return all variables by name, and the value of the last assigned one.
+    """Execute the lines of an example; return all variables by name, and the value assigned last.
 
     write  returns the lines for a `CallWriter`
     """
@@ -226,7 +228,7 @@ def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
 
 
 def _is_plain(fn: object, a: AttentionUnderTest) -> bool:
-    """Whether fn can be called as fn(q, k, v) with inputs of layout (b h n c) and returns a tensor.
+    """Whether fn(q, k, v) with inputs of layout (b h n c) returns a tensor, so that an example can call it directly.
 
     An error other than TypeError also counts as callable, so that the example shows it.
     """

@@ -1,4 +1,4 @@
-"""The expected output of a call, computed in float64 under the conventions that were measured or declared."""
+"""Compute the expected output of a call in float64, under the measured or declared conventions."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from regard.see.measure.rotary import Rotation
 
 @dataclass(frozen=True)
 class ExpectedAttention:
-    """All conventions of one attention call, which determine its correct output."""
+    """All conventions that determine the correct output of one attention call."""
 
     visible: Bool[Tensor, "#b #h i j"]
     scale: float
@@ -57,7 +57,9 @@ class ExpectedAttention:
         return scores.softmax(-1) @ v * nonempty
 
     def prepare(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v after normalisation and rotary embedding; tiled key and value heads are repeated."""
+        """Return q, k and v after normalisation and rotary embedding. Key and value heads are repeated if grouping is
+        "tile".
+        """
         q, k, v = inputs.q, inputs.k, inputs.v
         _, h, g, i, j, _, _ = inputs.sizes
         q, k = (normalise(x, self.norm, self.epsilon) for x in (q, k))

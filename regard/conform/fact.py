@@ -1,4 +1,4 @@
-"""A fact: a rule that every attention keeps, in the words of a student and of an engineer, and its test."""
+"""`Fact`: a rule that a correct attention follows, worded for students and for engineers, with its test."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
-"""The attentions of other libraries, and what the checker finds in them: `python -m regard.conform.libraries`.
+"""Check the attentions of other libraries: `python -m regard.conform.libraries`.
 
-Only what is installed is run. Nothing is declared, so every convention that is not this project's own shows up.
+Only installed libraries are checked. No option declares a convention, so each difference from the conventions of
+`regard.attend` is reported.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""`CheckOptions`: every option of `check`, with its help text. The command line is derived from it too."""
+"""`CheckOptions`: every option of `check`, with its help text. The options of `regard check` are generated from it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -88,7 +88,7 @@ class CheckOptions:
 
     @property
     def windowed(self) -> bool:
-        """Whether the options declare a sliding window."""
+        """Whether the options declare a sliding-window mask."""
         return self.window_before is not None or self.window_after is not None
 
     @property
@@ -98,7 +98,7 @@ class CheckOptions:
 
     @property
     def probe_options(self) -> dict[str, Any]:
-        """The options to pass on to `as_probe`: the sizes and the layout that were given, and the extra arguments."""
+        """The options that `as_probe` takes: sizes, layout and extra arguments, as far as they are set."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width, "layout": self.layout}
         return {name: value for name, value in sizes.items() if value is not None} | dict(self.extra or {})
 

@@ -1,4 +1,4 @@
-"""`conformance`: a pytest class with one test per fact, for any project."""
+"""`conformance`: create a pytest class with one test per fact, for the tests of any project."""
 
 from collections.abc import Callable
 from typing import Any

@@ -44,7 +44,7 @@ def with_facts(page: str) -> str:
 
 
 def with_libraries(page: str, rows: Iterable[str]) -> str:
-    """Return the page with its table of checked libraries replaced.
+    """Return the page with its table of checked libraries replaced by these lines.
 
     rows  lines of the table; the last may be the sentence about libraries that are not installed
     """

@@ -1,4 +1,4 @@
-"""Shrink inputs that break a rule to the smallest ones found that still do, and write them as Python code."""
+"""Shrink inputs that break a rule, to show a failure with the smallest inputs found."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -48,7 +48,8 @@ def detect_lines(
     expected: object = None,
     raises: str = "",
 ) -> Detect:
-    """Return a detector that runs lines of code and checks the value of the last line.
+    """Return a function that runs lines of code on inputs; it returns a violation if the last value is wrong, else
+    None.
 
     The detector returns a violation for inputs with a wrong value, else None.
 
@@ -123,7 +124,7 @@ def failure_of(
 
 
 def _same_kind(detect: Detect, first: Violation) -> Detect:
-    """Return a detector that ignores violations of another kind than the first one, for use while inputs shrink.
+    """Wrap a detect function so that it ignores violations of another kind than the first one.
 
     It ignores NaN if the first violation had none, and exceptions of another type. Smaller inputs may break the
     attention in a different way.
@@ -161,13 +162,13 @@ def _use_seeds(
 
 
 def _magnitude(x: Tensor) -> float:
-    """Return the standard deviation rounded to one digit, or 1 if it is between 0.3 and 3."""
+    """Return the standard deviation rounded to one digit; 1 if it is between 0.3 and 3."""
     size = x.double().std().item()
     return 1.0 if 0.3 < size < 3 else float(f"{size:.1g}")
 
 
 def _unreadable(inputs: AttentionInputs) -> list[str]:
-    """Return the names of those of q, k and v that have too many numbers to write out in an example."""
+    """Return the names of those of q, k and v that have too many entries to write out in an example."""
 
     def unreadable(x: Tensor) -> bool:
         simple = _simplicity(x) > 2 or not bool(x.isfinite().all())
@@ -198,7 +199,7 @@ def _shrink(
 
 
 def _try(detect: Detect, inputs: AttentionInputs) -> Violation | None:
-    """Return the violation for smaller inputs, or None if they do not break the rule.
+    """Return the violation for the smaller inputs, or None if they do not break the rule.
 
     None also if they raise, or if the value and the expected value are equal, with NaN equal to NaN.
     """

@@ -29,7 +29,7 @@ def distance(x: Tensor, y: Tensor) -> float:
 
 
 def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
-    """Return the largest error that an output may have: a multiple of the error of the naive output, plus one ulp.
+    """Return the largest allowed error of an output: a multiple of the error of the naive output, plus one ulp.
 
     For float64 it is a fixed number of ulps; for float32 it is at least some ulps.
 

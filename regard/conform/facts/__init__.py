@@ -1,4 +1,4 @@
-"""The facts of attention, one function each, in the order in which they are tested.
+"""The facts that `check` tests on an attention, one function each, in the order in which they are tested.
 
 Facts that explain many others come first: the scale of an attention that mixes sequences cannot be measured.
 """

@@ -118,7 +118,7 @@ def _seed_lines(*lines: str) -> list[str]:
 
 
 def _detect_seed(a: MeasuredAttention, words: str) -> Detect:
-    """Return a detector of outputs that differ between two random seeds.
+    """Return a function that returns a violation if outputs differ between two random seeds, else None.
 
     words  describes the failure
     """
@@ -228,7 +228,9 @@ def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
 
 
 def _fresh(a: MeasuredAttention) -> MeasuredAttention:
-    """Return the attention in the state before its first call, or unchanged if that state cannot be restored."""
+    """Return the attention in the state before its first call; if that state cannot be restored, return it
+    unchanged.
+    """
     return a if a.reset is None else replace(a, probe=a.reset.fresh_probe())
 
 
@@ -245,7 +247,7 @@ EARLIER_CALLS = (  # how q, k and v are written in a call before the one that ch
 
 
 def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
-    """Return a failure whose example is the smallest call with an output that changes after one of EARLIER_CALLS.
+    """Return a failure with the smallest call whose output changes after one of the calls in EARLIER_CALLS.
 
     words  describes the failure
     """

@@ -36,7 +36,7 @@ def require_causal(a: MeasuredAttention) -> None:
 def detect_difference(
     a: MeasuredAttention, changes: Callable[[AttentionInputs], dict[str, Any]], words: str, most: float = 1e-3
 ) -> Detect:
-    """Return a detector of outputs that differ from the expected output.
+    """Return a function that returns a violation if the output differs from the expected output, else None.
 
     changes  returns the conventions of the expected output that replace the measured ones, for given inputs
     words    describes the failure
@@ -58,7 +58,7 @@ def _band_for(band: VisibleBand, inputs: AttentionInputs) -> dict[str, Any]:
 
 
 def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", causal: bool = False) -> Failure:
-    """Return the failure of an attention that sees other keys than the declared band of visible keys.
+    """Return the failure of an attention whose visible keys differ from the declared window or causal mask.
 
     n        number of queries and keys
     words    describes the failure
@@ -206,7 +206,7 @@ def window(a: MeasuredAttention) -> Failure | None:
 
 
 def _window_words(a: MeasuredAttention, n: int) -> str:
-    """Describe how many neighbours a row sees in place of the declared number; empty if none differs."""
+    """Describe how many neighbours a row sees if that is not the declared number; otherwise empty."""
     found = a.band_at(n) or VisibleBand(None, None)
     sides = (("earlier", a.declared.window_before, found.before), ("later", a.declared.after, found.after))
     wrong = [(side, want, have) for side, want, have in sides if None not in (want, have) and want != have]
@@ -214,7 +214,7 @@ def _window_words(a: MeasuredAttention, n: int) -> str:
 
 
 def _declaration(found: VisibleBand | None) -> str:
-    """Return the options that declare a band of visible keys, such as "causal=True, window_before=4"."""
+    """Return the options of `check`, such as "causal=True, window_before=4", that declare a band of visible keys."""
     if found is None:
         return ""
     ends = {"window_before": found.before, "window_after": None if found.after == 0 else found.after}
@@ -267,7 +267,9 @@ def _inconsistent_mask(
 
 
 def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
-    """Return which of j keys the last i queries see, as in decoding with a KV cache.
+    """Return which of j keys the last i queries see when they are passed alone, as in decoding with a KV cache.
+    Returns the visible keys in this step, the visible keys of the same queries when all j queries are passed, and the
+    band of visible keys. Raises NotApplicableError if the attention has no decoding steps or no band.
 
     Returns the visible keys if these queries are passed alone, the visible keys if all j queries are passed,
     and the band of visible keys. Raises NotApplicableError if there are no decoding steps or no band.

@@ -91,7 +91,9 @@ def key_order(a: MeasuredAttention) -> Failure | None:
 
 
 def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if the position bias depends on the head width, because it is scaled like q . k; else None."""
+    """Return a failure if the position bias depends on the head width, as if it were divided by sqrt(c) with q . k;
+    else None.
+    """
     c, inputs = a.random_inputs(c=4).sizes[5], a.random_inputs(5, 5, b=1, c=12)
     h, other = inputs.sizes[1], inputs.sizes[5]
     narrow, wide = (a.bias(5, 5, inputs.causal, h, width) for width in (c, other))
@@ -230,7 +232,7 @@ def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def usual_rotation(a: MeasuredAttention, inputs: AttentionInputs) -> Rotation | None:
-    """Return a rotary embedding with the declared pairing and the usual base; None if none is declared."""
+    """Return a rotary embedding with the declared pairing and base 10000; None if no pairing is declared."""
     found = (each for each in usual_rotations(inputs.sizes[5]) if each.pairing == a.declared.rotary)
     return next(found, None)
 

@@ -136,7 +136,7 @@ def state_between_calls(d: DecoderUnderTest) -> Failure | None:
 
 
 def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
-    """Return a Boolean matrix (positions, tokens) of which logits change when which token changes.
+    """Return a Boolean matrix (n, n): entry [t, s] is True if the logits at position t change when token s changes.
 
     sizes  numbers of tokens of decoding steps with a KV cache; a single size for one pass without cache
     """
@@ -175,7 +175,7 @@ def targets_leaked(d: DecoderUnderTest) -> Failure | None:
 
 
 def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
-    """Return how many next tokens the logits of every position depend on; None if it is none or all later tokens."""
+    """Return the number of later tokens on which the logits of each position depend; None if it is zero or all."""
     seen = dependence(d)
     later = seen.triu(1)
     if not bool(later.diagonal(1).all()):
@@ -197,7 +197,7 @@ def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
 
 
 def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
-    """Return a failure whose example has the fewest tokens for which earlier logits change with the last token.
+    """Return a failure whose example has the fewest tokens for which a change of the last token changes earlier logits.
 
     words  describes the failure
     """
@@ -404,7 +404,7 @@ SMALL_PADDING = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tok
 
 
 def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failure | None:
-    """Test padding; return a failure with the smallest sizes that show it, or None.
+    """Test several sizes of padding; return a failure with the smallest sizes that fail, or None.
 
     test  returns a failure or None for (real tokens, padded length, batch size); tried first with (5, 9, 2)
     """
@@ -513,7 +513,8 @@ STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 
 
 def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Tensor], changes: bool) -> Failure | None:
-    """Return a failure if logits through the KV cache depend on other tokens than in one pass, else None.
+    """Return a failure if the logits at some position depend on other tokens with a KV cache than in one pass, else
+    None.
 
     wrong    returns the wrong pairs (position, token) from the dependence in one pass and in steps
     changes  whether the wrong pairs depend on each other in steps only; otherwise in one pass only

@@ -78,7 +78,7 @@ def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
 
 
 def _last_row(inputs: AttentionInputs) -> Tensor:
-    """Compute the last output row of plain attention (scale 1), which sees all keys also under a causal mask."""
+    """Compute the last output row of attention with scale 1. This query sees all keys, even under a causal mask."""
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], 1).double() for x in (inputs.k, inputs.v))
     return (inputs.q.double()[:, :, -1:] @ k.mT).softmax(-1) @ v
 
@@ -107,7 +107,7 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _detect_nonlinear(a: MeasuredAttention, name: str) -> Detect:
-    """Return a detector of outputs that are not linear in k or in v.
+    """Return a function that returns a violation if the output is not linear in k or in v, else None.
 
     name  "k" or "v"
     """
@@ -138,7 +138,7 @@ def linear_in_v(a: MeasuredAttention) -> Failure | None:
 
 
 def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, found: Violation) -> bool:
-    """Whether a violation of linearity is only rounding of the output to few digits.
+    """Whether a violation of linearity is explained by rounding the output to few digits.
 
     The difference must be small, and outputs for values times 0 and times 4 must be exact.
     """
@@ -212,7 +212,7 @@ def row_sums(a: MeasuredAttention, inputs: AttentionInputs) -> Tensor:
 
 
 def _has_sink(a: MeasuredAttention, inputs: AttentionInputs) -> bool:
-    """Whether an attention sink, an extra score equal for all queries, explains weights that do not sum to 1."""
+    """Whether an attention sink (an extra score, the same for all queries) explains weights that do not sum to 1."""
     with_sink = replace(a, declared=replace(a.declared, sink=True))
     try:
         return max_error(a(inputs).detach(), with_sink.reference(inputs)) <= 1e-4
@@ -272,7 +272,8 @@ def q_and_k_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _residual(weights: Tensor, products: Tensor) -> float:
-    """Fit row-centred log weights as a multiple of the products q . k and return the relative residual.
+    """Fit the logarithms of weights, centred per row, as a multiple of the products q . k; return the relative
+    residual.
 
     The result is 1 if the fitted factor is not positive.
     """
@@ -297,7 +298,7 @@ def queries_mixed(a: MeasuredAttention) -> Failure | None:
 
 
 def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
-    """Return a failure if a change of the last entry along an axis changes outputs of other entries, else None.
+    """Change the last entry along an axis; return a failure if outputs of other entries change, else None.
 
     name     what an entry of the axis is, such as "head", for the description
     changed  which of q, k and v to change
@@ -388,7 +389,7 @@ def memory_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def memory_argument(a: MeasuredAttention) -> str | None:
-    """Return the argument by which a self-attention layer takes another sequence to attend to, or None."""
+    """Return the argument of a self-attention layer that takes another sequence as keys and values, or None."""
     probe = a.probe
     name = a.find_parameter(MEMORIES)
     if name is None or probe.module is None or known_projections(probe.module) is None or "b n" not in probe.layout:

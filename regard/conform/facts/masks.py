@@ -97,7 +97,8 @@ def mask_ignored(a: MeasuredAttention) -> Failure | None:
 def _hides_key_one(
     a: MeasuredAttention, words: str, argument: MaskArgument | None = None, declare: str = ""
 ) -> Failure:
-    """Return the failure of a mask that should hide key 1, with the weights for zero queries as example.
+    """Return the failure of an attention that does not obey a mask hiding key 1; the example shows the weights for zero
+    queries.
 
     words     describes the failure
     argument  the mask argument to use, if it is not that of the attention

@@ -47,7 +47,9 @@ DROPOUT = 0.25  # not one half: then as many weights are dropped as kept
 
 
 def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
-    """Return the input sizes at which outputs are compared, without those at which the attention raises."""
+    """Return the input sizes, as keyword arguments of `random_inputs`, that the attention accepts; outputs are compared
+    at these.
+    """
 
     def find() -> list[dict[str, Any]]:
         plain = [sizes for sizes in SHAPES if a.free_lengths or sizes["i"] == sizes["j"]]
@@ -235,7 +237,9 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
 
 
 def _mark_keys(inputs: AttentionInputs, keys: slice) -> AttentionInputs:
-    """Return the inputs with values that are one at the given keys and zero elsewhere."""
+    """Return the inputs with values that are 1 at the given keys and 0 elsewhere, so that the output is the sum of
+    their weights.
+    """
     v = torch.zeros_like(inputs.v)
     v[:, :, keys] = 1.0
     return replace(inputs, v=v)
@@ -449,7 +453,7 @@ def _dropout_changes(a: MeasuredAttention, inputs: AttentionInputs, keywords: di
 
 
 def _training_dropout(a: MeasuredAttention) -> Failure | None:
-    """Test the dropout of a module in training mode whose dropout probability is unknown.
+    """Test dropout in training mode of a module whose dropout probability is unknown.
 
     Returns a failure if the dropped and the kept weights are not consistent with dropout, else None.
     """
@@ -510,7 +514,7 @@ def train_and_eval(a: MeasuredAttention) -> Failure | None:
 
 
 def _train_lines(call: CallWriter) -> list[str]:
-    """Return Python code that calls the module in training mode and in eval mode."""
+    """Return Python code that calls the module in training mode, then in eval mode."""
     made = [line for line in call.before if line.startswith("attend = ")]
     return [
         *(line.replace("attend = ", "training = ").replace(".eval()", ".train()") for line in made),

@@ -1,4 +1,4 @@
-"""Why weights do not follow exp(scale q . k): the usual mistakes, each compared with the measured weights."""
+"""Why weights are not softmax(scale q . k): usual mistakes, each compared with the measured weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ def name_score_cause(a: MeasuredAttention) -> str:
 
 
 def share_without_weight(a: MeasuredAttention) -> float:
-    """Return the share of all query-key pairs with weight zero where the definition gives a nonzero weight."""
+    """Return the share of query-key pairs whose weight is zero although the definition gives a nonzero weight."""
     found = a.weights(a.random_inputs(7, 7, b=1))
     expected = _weights(a, a.scale(a.random_inputs(7, 7, b=1)))
     wrong = (found == 0) & (expected > 1e-6)
@@ -39,7 +39,7 @@ def share_without_weight(a: MeasuredAttention) -> float:
 
 
 def _clamped_ends(a: MeasuredAttention) -> str:
-    """Return "below", "above" or both, for the ends at which large scores are clamped; empty if they are not.
+    """Return "below", "above" or both: the ends at which scores are clamped. Empty if they are not clamped.
 
     An end is clamped if, in the last row of every head, at least two keys share the lowest or the highest
     weight.
