@@ -44,7 +44,9 @@ def _parameter(each: "Field[Any]") -> inspect.Parameter:
 
 
 def _with_check_options(run: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option for every field of CheckOptions but `extra`, which takes Python values."""
+    """Wrap a command so that it has one option for every field of CheckOptions except `extra`, whose values are Python
+    objects.
+    """
     from regard.conform.options import CheckOptions
 
     own = list(inspect.signature(run).parameters.values())
@@ -163,7 +165,7 @@ def show_progress(name: str) -> None:
 
 
 def with_flags(words: str) -> str:
-    """Replace keyword arguments in a message by command-line flags: `pass vocab=` becomes `pass --vocab`."""
+    """Replace keyword arguments in a message by command-line options: `pass vocab=` becomes `pass --vocab`."""
     words = re.sub(r"kind='(\w+)'", r"--kind \1", words)
     for name in ("heads", "kv_heads", "width", "layout", "vocab"):
         words = re.sub(rf"(?<![\w.(]){name}=(?=[\s,;:)]|$)", f"--{name.replace('_', '-')}", words)
@@ -171,7 +173,7 @@ def with_flags(words: str) -> str:
 
 
 def declare_with_flags(report: "Report") -> "Report":
-    """Return the report with suggested declarations written as command-line flags instead of keyword arguments."""
+    """Return the report with suggested declarations as command-line options instead of keyword arguments."""
     facts = []
     for each in report.facts:
         failure = each.failure and replace(each.failure, declare=declaration_flags(each.failure.declare))
@@ -180,7 +182,9 @@ def declare_with_flags(report: "Report") -> "Report":
 
 
 def declaration_flags(declare: str) -> str:
-    """Convert keyword arguments to flags: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
+    """Convert keyword arguments to command-line options: `causal=False, window_after=1` becomes `--no-causal
+    --window-after 1`.
+    """
     call = ast.parse(f"f({declare})", mode="eval").body
     assert isinstance(call, ast.Call)
     given = {str(each.arg).replace("_", "-"): ast.literal_eval(each.value) for each in call.keywords}
@@ -210,7 +214,8 @@ def load_target(source: str, name: str) -> object:
 
 
 def _guard(run: Callable[[], object], words: str, advice: str) -> object:
-    """Call a function of the user; raise ConfigError if it raises anything, sys.exit() included.
+    """Call `run`, which runs code of the user, and return its result; raise ConfigError if it raises anything,
+    sys.exit() included.
 
     Otherwise sys.exit(0) would look like a successful check.
 

@@ -65,7 +65,7 @@ def command(
 
 
 def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
-    """Parse sizes such as `1,8,1024,64`, one for each axis letter, else raise ConfigError.
+    """Parse sizes such as `1,8,1024,64`, one for each axis letter; raise ConfigError if the text is no such list.
 
     option   name of the command-line option, for error messages
     letters  letters of the axes, separated by blanks
@@ -127,7 +127,7 @@ def explanation_json(explanation: "Explanation") -> dict[str, object]:
 
 
 def share(explanation: "Explanation") -> float:
-    """Return the share of query-key pairs that the mask makes visible."""
+    """Return the share of query-key pairs that are visible under the mask."""
     return explanation.visible / explanation.pairs if explanation.pairs else 0.0
 
 

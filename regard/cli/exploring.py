@@ -1,4 +1,4 @@
-"""What `regard explore` offers to the page: models by name, and the computations that run beside the server."""
+"""The models and background computations that `regard explore` offers on its web page."""
 
 from functools import cache, partial
 from pathlib import Path
@@ -142,7 +142,7 @@ def _open_image(loaded: "LoadedModel", text: str) -> "OpenedModel":
 
 
 def _setup(loaded: "LoadedModel", given: "ModelInput") -> str:
-    """Return Python code that loads the model and builds its input."""
+    """Return Python code that loads the model and builds its input, to be shown on the page."""
     imports = ["import torch", "import regard", loaded.imports, *given.imports]
     return "\n".join([*dict.fromkeys(imports), "", loaded.code, given.code])
 

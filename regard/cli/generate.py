@@ -155,7 +155,7 @@ def read_prompt(prompt: str | None, model: str) -> str:
 
 
 def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> list[int]:
-    """Tokenise a text. Raises DataError that names all characters the vocabulary does not have.
+    """Tokenise a text and return the token ids. Raises DataError that names all characters missing from the vocabulary.
 
     origin   what the text is, for the error message
     words    the tokenizer
@@ -228,7 +228,7 @@ def load_model(name: str) -> "GPT | Transformer":
 def prepare_model(
     name: str, model: "GPT | Transformer", tokens: list[int]
 ) -> "tuple[GPT | GenerationAdapter, list[int]]":
-    """Return the generator and its prompt.
+    """Return the model to generate with and the token ids of its prompt.
 
     For a GPT they are the model and `tokens`. For an encoder-decoder `tokens` are the source of an adapter, and
     the prompt is the start token.
@@ -250,7 +250,7 @@ def prepare_model(
 
 
 def find_tokenizer(name: str, vocab: int, path: Path | None) -> "Tokenizer":
-    """Load the tokenizer at a path, else the one in the model's folder, else use bytes if the vocabulary allows.
+    """Load the tokenizer at `path`, else the one in the model's folder, else a byte tokenizer.
 
     name   folder of the model
     vocab  size of the model's vocabulary

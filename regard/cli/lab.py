@@ -55,7 +55,7 @@ def with_error_messages(command: Callable[P, None]) -> Callable[P, None]:
 @app.callback(invoke_without_command=True)
 @with_error_messages
 def listing(context: typer.Context, results: Results = None, html: Html = None, json: Json = False) -> None:
-    """Claims you can run, and the answers to the sheets.
+    """List the claims you can run, and the answers to the sheets.
 
     Example: regard lab --json
     """
@@ -265,7 +265,7 @@ def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
 
 
 def chosen_claims(ids: list[str]) -> "list[Claim]":
-    """Return the lab claims with these ids, without repeats; "all" is every claim."""
+    """Return the lab claims with these ids, without repeats; the id "all" means every claim."""
     from regard.lab.claim import claims
     from regard.lab.results import fingerprint
     from regard.work.builtin_problems import BUILTIN_PROBLEMS
@@ -475,7 +475,7 @@ def verdict_line(claim: "Claim", result: "Result") -> Table:
 
 
 def quotation(answer: "WrongAnswer | Erratum") -> str:
-    """Quote a wrong answer of a course sheet word for word, with its source."""
+    """Return the quotation of a wrong answer of a course sheet, word for word, with its source."""
     return f'sheet {answer.source}, {answer.place} ({answer.status}): "{answer.quote}"'
 
 

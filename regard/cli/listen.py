@@ -147,9 +147,8 @@ class StreamRecognizer:
         yield from self._timed(self.listener.finish())
 
     def _timed(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
-        """Set the time of each word to the moment at which enough sound for its chunk has arrived.
-
-        It is the end of the sound if the sound ends before.
+        """Yield each word with the time at which enough sound for its chunk had arrived; at most the length of the
+        sound.
         """
         for word in words:
             start = round(word.at * self.resampler.to) // self.chunk * self.chunk

@@ -128,7 +128,7 @@ def build_report(
     layers: list[str] | None,
     rows: list[int] | None,
 ) -> "AttentionReport":
-    """Run the model once, record its attention with `watch`, and build the report.
+    """Run the model once, record its attention with `watch`, and return the report.
 
     sort    column of the head table to sort by
     layer   layer to draw; None chooses the head with the least spread

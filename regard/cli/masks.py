@@ -112,7 +112,7 @@ def summarize_forms(size: int, block_size: int | None = None) -> "tuple[list[Mas
 
 
 def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant: str | None = None) -> Summary:
-    """Count the visible pairs and blocks of a mask, without building the N x N matrix.
+    """Count the visible pairs and blocks of a mask without building the (i, j) matrix.
 
     meant  a sentence on what the mask means
     """
@@ -166,7 +166,7 @@ def drawing_or_reason(mask: "Mask", queries: int, keys: int) -> Text:
 
 
 def facts(numbers: Summary) -> Table:
-    """Return a table of the counts of a mask."""
+    """Return the counts of one mask as a table."""
     table = Table.grid(padding=(0, 2))
     blocks = numbers.blocks
     apart = f" in each of {numbers.sequences} sequences" if numbers.sequences > 1 else ""

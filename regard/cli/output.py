@@ -21,7 +21,7 @@ PICTURE_FORMATS = (".png", ".svg", ".pdf")
 
 
 def show(*things: RenderableType) -> None:
-    """Print on stdout with rich, at the width of the terminal; 80 columns without a terminal."""
+    """Print objects on stdout with rich, at the width of the terminal, or at 80 columns without a terminal."""
     console = Console(highlight=False)
     for thing in things:
         console.print(thing)

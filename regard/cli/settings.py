@@ -158,7 +158,7 @@ def format_value(value: Any, hint: Any) -> str | None:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return the description of each setting, by name, from the docstring of a configuration class."""
+    """Return the description of each field of a configuration class, by name, read from the docstring of the class."""
     lines = re.findall(r"^(\w+)  +(\S.*(?:\n  +\S.*)*)", inspect.getdoc(kind) or "", re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in lines}
 

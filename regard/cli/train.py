@@ -251,7 +251,7 @@ def check_recipe(recipe: "Recipe", folder: Path) -> None:
 
 
 def describe_resume(folder: Path) -> str:
-    """Return a sentence about the step from which `--resume` would continue."""
+    """Return a sentence that names the checkpoint step from which `--resume` would continue."""
     from regard.train.checkpoint import CHECKPOINTS, CheckpointFolder
 
     found = [each for each in folder.glob(f"*/{CHECKPOINTS}") if CheckpointFolder(each).steps()]
@@ -378,7 +378,7 @@ def progress_fields(now: "Progress") -> list[str]:
 
 
 def wrap_fields(fields: list[str], width: int) -> str:
-    """Join fields by two blanks and break lines at `width`. No field is divided."""
+    """Join fields by two blanks and break lines at `width`; no field is split over two lines."""
     lines = [""]
     for each in fields:
         if lines[-1] and len(lines[-1]) + 2 + len(each) > width:

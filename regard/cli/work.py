@@ -132,7 +132,7 @@ def command(
 
 
 def load_problem(source: str | None, typed: dict[str, str], settings: dict[str, Any], mask: str | None) -> "Problem":
-    """Load a worked problem from a file or by its built-in name, and apply what was typed on the command line.
+    """Load a worked problem from a file or by its built-in name, then replace what command-line options set.
 
     source    name of a built-in problem or path of a file; None if all matrices are typed
     typed     matrices typed as options, by name, such as {"q": "1,0;0,1"}
@@ -176,7 +176,7 @@ def check_answer(solution: "Solution", path: Path, json: bool) -> None:
 
 
 def write_solution(solution: "Solution", format_name: str | None, out: Path | None, digits: int, steps: str) -> None:
-    """Write the worked solution to stdout or to a file.
+    """Write the worked solution to a file, or to stdout if `out` is None.
 
     format_name  text, markdown, latex or html; None is chosen by the ending of the file, text for stdout
     digits       number of decimals

@@ -75,7 +75,9 @@ class FactStore:
             store.executemany("UPDATE facts SET learned = 1 WHERE question = ? AND answer = ?", pairs)
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        """Return the rows of an SQL query; none if the file does not exist. The file is neither created nor changed."""
+        """Return the rows of an SQL query, or an empty list if the file does not exist. The file is not created or
+        changed.
+        """
         if not self.file.exists():
             return []
         try:

@@ -92,7 +92,7 @@ def _read_image_files(archive: Archive, split: str, size: Size) -> Images:
 
 
 def _read_subfolder(folder: Path, inner: Mapping[str, Archive], split: str, size: Size) -> Images:
-    """Read the subfolder of the split, or the only subfolder with image files.
+    """Read the images of the subfolder named for the split, or of the only subfolder with image files.
 
     inner  files of each subfolder, by its name
     """

@@ -1,4 +1,4 @@
-"""Image data sets in memory: pixels, labels and class names; the splits that file names mean."""
+"""Image data sets in memory: pixels, labels and class names. Finds the split ("train", "test") in a file name."""
 
 import re
 from collections.abc import Mapping, Sequence

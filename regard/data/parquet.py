@@ -136,7 +136,7 @@ def _check_label(where: str, label: Any, column: str, classes: tuple[str, ...] |
 
 
 def _image_bytes(where: str, image: Any, column: str) -> bytes:
-    """Return the bytes of an image cell, which holds the bytes alone or a dict with bytes and a path."""
+    """Return the encoded bytes of an image cell, which contains the bytes, or a dict with bytes and a path."""
     data = image.get("bytes") if isinstance(image, dict) else image
     if isinstance(data, bytes):
         return data

@@ -1,4 +1,4 @@
-"""Base class of data sets whose fields have one entry for each record."""
+"""`Records`: base class of data sets stored in columns, with one entry per record in each field."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar

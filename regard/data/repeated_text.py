@@ -17,7 +17,7 @@ LENGTH = (8, 48)  # of a string: shortest and longest
 
 
 def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
-    """Return a text of random strings, each written twice, with `characters` characters in all.
+    """Return a text of random strings, each written twice in a row; the text has `characters` characters.
 
     The characters of a string are all different.
 
@@ -37,7 +37,8 @@ def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
 
 
 def repeated_tokens(count: int, length: int, *, vocab: int = len(ALPHABET), seed: int = 0) -> Int64[Tensor, "count n"]:
-    """Return `count` sequences of `length` random different tokens, each written twice: (count, 2 * length).
+    """Return `count` random sequences in which the first half is repeated: (count, 2 * length), no token twice in a
+    half.
 
     >>> repeated_tokens(2, 5).shape
     torch.Size([2, 10])

@@ -1,6 +1,6 @@
-"""Samplers: the records of a batch are a function of the seed and the step only.
+"""Samplers: which records are in a batch depends only on the seed and the step.
 
-The position of a run in its data is its step number, so a run resumes without saving any state of the sampler.
+The position of a run in its data is its step number, so a run can resume without a saved sampler state.
 """
 
 import hashlib

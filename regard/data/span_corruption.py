@@ -93,7 +93,7 @@ def corrupt_spans(
 
 
 def encode_question(question: str, answer: str, length: int) -> MaskedText:
-    """Return a question with its answer as a training example, of which only the answer is learned."""
+    """Return a question with its answer as a training example; the loss is computed on the answer only."""
     return mask_span(question, answer, "", length, whole_text=False)
 
 
@@ -119,7 +119,7 @@ def encode_text(text: str, letters: str) -> list[int]:
 
 
 def collate(texts: Sequence[MaskedText], letters: str) -> tuple[Int64[Tensor, "b n"], Int64[Tensor, "b n"]]:
-    """Return a batch of input tokens and next-token targets. Targets are IGNORED where nothing is to be predicted.
+    """Return a batch of input tokens and next-token targets; the target is IGNORED at positions without a loss.
 
     letters  the alphabet; the index of a character is its token id
     """

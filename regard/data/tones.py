@@ -37,7 +37,7 @@ def tones(
     silence_share: float = 0.0,
     max_seconds: float = 2.2,
 ) -> DigitStrings:
-    """Generate `count` audio signals of random digit strings, each digit as a telephone (DTMF) tone.
+    """Generate `count` sounds of random digit strings, each digit as a telephone (DTMF) tone.
 
     String i is the same for every `count`.
 

@@ -1,6 +1,6 @@
-"""Attention calculated step by step in float64, where any step can be replaced by a student's numbers or a mistake.
+"""Attention calculated step by step in float64, where a step can be replaced by a student's numbers or by a mistake.
 
-All arrays have tokens in rows, whichever convention the problem uses.
+Tokens are rows in all arrays, even if they are columns in the problem.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
-"""Check a student's steps: find the first mistake and the hypothesis that explains it.
+"""Check a student's steps: find the first mistake, and the hypothesis that explains it.
 
-Steps are checked in order. Steps after a mistake are checked against the student's own numbers (error carried forward),
-so that only the mistake itself counts. A number is correct if the true number rounds to it in the digits written.
+Steps are checked in order. A step after a mistake is checked against the student's own numbers (error carried forward),
+so that a mistake counts once. A number is correct if the true number, rounded to its digits, equals it.
 """
 
 from collections.abc import Callable, Iterable
@@ -70,7 +70,7 @@ class StepVerdict:
 
 @dataclass
 class HeadProgress:
-    """The steps of a student's calculation for one head that were checked so far.
+    """The steps of one head that were checked so far in a student's calculation.
 
     written    the steps as the student wrote them
     digits     the decimals written in each row of these steps
@@ -85,15 +85,17 @@ class HeadProgress:
     uncertain: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
 
     def carried_forward(self, step: str) -> Array:
-        """Calculate a step correctly from the student's earlier mistakes."""
+        """Return a step calculated correctly from earlier steps, where steps with a mistake have the values that the
+        mistake gives.
+        """
         return correct_steps(self.head, self.mistaken)[step]
 
     def from_written(self, step: str) -> Array:
-        """Calculate a step correctly from the student's earlier numbers as written."""
+        """Return a step calculated correctly from the student's earlier numbers as written."""
         return correct_steps(self.head, self.written)[step]
 
     def true(self, step: str) -> Array:
-        """Calculate the correct values of a step, ignoring the student's earlier steps."""
+        """Return the correct values of a step, independent of the student's earlier steps."""
         return correct_steps(self.head, {})[step]
 
     def expected(self, step: str) -> Expected:
@@ -110,14 +112,18 @@ class HeadProgress:
         return Expected(matrix, self.tolerance(step), tuple(alternatives))
 
     def differs_from_true(self, step: str, written: StudentMatrix) -> bool:
-        """Whether a step that has no mistake itself differs from the correct values because of an earlier mistake."""
+        """Whether a step without a mistake of its own still differs from the correct values, because of an earlier
+        mistake.
+        """
         true = self.true(step)
         return bool(self.mistaken) and not (written if written.shape == true.shape else written.transposed).matches(
             true
         )
 
     def tolerance(self, step: str) -> Array:
-        """Return how far a step may vary because earlier wrong numbers are known only to the digits written."""
+        """Return the allowed error of each entry of a step: earlier wrong numbers are known only to the digits
+        written.
+        """
         matrix = self.carried_forward(step)
         tolerance = np.zeros_like(matrix)
         for name, entry, slack in self.uncertain:
@@ -251,7 +257,7 @@ def judge_step(
 
 
 def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
-    """Return the matrix that a student's step would have if the hypothesis explains the wrong rows, else None.
+    """Return the matrix of a step under a hypothesis, if that explains the student's wrong rows; otherwise None.
 
     A hypothesis that affects single rows changes only the wrong rows; the others keep the values of `matrix`.
 

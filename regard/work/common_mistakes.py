@@ -31,7 +31,9 @@ class CommonMistake:
 
 @cache
 def common_mistakes() -> tuple[CommonMistake, ...]:
-    """Return all common mistakes of an attention calculation, by step, and likeliest first within a step."""
+    """Return all common mistakes in a calculation of attention, grouped by step; within a step the likeliest comes
+    first.
+    """
     return (*_projection_mistakes(), *_score_mistakes(), *_scale_mistakes(), *_softmax_mistakes(), *_output_mistakes())
 
 
@@ -253,12 +255,12 @@ def _with_mask(change: Callable[[Visible], Visible]) -> WeightFunction:
 
 
 def _shift(visible: Visible, by: int) -> NDArray[np.intp]:
-    """Return row indices shifted by `by` and clipped to the valid rows."""
+    """Return the row indices 0, 1, ... shifted by `by` and clipped to the valid rows."""
     return np.clip(np.arange(len(visible)) + by, 0, len(visible) - 1)
 
 
 def _drop(visible: Visible) -> Visible:
-    """Return the mask with every key hidden in the last row."""
+    """Return the mask with all keys hidden from the last query."""
     return visible & (np.arange(len(visible)) < len(visible) - 1)[:, None]
 
 

@@ -65,7 +65,8 @@ def _describe_keys(problem: Problem, groups: list[list[int]], visible: Sequence[
 
 
 def _noun(problem: Problem, role: str, count: int) -> str:
-    """Return "token" if queries and keys are of one sequence, else the role; plural unless count is 1.
+    """Return "token" if queries and keys come from one sequence, else the role ("query" or "key"); plural unless count
+    is 1.
 
     role  "query" or "key"
     """

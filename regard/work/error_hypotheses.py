@@ -1,4 +1,4 @@
-"""Error hypotheses: for each step, the matrices that early rounding and the common mistakes would give."""
+"""Error hypotheses: for each step, the matrices that rounding too early and the common mistakes would give."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ def step_hypotheses(
     digits: Mapping[str, tuple[int, ...]],
     own: Array,
 ) -> Iterator[ErrorHypothesis]:
-    """Yield the possible mistakes in a step of a student's calculation, each with the matrix that it gives.
+    """Yield possible mistakes in one step of a student's calculation, each with the matrix that results from it.
 
     First comes early rounding of written steps, then common mistakes, then rounding of steps that are not
     written.

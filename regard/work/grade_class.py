@@ -1,7 +1,7 @@
 """Grade the submissions of a class: exercises in separate processes, and quizzes, as rows of a CSV file.
 
-A student is a file or a folder: `ann.ipynb`, or `ann/` with any files. The name comes from there, never from what a
-file contains, and so do the variants, which are drawn by the seed of the class.
+A student is a file or a folder: `ann.ipynb`, or `ann/` with any files. The student's name and variants follow from this
+name and the seed of the class, never from the contents of a file.
 """
 
 import ast

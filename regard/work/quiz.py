@@ -207,7 +207,7 @@ class Quiz:
 
 
 def deal_templates(random: Random) -> Iterator[QuestionTemplate]:
-    """Yield question templates endlessly, in random order.
+    """Yield question templates without end, in random order.
 
     Chapters alternate. A template repeats only after all templates of its chapter were used.
     """

@@ -100,7 +100,8 @@ def question(name: str, claim: str) -> Callable[[Generate], Generate]:
 
 
 def sheet_choice(claim: str, index: int = 0) -> AnswerChoice:
-    """Return a known wrong answer of the exercise sheets as an answer choice.
+    """Return a known wrong answer of the exercise sheets as an answer choice; the experiment decides whether it is
+    false.
 
     It is false if the experiment refutes it, as expected.
 
@@ -112,6 +113,6 @@ def sheet_choice(claim: str, index: int = 0) -> AnswerChoice:
 
 
 def format_list(values: Any) -> str:
-    """Format numbers as words of a sentence: "1, 2 and 3"."""
+    """Format a list of numbers as English text: "1, 2 and 3"."""
     *most, last = [f"{value:g}" for value in values]
     return f"{', '.join(most)} and {last}" if most else last

@@ -104,7 +104,7 @@ class Solution:
         return next(step for step in self.steps if step.key == key and (head is None or step.head in (None, head)))
 
     def has(self, key: str) -> bool:
-        """Whether there is a step with this name."""
+        """Whether the solution has a step with this name."""
         return any(step.key == key for step in self.steps)
 
     @property
@@ -247,7 +247,7 @@ def matrix_product(
 
 
 def weight_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
-    """Return the symbol of projection weights: W_Q if tokens are rows, Omega_q if they are columns.
+    """Return the symbol of projection weights: W_Q if tokens are rows, Omega_q if tokens are columns.
 
     role  "q", "k", "v", or the letter of the output projection
     mark  number of the head, or None

@@ -1,4 +1,4 @@
-"""A student's answer: some of the steps, with the digits in which each number was written."""
+"""A student's answer: matrices of some steps, and the number of digits written for each entry."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ class WrittenNumber:
 
     @property
     def tolerance(self) -> float:
-        """How far the correct number may differ from the written one.
+        """The largest difference between the correct number and the written one that counts as correct.
 
         It is half a unit of the last decimal, or of decimal MIN_DIGITS if fewer were written, plus a small float
         error. For a fraction it is the float error only.
@@ -75,7 +75,7 @@ class StudentMatrix:
 
     @property
     def row_digits(self) -> tuple[int, ...]:
-        """The number of decimals written in each row: the largest of its entries."""
+        """The number of decimals written in each row: the largest number among its entries."""
         return tuple(max((0 if cell is None else cell.digits or 0 for cell in row), default=0) for row in self.cells)
 
     def cell(self, entry: tuple[int, int]) -> WrittenNumber:

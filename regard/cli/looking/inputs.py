@@ -1,4 +1,4 @@
-"""The input of `regard look`: tensors, labels of positions, and Python code that makes them again."""
+"""The input of `regard look`: tensors, labels of positions, and Python code that builds the tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -141,7 +141,8 @@ def tokenizer_code(loaded: "LoadedModel", tokenizer: Path | None) -> tuple[tuple
 
 
 def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
-    """Return the labels of the queries and keys of an attention record, according to its role in the model.
+    """Return the labels of the queries and keys of an attention record, for encoder, decoder and cross-attention.
+    Positions are numbered if their number is not that of the tokens.
 
     The roles are encoder, decoder and cross-attention. Positions are numbered if there are not as many as
     tokens.

@@ -38,7 +38,7 @@ def compute_relevance(
     head: "HeadSummary",
     complete: bool,
 ) -> RelevanceResult:
-    """Compute the relevance of the input for the output, with the methods that suit this model.
+    """Compute the relevance of each input token or patch for the output, with the methods that apply to this model.
 
     seen      the recorded attention
     sides     labels of the queries and keys of each layer

@@ -1,4 +1,4 @@
-"""A separate process in which a submission runs, with limits on time and memory; the parent side of `run_answer`."""
+"""Run a submission in a separate process with limits on time and memory. This is the parent side of `run_answer`."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class ProcessEndedError(Exception):
 
 @contextmanager
 def reject_malformed_replies() -> Iterator[None]:
-    """Convert errors in decoding a reply into ProcessEndedError (context manager).
+    """Context manager that converts errors in decoding a reply into ProcessEndedError.
 
     A submission may write arbitrary data to the pipe.
     """

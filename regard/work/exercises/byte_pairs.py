@@ -48,7 +48,7 @@ def _merge_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _long_symbol_cases(generator: np.random.Generator) -> list[Case]:
-    """Return test cases where the letters of the pair occur only inside longer symbols, which must not be merged.
+    """Return test cases in which the letters of the pair occur only inside longer symbols, which must not be merged.
 
     In the last case the pair itself occurs too.
     """

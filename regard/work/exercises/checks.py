@@ -1,4 +1,6 @@
-"""Checks for exercises: run an answer on drawn inputs, compare the results with the solution and with mistakes."""
+"""Checks of exercises: call an answer on random inputs and compare its results with the solution and with known
+mistakes.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +96,7 @@ class ModuleCheck:
 
 
 def _output(reply: Any) -> Any:
-    """Return the module output of a reply, without the names of the parameters that have a gradient."""
+    """Return the module output in a reply of the answer's process, without the names of parameters with a gradient."""
     return reply[0] if isinstance(reply, tuple) else reply
 
 
@@ -110,7 +112,9 @@ def _draw_weights(solution: Any, arguments: Case, generator: np.random.Generator
 def match_parameters(
     weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, ...]] | None:
-    """Map each parameter of a student's module to the parameters of the solution that it consists of.
+    """Map each parameter of a student's module to the solution's parameters that it contains; None if they do not
+    match.
+    A convolution is accepted for a linear layer on patches, and one joint layer for query, key and value.
 
     Returns None if they do not match. A convolution is accepted for a linear layer on patches, and one fused
     layer for query, key and value.

@@ -213,7 +213,9 @@ class ExerciseSet:
 
 
 def student_seed(student: str, class_seed: str) -> int:
-    """Return a random seed for one student (a SHA-256 hash), from which the seed of the class cannot be computed."""
+    """Return the random seed of one student: a SHA-256 hash, from which the secret seed of the class cannot be
+    computed.
+    """
     return int(hashlib.sha256(f"{class_seed}\n{student}".encode()).hexdigest()[:12], 16)
 
 

@@ -1,4 +1,5 @@
-"""Run a student's function or module on the inputs of a check; as a script, the process in which a submission runs.
+"""Call a student's function or module on the inputs of a check. As a script it is the process in which a submission
+runs.
 
 The script reads requests from one file descriptor and writes replies to another, one JSON line each. It imports nothing
 from this package, so that a submission finds neither solutions nor checks in its process.
@@ -249,7 +250,7 @@ def forbid_imports() -> None:
 
 
 def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
-    """Restrict this process before it runs a submission.
+    """Restrict what this process may do, before it runs a submission.
 
     It limits memory and file size, and forbids starting processes, native calls, network connections, reading
     hidden files, and writing outside its own folder.

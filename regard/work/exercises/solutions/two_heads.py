@@ -1,4 +1,6 @@
-"""Reference solutions: attention with two heads, tokens in columns. A head is its three weights and three biases."""
+"""Reference solutions: attention with two heads, tokens in columns. A head is a tuple of three weights and three
+biases.
+"""
 
 import numpy as np
 from jaxtyping import Float
@@ -28,7 +30,7 @@ def multi_head(
     second: tuple[np.ndarray, ...],
     omega_c: Float[np.ndarray, "d c"],
 ) -> Float[np.ndarray, "d n"]:
-    """Return the two heads, mixed by the output projection."""
+    """Return the outputs of both heads, concatenated and multiplied by the output projection."""
     # TODO: two_heads, then omega_c
     return omega_c @ two_heads(X, first, second)
 

@@ -64,7 +64,7 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """A class token before the patches, positions added, blocks, and the class read from the class token."""
+    """A Vision Transformer: a class token is added before the patches, and the class is predicted from its output."""
 
     def __init__(self, patches: nn.Module, blocks: nn.Module, tokens: int, width: int, classes: int) -> None:
         super().__init__()
