@@ -1,1 +1,1 @@
-"""What every other part may use: errors, axis letters, names with suggestions, seeds."""
+"""Base of all other folders: errors, axis letters, configurations, file readers, formulas, registries and seeds."""

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def override(config: T, changes: Mapping[str, Any]) -> T:
-    """Return a copy of a configuration with some settings changed.
+    """Return a copy of a configuration with some fields changed. Raises ConfigError for unknown names and wrong types.
 
     changes  new values by name; a dotted name such as `model.depth` changes a nested configuration
     """

@@ -1,4 +1,4 @@
-"""Display of objects in a notebook: text in a fixed-width font, a grid as SVG, a page in a frame."""
+"""Display objects in a notebook: text in a fixed-width font, coloured grids as SVG, an HTML page in a frame."""
 
 from collections.abc import Iterable, Sequence
 

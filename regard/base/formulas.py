@@ -241,7 +241,7 @@ def _is_short(value: Fraction) -> bool:
 
 
 def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
-    """Split a number for printing. Returns (is negative, numerator, denominator), the last two as text.
+    """Split a number for printing; return (is negative, numerator, denominator), the last two as text.
 
     A number that is not a short fraction is one decimal number. The denominator of a whole or decimal number is
     "".
@@ -367,7 +367,7 @@ def _box(expression: Expression, digits: int) -> _Box:
 
 
 def _row_precedence(row: Sequence[Expression], at: int) -> int:
-    """Return the precedence with which element `at` of a row is printed.
+    """Return the operator precedence with which element `at` of a row is printed.
 
     A fraction next to a factor gets the highest precedence, so that it is put in brackets. Others get the
     lowest.
@@ -398,7 +398,7 @@ def _text_part(each: Expression, least: int, digits: int) -> _Box:
 
 
 def _with_signs(terms: Sequence[Expression]) -> list[tuple[str, Expression]]:
-    """Return (sign, term) pairs of a sum. A negative number after the first term becomes a subtraction."""
+    """Return the (sign, term) pairs of a sum. A negative number after the first term becomes a subtraction."""
     later = [
         ("-", Number(-term.value)) if isinstance(term, Number) and term.value < 0 else ("+", term) for term in terms[1:]
     ]

@@ -22,7 +22,7 @@ def assume_constant_result(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def constant(number: int | None) -> int | None:
-    """Return an integer as a constant for torch.compile, which cannot format symbolic integers as text."""
+    """Return an integer as a constant under torch.compile, so that it can be formatted as text; None stays None."""
     return None if number is None else operator.index(number)
 
 

@@ -37,8 +37,7 @@ def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
 
 
 def repeated_tokens(count: int, length: int, *, vocab: int = len(ALPHABET), seed: int = 0) -> Int64[Tensor, "count n"]:
-    """Return `count` random sequences in which the first half is repeated: (count, 2 * length), no token twice in a
-    half.
+    """Return `count` token sequences of length 2 * `length`: a random half without repeated tokens, written twice.
 
     >>> repeated_tokens(2, 5).shape
     torch.Size([2, 10])

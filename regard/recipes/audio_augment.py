@@ -55,7 +55,7 @@ def augment_audio(
     seeds: Int[Tensor, "b"],
     augmentation: AudioAugmentation,
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
-    """Change the speed and loudness of sounds and add noise. Returns the sounds and their lengths.
+    """Change the speed and loudness of sounds and add noise. Returns the sounds and their new lengths.
 
     samples  length of each sound
     draws    uniform random numbers from 0 to 1, at least four for each sound
@@ -139,7 +139,7 @@ def max_augmented_length(samples: int, speed: float) -> int:
 
 
 def _span_mask(size: int, width: Tensor, share: Tensor, within: Tensor) -> Tensor:
-    """Return a boolean mask (b, size) that is True in one span of each row.
+    """Return a Boolean mask (b, size) that is True in one span of each row.
 
     width   width of each span
     share   where each span begins, as a share from 0 to 1 of the possible starts

@@ -101,7 +101,7 @@ class SentenceCorpus:
 
     @cached_property
     def _same_passage(self) -> tuple[range, ...]:
-        """For each entry of `pairs`, the range of entries that are in the same passage."""
+        """For each pair in `pairs`, the range of indices of the pairs from the same passage."""
         found: list[range] = []
         for number, index in enumerate(self.pairs):
             follows = number > 0 and index == self.pairs[number - 1] + 1
@@ -112,13 +112,15 @@ class SentenceCorpus:
         return tuple(found)
 
     def sample_other_passage(self, number: int, draws: torch.Generator) -> int:
-        """Return the index of a random sentence that is followed by another, from a passage without pair `number`."""
+        """Return the index of a random sentence from another passage than that of pair `number`."""
         here = self._same_passage[number]
         drawn = random_index(len(self.pairs) - len(here), draws)
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
     def sample_choices(self, number: int, draws: torch.Generator) -> list[int]:
-        """Return the first sentences of CHOICES different pairs, as indices: pair `number`, then random pairs."""
+        """Return CHOICES sentence indices for contrastive matching: the first sentence of pair `number`, then those of
+        random other pairs.
+        """
         chosen = [number]
         while len(chosen) < CHOICES:
             drawn = random_index(len(self.pairs) - len(chosen), draws)
@@ -388,7 +390,9 @@ def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "
 
 
 def _matching_indices(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "g choices"]:
-    """Return the index of the second half that matches each first half: both are in the same order."""
+    """Return the correct index of the second half for each first half: 0, 1, 2, ... because both are in the same
+    order.
+    """
     return torch.arange(CHOICES, device=fits.device).expand(fits.shape[:2])
 
 
@@ -418,7 +422,7 @@ def _pair_example(
 def _half_examples(
     corpus: SentenceCorpus, objective: str, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> tuple[PretrainingExample, ...]:
-    """Make one example of each half: all first halves, then all second halves.
+    """Make one example of each half of the sentences: all first halves, then all second halves.
 
     A half that is too long loses tokens at the end of the sentence that is away from the cut.
     """
@@ -430,7 +434,7 @@ def _half_examples(
 def _make_example(
     corpus: SentenceCorpus, objective: str, *sentences: Sequence[int], pair: int = IGNORED
 ) -> PretrainingExample:
-    """Make an example from the tokens [objective] first [between] second [between], where `second` may be missing."""
+    """Make an example from the tokens [objective] first [between] second [between]; the second part may be missing."""
     tokens, segments = [corpus.special_ids[objective]], [0]
     for number, each in enumerate(sentences):
         tokens += [*each, corpus.special_ids["between"]]

@@ -148,7 +148,7 @@ def real() -> BirthplaceSettings:
 
 
 def finetune(settings: BirthplaceSettings) -> BirthplaceSettings:
-    """Pretraining on the texts only, by span corruption; then finetuning on the questions only.
+    """Pretrain on the texts only, by span corruption; then finetune on the questions only.
 
     Plain span corruption of whole texts needs phrase_share=0, crop_share=0 and position_offset=0.
     """
@@ -161,7 +161,7 @@ def finetune(settings: BirthplaceSettings) -> BirthplaceSettings:
 
 
 def synthesizer(settings: BirthplaceSettings) -> BirthplaceSettings:
-    """The variant `finetune` with Synthesizer attention, whose weights do not compare queries with keys.
+    """Use the variant `finetune` with Synthesizer attention, whose weights do not compare queries with keys.
 
     Such a model is slower to learn names, so more masked spans are phrases and more texts are cropped.
     """
@@ -171,7 +171,7 @@ def synthesizer(settings: BirthplaceSettings) -> BirthplaceSettings:
 
 
 def no_pretraining(settings: BirthplaceSettings) -> BirthplaceSettings:
-    """Training on the questions only, without pretraining on the texts."""
+    """Train on the questions only, without pretraining on the texts."""
     return replace(settings, reading_share=0.0, self_training=None, pretraining=None, finetuning=settings.pretraining)
 
 
@@ -198,7 +198,8 @@ class BirthplaceSplits:
 
     @property
     def title_lengths(self) -> tuple[int, ...]:
-        """For each text, the number of characters of the name at its beginning; 0 if it does not begin with the name.
+        """For each text, the number of characters of the name at its beginning; 0 if the text begins with something
+        else.
 
         The blank or full stop after the name is included.
         """
@@ -388,7 +389,7 @@ def evaluate_with_confidence(
 
 
 def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) -> list[str]:
-    """Return questions about people who occur in no text and no other question.
+    """Return questions about made-up people, whose names occur in no text and no other question.
 
     There are at most as many as validation and test questions together: the first part is for calibration.
     """
@@ -412,7 +413,7 @@ def predict_answers(
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A test question with the model's answer and the correct answer (`truth`).
+    """A test question, the model's answer, and the correct answer (`truth`).
 
     confidence  calibrated probability that the answer is correct
     given       whether the confidence reaches the threshold, so that `regard ask` gives the answer
@@ -428,7 +429,7 @@ class AnsweredQuestion:
 
 @dataclass(frozen=True)
 class ConstantBaseline:
-    """A constant baseline: the most frequent training answer, and its accuracy on all test questions."""
+    """The baseline that always gives the most frequent training answer, with its accuracy on all test questions."""
 
     place: str
     accuracy: float

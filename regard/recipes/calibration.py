@@ -1,4 +1,6 @@
-"""Confidence calibration: log-probabilities as shares of correct answers, and the threshold below which to abstain."""
+"""Confidence calibration: convert log-probabilities to the probability that an answer is correct; choose a threshold
+for abstaining.
+"""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +39,7 @@ class AnswerLikelihood(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """A calibrated confidence: a logistic regression on the likelihoods of answer and name, and a threshold.
+    """A calibrated confidence: a logistic regression on the log-probabilities of answer and name, and a threshold.
 
     odds       weight of the log-odds of the answer
     name       weight of the log-probability of the name
@@ -104,7 +106,8 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
 
 
 def exceeds_precision(hits: int, count: int, precision: float) -> bool:
-    """Test whether `hits` correct answers out of `count` exceed the precision, at a level of 90 %.
+    """Return whether `hits` correct answers out of `count` show, at a level of 90 %, that the true share exceeds
+    `precision`.
 
     It is a one-sided binomial test: at least `hits` correct answers have a probability of 10 % at most if the
     true share of correct answers equals `precision`.
@@ -118,7 +121,8 @@ def exceeds_precision(hits: int, count: int, precision: float) -> bool:
 
 
 def _fit_logistic(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool]) -> tuple[float, float, float]:
-    """Fit a logistic regression. Returns the weights of the odds and the name, and the intercept.
+    """Fit a logistic regression. Returns the weights of the log-odds and of the name's log-probability, and the
+    intercept.
 
     One wrong answer with the lowest and one correct answer with the highest likelihoods are added, so that a
     finite solution exists. A feature with a negative weight is left out, because a higher likelihood must not

@@ -1,4 +1,4 @@
-"""Speech recognition of digits by a CTC model: of streams, and of whole sounds."""
+"""Recognise spoken digits with a CTC model, in streams or in whole sounds."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,8 @@ TOLERANCE = 1e-3  # between logits of a stream and of one pass, in float32
 
 
 def algorithmic_latency(model: SpeechConfig, settings: LogMel) -> float:
-    """Return the algorithmic latency in seconds: the longest wait for more sound before the output about a moment.
+    """Return the algorithmic latency in seconds: the longest time between a sound and the output about it, without
+    computing time.
 
     An output row covers 4 frames. It is final when its chunk and the chunks it looks ahead to are complete: the
     last frame it needs begins `model.latency` hops after its first sample. Computing time comes on top.

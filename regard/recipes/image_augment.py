@@ -66,7 +66,7 @@ class ImageAugmentation:
 
     @property
     def draws(self) -> int:
-        """How many random numbers the augmentation of one image takes."""
+        """The number of random numbers that the augmentation of one image uses."""
         return 11 + 2 * self.operations
 
     def __call__(
@@ -261,7 +261,7 @@ def partner_images(x: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
 def mixup(
     x: Float[Tensor, "b channels y x"], other: Float[Tensor, "b channels y x"], share: Float[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-    """Blend each image with another one (mixup). Returns the images, and the share of each that is its own.
+    """Blend each image with another one (mixup). Returns the images, and the weight of each image's own label.
 
     share  weight of the image itself
     """
@@ -271,7 +271,8 @@ def mixup(
 def cutmix(
     x: Float[Tensor, "b channels y x"], other: Float[Tensor, "b channels y x"], inside: Bool[Tensor, "b 1 y x"]
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-    """Paste pixels of another image into each image (cutmix). Returns the images and the share of own pixels.
+    """Paste pixels of another image into each image (cutmix). Returns the images, and the share of pixels that were
+    kept.
 
     inside  where pixels of the other image are pasted
     """
@@ -279,7 +280,7 @@ def cutmix(
 
 
 def mix_labels(labels: Int[Tensor, "b"], share: Float[Tensor, "b"], classes: int) -> Float[Tensor, "b classes"]:
-    """Return one-hot labels, mixed with those of the partner images.
+    """Return one-hot labels mixed with the labels of the partner images.
 
     share  weight of an image's own label; the partner's label has the rest
     """
@@ -288,12 +289,12 @@ def mix_labels(labels: Int[Tensor, "b"], share: Float[Tensor, "b"], classes: int
 
 
 def _per_image(x: Tensor) -> Tensor:
-    """Reshape one number for each image to broadcast over pixels."""
+    """Reshape a tensor with one number per image, so that it broadcasts over channels and pixels."""
     return x[:, None, None, None]
 
 
 def _pixel_centers(size: int, like: Tensor) -> Float[Tensor, "size"]:
-    """Coordinates of pixel centers, where the edges are -1 and 1."""
+    """Return the coordinates of pixel centres; the edges of the image are at -1 and 1."""
     return (2 * torch.arange(size, dtype=like.dtype, device=like.device) + 1) / size - 1
 
 

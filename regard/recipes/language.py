@@ -188,17 +188,19 @@ def real() -> LanguageSettings:
 
 
 def gpt(settings: LanguageSettings) -> LanguageSettings:
-    """GPT, which predicts each token from the ones before it."""
+    """Select GPT, which predicts each token from the ones before it."""
     return replace(settings, architecture="gpt")
 
 
 def bert(settings: LanguageSettings) -> LanguageSettings:
-    """BERT, trained on masked words, next sentence, sentence order and matching halves."""
+    """Select BERT, trained on masked words, next sentence, sentence order and matching halves."""
     return replace(settings, architecture="bert")
 
 
 def induction(settings: LanguageSettings) -> LanguageSettings:
-    """GPT with two layers of attention only, which learns an induction head from random strings written twice."""
+    """Select a GPT of two attention-only layers, trained on random strings written twice, so that an induction head
+    forms.
+    """
     model = GPTConfig(
         vocab=len(ALPHABET), context=2 * LENGTH[1], width=64, depth=2, heads=4, ff_width=0, positions=Learned(),
         dropout=0.0, attention_dropout=0.0,
@@ -214,7 +216,7 @@ VARIANTS = {"gpt": gpt, "bert": bert, "induction": induction}
 
 
 def load_data(path: Path | None, settings: LanguageSettings) -> Splits[str]:
-    """Read the text of a path, or make the built-in text if the path is None, and split it.
+    """Read a text, or make the built-in text if `path` is None, and split it for training, validation and test.
 
     The built-in text is Python's help without repeated paragraphs, or random strings written twice.
     """
@@ -435,5 +437,5 @@ def nats_per_character(model: Model, tokenizer: RecipeTokenizer, text: str) -> f
 
 
 def _predicted_characters(text: str, tokens: Int[Tensor, "n"], tokenizer: RecipeTokenizer) -> int:
-    """Number of characters of a text without those of its first token."""
+    """Return the number of characters of a text without those of its first token, which is not predicted."""
     return len(text) - len(tokenizer.decode(tokens[:1].tolist()))

@@ -1,7 +1,7 @@
 """Name likelihood: the log-probability of the name in a question, which distinguishes known from unknown people.
 
-A name that the model has read is likely. An unknown name is not, and neither is one that joins two known names. The
-likelihood of the answer alone is not enough, since a model can give a likely answer about anybody.
+A name that occurred in training is likely under the model. An unknown name is not, nor is a combination of two known
+names. The likelihood of the answer is not enough, since a model can give a likely answer about anybody.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Question answering with abstention: the model answers if it is confident, else a fact store is looked up."""
+"""Question answering with abstention: the answer comes from the model if it is confident, else from a fact store."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ FACT_SHARE = 0.02  # share of the questions, and of the texts, for each fact to 
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply to a question.
+    """The reply to a question, with its source.
 
     answer      the answer; None if neither the model nor the fact store knows it
     source      where the answer is from: "model", "store" or "nobody"
@@ -173,7 +173,7 @@ class QuestionAnswerer:
 
 
 def _repeats(new: int, old: int) -> int:
-    """Return how often to repeat each new example among the old ones, so that new examples get their share.
+    """Return how often each new example is repeated in training, so that new examples get a fixed share of it.
 
     The share is FACT_SHARE for each new example, at most one half in all.
     """

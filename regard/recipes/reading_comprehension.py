@@ -82,7 +82,7 @@ class PassageCollection:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Capitalised phrases of all texts: names of people, places and anything else."""
+        """All runs of capitalised words in the texts: names of people, places and anything else."""
         found = {phrase for text in self.texts.values() for phrase in PHRASE.findall(text)}
         return sorted(phrase for phrase in found if 1 < len(phrase) <= self.longest)
 

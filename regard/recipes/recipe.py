@@ -68,7 +68,7 @@ class Splits(Generic[T]):
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated time of a run.
+    """The estimated time of a training run.
 
     seconds           of the run, or of its training steps only
     before            whether the run has not begun
@@ -169,7 +169,7 @@ class TrainingSetup:
         return seconds
 
     def _count_steps(self, plan: TrainingPlan, first: int = 0) -> float:
-        """Return the samples of all phases from index `first` on, divided by the batch size of `plan`."""
+        """Return the remaining work from phase `first` on, in steps of `plan`: samples divided by its batch size."""
         return sum(each.plan.steps * each.plan.batch_size for each in self.phases[first:]) / plan.batch_size
 
 
@@ -213,7 +213,7 @@ class Recipe:
         return {**getattr(self.module, "VARIANTS", {}), "cpu": self._fit_cpu}
 
     def _fit_cpu(self, settings: Any) -> Any:
-        """Settings for a CPU: a smaller model, smaller batches and fewer steps, in float32.
+        """Return settings for a CPU: a smaller model, smaller batches and fewer steps, in float32.
 
         Settings for built-in data are unchanged, because they suit a CPU anyway.
         """
@@ -245,7 +245,9 @@ class Recipe:
         return (command if isinstance(command, str) else command[settings.architecture]).format(folder=folder)
 
     def describe_time(self, estimate: Estimate, device: str) -> str | None:
-        """A sentence about the estimated time of a run; before a long one on a CPU, with smaller settings."""
+        """Return a sentence with the estimated time of a run. Before a long run on a CPU it suggests smaller
+        settings.
+        """
         device = "CPU" if device == "cpu" else "GPU"
         duration = format_duration(estimate.seconds)
         if estimate.with_evaluations:
@@ -303,7 +305,7 @@ def find_plans(settings: Any) -> dict[str, TrainingPlan]:
 
 
 def set_steps(settings: T, steps: int) -> T:
-    """Return settings with this total number of optimizer steps; phases keep their proportions."""
+    """Return the settings with this total number of optimizer steps; the phases keep their proportions."""
     check_integer("steps", steps, 1)
     plans = find_plans(settings)
     total = sum(plan.steps for plan in plans.values())
@@ -313,7 +315,7 @@ def set_steps(settings: T, steps: int) -> T:
 
 @contextmanager
 def name_setting(name: str) -> Iterator[None]:
-    """Put the name of a setting before the text of a ConfigError."""
+    """Context manager: a ConfigError raised inside gets the name of the setting at the start of its message."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The folder of a run: run.json with the recipe, its settings and its data, checked when a run starts or resumes."""
+"""The folder of a run. Its run.json has the recipe, settings and data, and is checked when a run starts or resumes."""
 
 import hashlib
 import json
@@ -17,7 +17,8 @@ UNCOMPARED_FIELDS = ("data at", "launch")  # may differ when a run is resumed
 
 
 def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -> None:
-    """Check that a run can be written to the folder, else raise ConfigError. Called before data are read.
+    """Check that a run can be written to the folder; raise ConfigError if the folder has a run that is not resumed, or
+    one with other settings.
 
     An error is a run in the folder that is not resumed, or one with other settings.
 
@@ -48,7 +49,8 @@ def begin_run(folder: Path, recipe: str, settings: Any, data: Path | None, *, re
 
 
 def has_restarted(folder: Path) -> bool:
-    """Return whether torchrun restarted this process after the run in the folder began.
+    """Return whether torchrun restarted this process after the run in the folder began, so that the run has to be
+    resumed.
 
     The run has to be resumed then.
     """
@@ -58,7 +60,7 @@ def has_restarted(folder: Path) -> bool:
 
 
 def launch_id() -> str | None:
-    """Return an id that all processes of one torchrun share, also after a restart; None without torchrun."""
+    """Return an id that all processes started by one torchrun share, also after a restart; None without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     return f"of process {os.getppid()}" if name == "none" else name  # torchrun's id if none is set
 

@@ -87,7 +87,7 @@ class SpanInfillingTask:
         return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets[:, 1:])
 
     def _choose_spans(self, records: Numbers, draws: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Choose the examples of a batch and the span to mask in each.
+        """Choose the examples of a batch, and the span of each that is masked.
 
         Returns the row of each example in the table, and where its masked span begins and ends.
         """
@@ -138,13 +138,13 @@ class SpanInfillingTask:
 
     @cached_property
     def _titles(self) -> Numbers:
-        """The position where the title of each text ends; 0 for texts without a title and for questions."""
+        """The index at which the title of each text ends; 0 for texts without a title and for questions."""
         asked = sum(len(each.questions) for each in self.mixes)
         return numpy.array([*(size and self.position_offset + size for size in self.title_lengths), *[0] * asked])
 
     @cached_property
     def _pool(self) -> Sequence[str] | Sequence[BirthplaceQuestion]:
-        """The examples that one epoch goes through: the texts, or the questions if there are no other examples."""
+        """The examples of one epoch: the texts, or the questions if there are no texts."""
         alone = len(self.mixes) == 1 and self.mixes[0].share == 1
         return self.mixes[0].questions if alone else self.texts
 

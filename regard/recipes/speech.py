@@ -199,7 +199,9 @@ def load_data(path: Path | None, settings: SpeechSettings) -> SpeechSplits:
 
 
 class DigitStringSampler:
-    """Sample training strings: random recordings of one speaker, concatenated. String `number` is always the same."""
+    """Generate training strings: random recordings of one speaker, concatenated. The same number gives the same
+    string.
+    """
 
     def __init__(self, recordings: Recordings, settings: SpeechSettings) -> None:
         self.recordings, self.settings = recordings, settings

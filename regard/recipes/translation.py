@@ -272,7 +272,7 @@ class TranslationTask:
 
     @cached_property
     def _longest(self) -> int:
-        """Maximum number of words in a sentence."""
+        """The number of words in the longest sentence."""
         return max(len(words) for side in self._words for words in side)
 
     @cached_property
@@ -335,7 +335,7 @@ def symmetric_kl(one: Float[Tensor, "*n w"], other: Float[Tensor, "*n w"]) -> Fl
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor, "b n"]:
-    """Pad rows at their ends to a common width and return them as a tensor.
+    """Pad rows of tokens at their ends to a common width, and return them as a tensor.
 
     fill  token used for padding
     most  maximum width; up to this, widths are multiples of eight

@@ -1,4 +1,4 @@
-"""Questions about unknown people, who appear in no text: every answer a model gives about them is made up."""
+"""Make questions about unknown people, who appear in no text. A model cannot know the answers."""
 
 import random
 from collections.abc import Iterable, Sequence

@@ -169,7 +169,7 @@ class ImageBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ImageClassificationTask:
-    """Training task: classify images. All images are on the model's device, so a batch holds their indices only."""
+    """Training task: classify images. All images are on the model's device, so that a batch contains only indices."""
 
     train: Images
     validation: Images

@@ -69,18 +69,18 @@ class ZooModel:
 
 
 def measure_digits(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the accuracy on the first `count` test images of handwritten digits; None is all."""
+    """Return the accuracy on the first `count` test images of handwritten digits, or on all if `count` is None."""
     test = vision.load_data(None, settings).test
     return vision.accuracy(model, test.select(torch.arange(len(test))[:count]))
 
 
 def measure_birthplaces(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the exact-match accuracy on the first `count` test questions; None is all."""
+    """Return the exact-match accuracy on the first `count` test questions, or on all if `count` is None."""
     return span_infilling.accuracy(model, tokenizer, birthplaces.load_data(None, settings).test[:count])
 
 
 def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the share of exact translations of the first `count` test sentences, by beam search; None is all."""
+    """Return the share of exact translations of the first `count` test sentences, or of all, by beam search."""
     test = translation.load_data(None, settings).test
     strategy = BeamSearch(settings.num_beams, settings.length_penalties[0])  # the built-in settings have one
     found = translation.translate(model, tokenizer, test.source[:count], strategy)
@@ -88,14 +88,14 @@ def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | 
 
 
 def measure_speech(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the token error rate on the first `count` test strings, recognised as streams; None is all."""
+    """Return the token error rate on the first `count` test strings, or on all, recognised as streams."""
     test = speech.load_data(None, settings).test
     some = test.select(torch.arange(len(test))[:count])
     return token_error_rate(digit_listener.recognize_streaming(model, some, settings.log_mel)[0], some)
 
 
 def measure_text(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the nats per character on the first `count` characters of the test text; None is all."""
+    """Return the nats per character on the first `count` characters of the test text, or on all of it."""
     return language.nats_per_character(model, tokenizer, language.load_data(None, settings).test[:count])
 
 

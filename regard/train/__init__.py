@@ -1,1 +1,3 @@
-"""Training: one loop for every model and task, with checkpoints; a killed run resumes from one with the same result."""
+"""Training: one loop for every model and task. A run that was stopped resumes from its checkpoint with the same
+result.
+"""

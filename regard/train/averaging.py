@@ -82,7 +82,7 @@ class Averager:
             self._load(own)
 
     def apply(self) -> None:
-        """Copy the averaged weights into the model. Do nothing if nothing was averaged yet."""
+        """Copy the averaged weights into the model; does nothing if no weights were averaged yet."""
         if self._snapshots:
             names = self._snapshots[0]
             self._load({name: torch.stack([each[name] for each in self._snapshots]).mean(0) for name in names})

@@ -178,7 +178,7 @@ class FSDPGroup(DistributedGroup):
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module inside a module that torch.compile returned, or the module itself if it is not compiled."""
+    """Return the original module of a module that torch.compile returned; any other module is returned unchanged."""
     inside: nn.Module = getattr(module, "_orig_mod", module)
     return inside
 

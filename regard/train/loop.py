@@ -58,7 +58,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured times of a run, for `on_timing`.
+    """Measured times of a run, passed to `on_timing`.
 
     step              seconds of a step
     steps_left        steps to do
@@ -307,7 +307,7 @@ class Trainer:
         self.optimizer.zero_grad()
 
     def current_score(self) -> float | None:
-        """Return the validation score after the current step; None if there was no validation at this step."""
+        """Return the validation score after the current step; None if the model was not validated at this step."""
         evaluated = self.metrics and self.metrics[-1][0] == self.step
         return score(self.metrics[-1][1]) if evaluated else None
 
@@ -415,7 +415,9 @@ class Trainer:
 
 
 class _StepTimer:
-    """Measures steps, without the first one, which is slower, and the first validation, and calls `on_timing`."""
+    """Measures the time of steps and of the first validation, and calls `on_timing`. The first step is left out because
+    it is slower.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.first = trainer, trainer.step
@@ -480,4 +482,4 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _ignore(*values: object) -> None:
-    """Do nothing. This is the callback in all processes but rank 0."""
+    """Do nothing; replaces the callbacks in all processes but rank 0."""

@@ -36,7 +36,7 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 
 @dataclass(frozen=True)
 class PeakFit:
-    """Predicts bytes of memory from the size of a micro-batch, as the maximum of several lines.
+    """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of several lines.
 
     There is a line for each moment of a training step, because the peak is at different moments for different
     sizes.
@@ -293,13 +293,15 @@ def device_memory(
 
 
 def sampled_steps(plan: TrainingPlan) -> list[int]:
-    """Return step numbers spread evenly over the run; their batches are compared to find the largest."""
+    """Return step numbers spread evenly over the run. Their batches are compared to find the largest one."""
     count = min(STEPS, plan.steps)
     return [plan.steps * number // count for number in range(count)]
 
 
 def _line_through(sizes: tuple[int, int], small: int, large: int) -> tuple[float, float]:
-    """Return slope and intercept of the line through two points; through the origin if both sizes are equal."""
+    """Return slope and intercept of the line through the bytes at two sizes; if the sizes are equal, of the line
+    through the origin.
+    """
     if sizes[0] == sizes[1]:
         return small / sizes[0], 0.0
     slope = (large - small) / (sizes[1] - sizes[0])
@@ -307,7 +309,7 @@ def _line_through(sizes: tuple[int, int], small: int, large: int) -> tuple[float
 
 
 def _gathered_bytes(step: StepMemory) -> int:
-    """Return the bytes of parameters that FSDP keeps unsharded at a time.
+    """Return the bytes of parameters that FSDP holds unsharded at the same time.
 
     These are the parameters outside blocks, the current block, the next block and a copy of a block.
     """
@@ -363,7 +365,7 @@ def _advice(step: StepMemory, plan: TrainingPlan, devices: int, parallel: str, l
 
 
 def _sample_counts(batch_size: int) -> tuple[int, int]:
-    """Return the two numbers of samples to measure with.
+    """Return the two numbers of samples at which memory is measured.
 
     Both divide the batch size, and the second is a multiple of the first.
     """

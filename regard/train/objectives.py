@@ -1,4 +1,4 @@
-"""Loss functions (cross-entropy, CTC) that return a sum and its count, so that means over micro-batches are exact."""
+"""Loss functions (cross-entropy, CTC) that return a sum and a count, so that means over micro-batches are exact."""
 
 import torch
 from jaxtyping import Float, Int

@@ -122,7 +122,7 @@ OptimizerConfig = AdamW | Muon
 
 
 class CombinedOptimizer:
-    """All optimizers of a training run behind one interface.
+    """All optimizers of a training run as one optimizer.
 
     It has `step`, `zero_grad`, gradient clipping and a flat state dict.
     """

@@ -36,11 +36,11 @@ class ProcessGroup:
         return False
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Return the module to train: the model moved to this group's device, or with FSDP a sharded copy."""
+        """Return the module to train: the model itself, moved to this group's device; with FSDP a sharded copy."""
         return model.to(self.device)
 
     def wrap(self, prepared: nn.Module) -> nn.Module:
-        """Return the module that the training task calls: the prepared module, with DDP wrapped."""
+        """Return the module that the training task calls: the prepared module, wrapped in DDP if the group uses DDP."""
         return prepared
 
     def unsharded(self, prepared: nn.Module) -> AbstractContextManager[None]:
