@@ -1,1 +1,1 @@
-"""The Transformers and what they are compared with: one file each, with a configuration, a model and its presets."""
+"""The Transformers and the baselines they are compared with. Each file has a configuration, a model and its presets."""

@@ -38,7 +38,7 @@ class Caches:
         return iter(self.layers)
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace sequence r of the batch by sequence rows[r], for every r, as beam search needs it."""
+        """Reorder the batch after a step of beam search: sequence r becomes the previous sequence rows[r]."""
         for cache in self.layers:
             cache.reorder(rows)
 

@@ -50,7 +50,7 @@ class Card:
     example_command: str
 
     def meets_bound(self, value: float) -> bool:
-        """Return whether a measured result satisfies `at_least` and `at_most`."""
+        """Return whether a measured result is at least `at_least` or at most `at_most`, whichever is set."""
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
     def format(self, value: float) -> str:

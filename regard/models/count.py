@@ -1,4 +1,6 @@
-"""Count the parameters, multiply-adds and memory of a model, by torch's counters over a pass with fake tensors."""
+"""Count the parameters, multiply-adds and memory of a model, with torch's counters in a forward pass on fake
+tensors.
+"""
 
 import re
 from dataclasses import dataclass

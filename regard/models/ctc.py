@@ -1,4 +1,5 @@
-"""Greedy decoding of connectionist temporal classification (CTC): the best token of each row, no repeats, no blanks.
+"""Greedy decoding for connectionist temporal classification (CTC): the best token of each row, without repeats and
+blanks.
 
 Graves et al. 2006.
 """

@@ -1,6 +1,7 @@
-"""DaViT: window attention and channel attention in turn. Ding et al. 2022, arXiv:2204.03645.
+"""DaViT: alternating window attention and channel attention. Ding et al. 2022, arXiv:2204.03645.
 
-The cost of both is linear in the area of the image. Four stages have ever coarser grids and more channels.
+The cost of both is linear in the area of the image. From stage to stage the grid gets coarser and the number of
+channels grows.
 """
 
 from dataclasses import dataclass

@@ -145,7 +145,7 @@ class GenerationRun:
             rows = self._select(rows, [row for row, _ in following], [text for _, text in following])
 
     def _next_logits(self, rows: list[Hypothesis]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
-        """Run the model on the sequences so far.
+        """Run the model on the tokens that it has not read yet.
 
         Returns the indices of the sequences that have been read completely, the logits of their next tokens, and
         the log-probabilities.
@@ -178,7 +178,7 @@ class GenerationRun:
 def _best_continuations(
     rows: list[Hypothesis], log_probabilities: Float[Tensor, "r w"], count: int
 ) -> list[list[tuple[int, float, float]]]:
-    """Return the `count` most likely continuations of each sequence by one token.
+    """Return the `count` most likely one-token continuations of each sequence.
 
     Each is a token, its log-probability and the log-probability of the whole sequence.
     """

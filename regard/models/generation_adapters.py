@@ -42,7 +42,7 @@ class GenerationAdapter(ABC):
 
     @property
     def batch(self) -> int | None:
-        """The number of prompts that `generate` must get. None if any number is possible."""
+        """The number of prompts that must be passed to `generate`; None if any number is possible."""
         return None
 
     @abstractmethod
@@ -51,7 +51,7 @@ class GenerationAdapter(ABC):
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
-        """Run the model on tokens that continue the state.
+        """Run the model on tokens that continue the state; update the state and return the logits after the last token.
 
         Updates the state, returns the logits after the last token.
         """
@@ -169,7 +169,7 @@ class BatchReader:
         return ready, logits if len(ready) == len(texts) else logits[ready]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Replace sequence r of the batch by sequence rows[r], for every r, in the KV cache too."""
+        """Reorder the batch and its KV cache: sequence r becomes the previous sequence rows[r]."""
         index = torch.tensor(rows, device=self.device)
         self.rows = self.rows[index]
         if self.state is not None:

@@ -67,7 +67,7 @@ class DotProductAttention:
             config.positions.frequencies(self.head_width or config.width // config.heads)
 
     def resolve(self, config: "GPTConfig") -> "DotProductAttention":
-        """Return these settings with each None replaced by the default it means."""
+        """Return these settings with each None replaced by the default that it stands for."""
         bias = config.bias if self.query_key_value_bias is None else self.query_key_value_bias
         kv_heads, head_width = self.kv_heads or config.heads, self.head_width or config.width // config.heads
         return replace(self, kv_heads=kv_heads, head_width=head_width, query_key_value_bias=bias)

@@ -1,4 +1,4 @@
-"""Sequences that are being generated, and the tokens that are streamed from them."""
+"""`Hypothesis`, a sequence during generation, and `GeneratedToken`, one of its tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -63,7 +63,7 @@ class Model(nn.Module, ABC):
         """Return the table from patterns of parameter names to initializers, for `init_parameters`."""
 
     def init_weights(self, seed: int = 0) -> None:
-        """Set all parameters and buffers to their initial values."""
+        """Set all parameters and buffers to their initial values, drawn with this seed."""
         init_parameters(self, self.initializers(), seed)
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Model(nn.Module, ABC):
         """
 
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
-        """Return the size in bytes of the KV cache after an input of this size. 0 for a model without a cache."""
+        """Return the size of the KV cache in bytes after an input of this size; 0 for a model without a cache."""
         return 0
 
     @property

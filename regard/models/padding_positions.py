@@ -1,4 +1,4 @@
-"""Positions of tokens in padded sequences: padding has no position of its own."""
+"""Positions of tokens in padded sequences. Padding is not counted."""
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,7 @@ def token_positions(padding: Mask | None, start: int, n: int, device: torch.devi
 
 
 def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tensor, "b d"]:
-    """Return the row of x at the first real token of each sequence. For an empty sequence it is the last row."""
+    """Return the vector of the first real token of each sequence; for an empty sequence the last vector."""
     before = _left_padding(padding, x.device)
     if before is None:
         return x[:, 0]

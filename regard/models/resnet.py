@@ -1,4 +1,4 @@
-"""A residual network for small images. He et al. 2015, arXiv:1512.03385, section 4.2."""
+"""A residual network (ResNet) for small images. He et al. 2015, arXiv:1512.03385, section 4.2."""
 
 from dataclasses import dataclass
 

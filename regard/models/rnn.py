@@ -53,7 +53,7 @@ class RNNState(NamedTuple):
 
 
 class EncodedSource(NamedTuple):
-    """The encoder's outputs (`rows`), and the current states of the decoder layers."""
+    """The encoder's outputs (`rows`) and the current states of the decoder layers."""
 
     rows: Float[Tensor, "b j d"]
     states: tuple[RNNState, ...]
@@ -83,7 +83,7 @@ class LSTM(nn.Module):
         return rows, RNNState(h[0], c[0])
 
     def step_by_step(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
-        """Compute the same result as `forward` by a loop over the steps."""
+        """Compute the result of `forward` by a Python loop over the steps."""
         h, c = state
         rows = []
         for step in self.input(x).unbind(1):
@@ -176,7 +176,7 @@ def _last_indices(source: Tensor, padding: Mask | None) -> Tensor | None:
 
 
 def _select_rows(rows: Float[Tensor, "b n d"], last: Int[Tensor, "b"]) -> Float[Tensor, "b d"]:
-    """Return row last[b] of each sequence b, or zeros if last[b] is -1."""
+    """Return x[b, last[b]] for each sequence b, or zeros if last[b] is -1."""
     found = rows.gather(1, last.clamp(min=0)[:, None, None].expand(-1, 1, rows.shape[2]))[:, 0]
     return found * (last >= 0)[:, None]
 

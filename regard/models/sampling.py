@@ -1,6 +1,6 @@
-"""Decoding strategies: greedy, sampling with temperature, top-k and top-p (nucleus), beam search. Each is a value.
+"""Decoding strategies: greedy, sampling with temperature, top-k and top-p (nucleus), beam search.
 
-Of tokens with equal logits, the one with the lower id comes first.
+Each strategy is a frozen dataclass. Of tokens with equal logits, the one with the lower id comes first.
 """
 
 from abc import ABC, abstractmethod
@@ -171,7 +171,8 @@ class BeamSearch(Strategy):
         return sorted(finished, key=self.score, reverse=True)
 
     def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
-        """Return whether beam search continues: a running hypothesis may become better than the worst finished one.
+        """Return whether beam search should go on, because a running hypothesis may become better than the worst
+        finished one.
 
         running   the best running hypothesis
         finished  finished hypotheses, the best first

@@ -1,7 +1,7 @@
 """Save and load models: a folder with `config.json` and the weights in safetensors.
 
-The weights are named by a hash of their contents, and `config.json`, which names them, is replaced last, in one step.
-After a crash the folder has either the old model or the new one.
+The file of the weights is named by a hash of its contents. `config.json` has that name and is replaced last and
+atomically, so that after a crash the folder has either the old model or the new one.
 """
 
 import json
@@ -55,7 +55,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def check_has_numbers(model: Model, action: str) -> None:
-    """Check that the model is not on the meta device, else raise CheckpointError.
+    """Check that the model is not on the meta device, where tensors have no values; else raise CheckpointError.
 
     action  what cannot be done with such a model, such as "save", for the error message
     """
@@ -95,7 +95,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
 
 
 def _load_saved(folder: Path, about: dict[str, Any], device: torch.device | str | None) -> Model:
-    """Load a model from its folder, of which config.json was read as `about`."""
+    """Load a model from its folder. `about` is the content of its config.json."""
     if about.get("format") != FORMAT:
         return _converters().load(folder, about, device=device)
     file = folder / Path(str(about.get("weights"))).name  # a name with a path could reach outside the folder
@@ -115,7 +115,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
 
 
 def _saved_config(folder: Path, about: Mapping[str, Any]) -> Config:
-    """Build the configuration of a model saved by regard from its config.json, read as `about`."""
+    """Return the configuration of a model saved by regard. `about` is the content of its config.json."""
     kind = MODEL_CLASSES[str(about.get("model"))]
     return from_json(f"{folder / CONFIG}: config", kind.Config, about.get("config", {}))
 
@@ -153,7 +153,7 @@ def build_with_weights(
 
 
 def pretrained_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a model: a path, or the name of a pretrained or downloaded model.
+    """Return the folder of a model, given its path, or the name of a pretrained or downloaded model.
 
     Raises CheckpointError otherwise.
     """
@@ -164,7 +164,8 @@ def pretrained_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a model: a path, or the name of a pretrained or downloaded model.
+    """Return the folder of a model, given its path, or the name of a pretrained or downloaded model; None if there is
+    none.
 
     None if there is none.
     """
@@ -176,7 +177,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def unknown_model_error(name: str) -> CheckpointError:
-    """Return the CheckpointError for a name that is no folder and no model. It suggests similar names."""
+    """Return the CheckpointError for a name that is neither a folder nor a known model. It suggests similar names."""
     missing = f"there is no folder {name!r}"
     if not REPOSITORY.fullmatch(name):
         return CheckpointError(f"{missing}; a model is a folder with {CONFIG} and its weights")

@@ -1,8 +1,8 @@
-"""A streaming encoder of speech for CTC: frames of a spectrogram to logits of tokens. Graves et al. 2006.
+"""A streaming speech encoder for CTC, from spectrogram frames to logits of tokens. Graves et al. 2006.
 
-Two convolutions make one row of every 4 frames. Blocks with chunked attention follow (Chen et al. 2021,
+Two convolutions turn every 4 frames into one row. Blocks with chunked attention follow (Chen et al. 2021,
 arXiv:2010.11395): a row sees its own chunk, `look_back` chunks before it in every block, and `look_ahead` chunks after
-it in the first. A stream returns the same rows as one pass over the whole input.
+it in the first block. A stream returns the same rows as one pass over the whole input.
 """
 
 import math
@@ -83,7 +83,9 @@ class CausalConvolution(nn.Module):
         self.convolution = nn.Conv1d(width, out, 3, stride=2)
 
     def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs that are complete after x, and the state for the next call: the last one or two rows."""
+        """Return the outputs that are complete after x, and the state for the next call, which is the last one or two
+        rows.
+        """
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
         if not ready:
@@ -92,7 +94,7 @@ class CausalConvolution(nn.Module):
 
 
 class ConvSubsampling(nn.Module):
-    """Two causal convolutions that make one row of every 4 frames. A row also depends on the 3 frames before them."""
+    """Two causal convolutions that turn every 4 frames into one row. A row also depends on the 3 frames before them."""
 
     def __init__(self, mels: int, width: int) -> None:
         super().__init__()
@@ -232,7 +234,7 @@ class SpeechStream:
         return self._emit(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the stored tensors."""
+        """Return the tensors that the stream stores."""
         return (*(self._state or ()), *(tensor for block in self._blocks for tensor in block.tensors()))
 
     @property

@@ -209,7 +209,9 @@ class Transformer(Model):
         return DecoderState(self.decoder.project_memory(memory), source_padding, self.cache(capacity))
 
     def step(self, tokens: Int[Tensor, "b n"], state: "DecoderState") -> Float[Tensor, "b n w"]:
-        """Run the decoder on tokens that continue the state. Updates the state, returns the logits after each token."""
+        """Run the decoder on tokens that continue the state; update the state and return the logits after each
+        token.
+        """
         return self.decode(tokens, state.memory, source_padding=state.source_padding, cache=state.caches)
 
     def cache(self, capacity: int | None = None) -> Caches:
@@ -319,7 +321,7 @@ class DecoderState:
         return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.memory for x in pair)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Replace sequence r of the batch by sequence rows[r], for every r, both source and target.
+        """Reorder source and target after a step of beam search: sequence r becomes the previous sequence rows[r].
 
         `rows` may be longer or shorter than the batch.
         """

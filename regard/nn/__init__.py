@@ -1,4 +1,4 @@
-"""Modules with parameters, from which models are built. All attention in them is computed by `regard.attend`."""
+"""Layers with parameters, from which models are built. All attention in them is computed by `regard.attend`."""
 
 from regard.nn.attention import Attention as Attention
 from regard.nn.blocks import Block as Block

@@ -1,4 +1,4 @@
-"""Multi-head attention with projections: self- and cross-attention, with a KV cache or as a stream."""
+"""Multi-head attention with projections: self-attention and cross-attention, with a KV cache or in streaming mode."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -103,7 +103,7 @@ class Attention(nn.Module):
         positions: Tensor | None = None,
         **unknown: UnknownKeyword,
     ) -> Float[Tensor, "b r d"]:
-        """Return one output for each token of x. With a stream, return the outputs that are complete.
+        """Return one output for each token of x (r = i). With a stream, return the r outputs that are complete.
 
         memory     input of the keys and values (cross-attention), or keys and values already projected; default x
                    itself
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         cache: Cache | None,
         stream: Stream | None,
     ) -> Float[Tensor, "b h r c"]:
-        """Compute the attention output of each head.
+        """Append k and v to the cache or the stream, if there is one; then return the attention output of each head.
 
         First append k and v to the cache or the stream, if there is one.
         """
@@ -184,7 +184,9 @@ class Attention(nn.Module):
         return self.out(merge_heads(heads))
 
     def term(self) -> ScoreTerm | None:
-        """Return the score term of this layer, or None. A learned term is made from its current parameters."""
+        """Return the score term of this layer, computed from its current parameters if it is learned; None if it has
+        none.
+        """
         return self.scores() if callable(self.scores) else self.scores
 
     def stream(self, mask: Mask) -> Stream:
@@ -222,7 +224,7 @@ def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width:
 
 
 def check_probability(name: str, share: float) -> None:
-    """Check that a dropout probability is at least 0 and below 1, else raise ConfigError."""
+    """Check that a dropout probability `share` is at least 0 and below 1, else raise ConfigError."""
     if not 0.0 <= check_number(name, share) < 1.0:
         raise ConfigError(f"{name} is a share, at least 0 and less than 1: {name}={share}")
 

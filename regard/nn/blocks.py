@@ -117,12 +117,13 @@ class Block(nn.Module):
         return norm(x + self.residual(part(x)))
 
     def stream(self, mask: Mask) -> "BlockStream":
-        """Return a new state for streaming through this block with self-attention by `mask`."""
+        """Return a new state for streaming through this block; `mask` is the mask of its self-attention."""
         return BlockStream(self, mask)
 
 
 class BlockStream:
-    """The state of streaming through a Transformer block.
+    """The state of streaming through a Transformer block. An output row is returned as soon as no later token can
+    change it.
 
     A row is returned as soon as no later token can change it.
     """
@@ -160,7 +161,7 @@ class BlockStream:
         return block.feed_forward(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the stored tensors."""
+        """Return the tensors that the stream stores."""
         return (*self.state.tensors(), *(() if self._waiting is None else (self._waiting,)))
 
 

@@ -1,4 +1,4 @@
-"""Channel attention as a module."""
+"""Channel attention as a layer."""
 
 from jaxtyping import Float
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Learned score terms: modules whose call returns the score term for the current parameters."""
+"""Learned score terms: modules that return the score term for their current parameters when they are called."""
 
 import torch
 from torch import nn

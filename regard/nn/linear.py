@@ -1,4 +1,4 @@
-"""Linear attention as a module, and its cache."""
+"""Linear attention as a layer, and its recurrent state."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from regard.nn.attention import Attention
 
 
 class LinearCache(Cache):
-    """The cache of linear attention (in place of a KV cache): a recurrent state that does not grow.
+    """The recurrent state of linear attention, used in place of a KV cache. Its size does not grow with the sequence.
 
     >>> layer, cache = regard.nn.LinearAttention(24, heads=3), regard.nn.LinearCache()
     >>> layer(torch.randn(1, 5, 24), mask=causal(), cache=cache).shape, cache.length
@@ -27,7 +27,9 @@ class LinearCache(Cache):
         self.state: LinearState | None = None
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
-        """Count the new positions and return k and v. They are not stored here; the layer updates `state`."""
+        """Count the new positions and return k and v unchanged. They are not stored: the layer updates `state` with
+        them.
+        """
         positions = Positions(queries=self.length, keys=self.length)
         self.length += k.shape[2]
         return CachedKeysValues(k, v, positions)

@@ -24,7 +24,7 @@ NORMS.add("rms")(RMSNorm)  # root mean square 1, then a learned gain. Zhang and 
 
 
 def norm(kind: str, width: int, eps: float = 1e-5) -> nn.Module:
-    """Return a norm layer over the last axis.
+    """Return a normalisation layer over the last axis: torch.nn.LayerNorm or RMSNorm.
 
     kind   "layer" or "rms"
     width  size of the last axis

@@ -1,4 +1,4 @@
-"""Linear layers that are fast for one token: decoding on a CPU multiplies every weight matrix by a single row."""
+"""Linear layers that are faster for a single token, as in decoding on a CPU."""
 
 import torch
 from jaxtyping import Float

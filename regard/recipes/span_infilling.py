@@ -144,7 +144,7 @@ class SpanInfillingTask:
 
     @cached_property
     def _pool(self) -> Sequence[str] | Sequence[BirthplaceQuestion]:
-        """The examples of one epoch: the texts, or the questions if there are no texts."""
+        """The examples of one epoch: the texts, or the questions if every example is a question."""
         alone = len(self.mixes) == 1 and self.mixes[0].share == 1
         return self.mixes[0].questions if alone else self.texts
 

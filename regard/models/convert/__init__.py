@@ -1,6 +1,6 @@
-"""Convert models of Hugging Face: their configurations and weights to ours, and ours to theirs.
+"""Convert models of Hugging Face to models of regard, and back: configurations and weights.
 
-Each file has the families of one of our architectures, as values of `Family`. Weights of timm: see `convert.timm`.
+Each file has the converters of one architecture of regard, as values of `Family`. Weights of timm: see `convert.timm`.
 """
 
 import json

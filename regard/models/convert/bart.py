@@ -53,7 +53,7 @@ for _stack in STACKS:
 
 @dataclass(frozen=True, kw_only=True)
 class BARTFamily(Family):
-    """The conversion of BART, or of Marian, which is BART with sinusoidal positions.
+    """The converter of BART and Marian. Marian is BART with sinusoidal positions.
 
     implied  settings of regard's configuration that all models of this type have
     """
@@ -72,7 +72,7 @@ class BARTFamily(Family):
         return {**super().write_settings(config), **decoder, "forced_eos_token_id": None}
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add an output bias of zeros if it is missing, and check and drop tables of sinusoidal positions.
+        """Add an output bias of zeros if it is missing. Check tables of sinusoidal positions, then drop them.
 
         Our model computes sinusoidal positions, so it does not store them.
         """
@@ -86,7 +86,7 @@ class BARTFamily(Family):
 
 
 def _check_sinusoids(table: Tensor, name: str, width: int) -> None:
-    """Check that a table of positions equals the sinusoids that our model computes, else raise CheckpointError.
+    """Check that a table of positions equals the sinusoids that regard's model computes, else raise CheckpointError.
 
     name   name of the table in the error message
     width  model width

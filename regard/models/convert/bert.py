@@ -88,7 +88,7 @@ def _attention(prefix: str) -> WeightRule:
 
 
 class BERTFamily(Family):
-    """The conversion of BERT between Hugging Face and regard."""
+    """The converter of BERT between Hugging Face and regard."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Rename the parameters of norms in old checkpoints from gamma and beta to weight and bias."""
@@ -97,7 +97,7 @@ class BERTFamily(Family):
 
 
 class RoBERTaFamily(Family):
-    """The conversion of RoBERTa between Hugging Face and regard."""
+    """The converter of RoBERTa between Hugging Face and regard."""
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         return {name.replace("classifier.dense", "roberta.pooler.dense"): x for name, x in weights.items()}
@@ -109,7 +109,7 @@ class RoBERTaFamily(Family):
 
 
 class DistilBERTFamily(Family):
-    """The conversion of DistilBERT, which has no segment embedding.
+    """The converter of DistilBERT, which has no segment embedding.
 
     In regard's model the segment embedding is zero. On export it is added to the positions.
     """

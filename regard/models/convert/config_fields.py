@@ -1,7 +1,7 @@
-"""Read and write settings of a Hugging Face config.json, checked: an unknown value is refused, not ignored.
+"""Read and write the settings of a Hugging Face config.json. An unknown value raises an error; it is not ignored.
 
-A setting that is missing or null has transformers' default, where there is one. Every value is checked for its type,
-so that a damaged file ends in an error that names the setting.
+A setting that is missing or null gets the default of transformers, if there is one. The type of every value is checked,
+so that the error for a damaged file names the setting.
 """
 
 import math
@@ -81,7 +81,7 @@ def get_architecture(hf: HFConfig, *known: str) -> str:
 
 
 def expect(hf: HFConfig, **supported: Any) -> None:
-    """Check that the settings in `hf` have the only `supported` values or are missing, else raise CheckpointError."""
+    """Check that each given setting of `hf` has its supported value or is missing, else raise CheckpointError."""
     for name, value in supported.items():
         if hf.get(name, value) != value:
             raise CheckpointError(
@@ -146,7 +146,7 @@ ACTIVATION = NameTable(
 
 @dataclass(frozen=True)
 class Field:
-    """One setting that a Hugging Face configuration and regard's configuration both have.
+    """A setting that exists in both a Hugging Face configuration and regard's configuration.
 
     name     Hugging Face's name of the setting
     read     function that reads the setting from a config.json, such as `get_int`

@@ -1,4 +1,4 @@
-"""A family of Hugging Face models: how its config.json and the names of its weights correspond to ours."""
+"""`Family`: the converter between one model type of Hugging Face and one architecture of regard."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields as dataclass_fields, is_dataclass, replace
@@ -108,7 +108,7 @@ class Family:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Return the configuration with each None replaced by the default it means, for comparing configurations."""
+    """Return the configuration with each None replaced by its default, so that configurations can be compared."""
     defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth, "head_width": config.width // config.heads}
     changes = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     if isinstance(getattr(config, "mixer", None), DotProductAttention):

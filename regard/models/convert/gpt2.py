@@ -36,7 +36,7 @@ NAMES: WeightTable = {
 
 
 class GPT2Family(Family):
-    """The conversion of GPT-2 between Hugging Face and regard."""
+    """The converter of GPT-2 between Hugging Face and regard."""
 
     def write_settings(self, config: Any) -> dict[str, Any]:
         return {**super().write_settings(config), "embd_pdrop": config.dropout}

@@ -1,7 +1,7 @@
 """Convert Llama-like decoders of Hugging Face: llama, mistral, qwen2, qwen3 and phi3.
 
-They are one network with few differences: llama may have biases, mistral and phi3 a sliding window; qwen2 has biases on
-queries, keys and values, qwen3 normalises queries and keys; phi3 stores some matrices as one.
+Their networks differ in few settings: llama may have biases; mistral and phi3 have a sliding window; qwen2 has biases
+on queries, keys and values; qwen3 normalises queries and keys; phi3 stores some matrices as one.
 """
 
 import math
@@ -60,7 +60,7 @@ ROPE_SCALINGS: dict[str, tuple[type[RopeScaling], dict[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaFamily(Family):
-    """The conversion of Llama, or of a model type that differs from it in few settings.
+    """The converter of Llama, and of model types that differ from it in few settings.
 
     kv_heads, head_width, window
              transformers' defaults, if config.json lacks the setting
@@ -137,7 +137,7 @@ class LlamaFamily(Family):
 
 
 class Phi3Family(LlamaFamily):
-    """The conversion of Phi-3, in which gate and up projections are one matrix.
+    """The converter of Phi-3, whose gate and up projections are stored as one matrix.
 
     Abdin et al. 2024, arXiv:2404.14219.
     """

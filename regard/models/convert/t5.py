@@ -62,7 +62,9 @@ for _stack, _last in (("encoder", 1), ("decoder", 2)):
 
 
 class T5Family(Family):
-    """The conversion of T5. Version 1.0 ties the output layer and scales its input. Version 1.1 does neither."""
+    """The converter of T5. Version 1.0 ties the output layer to the embeddings and scales its input; version 1.1 does
+    neither.
+    """
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
         settings = super().read_settings(hf)

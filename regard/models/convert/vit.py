@@ -1,7 +1,7 @@
 """Convert ViT, DeiT and DINOv2 of Hugging Face: models with a classifier, and base models as classes=0.
 
-The pooler of a base model is left out: the features are its inputs. At other resolutions than its own a model differs a
-little from theirs: timm and we use antialiasing when we interpolate positions, transformers does not.
+The pooler of a base model is dropped; the features are its inputs. At another resolution than a model was trained for,
+results differ slightly: regard and timm interpolate positions with antialiasing, transformers without.
 DeiT: Touvron et al. 2020, arXiv:2012.12877. DINOv2: Oquab et al. 2023, arXiv:2304.07193.
 """
 
@@ -75,13 +75,15 @@ def _deit_heads(part: str) -> list[str]:
 
 
 class DeiTFamily(Family):
-    """The conversion of DeiT. It has a class token and a distillation token, each with a classifier.
+    """The converter of DeiT, which has a class token and a distillation token, each with a classifier.
 
     The logits are the mean of both classifiers.
     """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Join the two classifiers to one. DeiTForImageClassification has only the classifier of the class token."""
+        """Join the two classifiers into one layer. DeiTForImageClassification has only the classifier of the class
+        token.
+        """
         for part in ("weight", "bias"):
             both = [weights.pop(name) for name in _deit_heads(part) if name in weights]
             if len(both) == 2:
@@ -104,7 +106,7 @@ LAYER_SCALES = {"layer_scale1.lambda1": "attention.output.dense", "layer_scale2.
 
 
 class DINOv2Family(Family):
-    """The conversion of DINOv2.
+    """The converter of DINOv2.
 
     Its layer scale is multiplied into the output projections, as regard's ViT has none.
     """

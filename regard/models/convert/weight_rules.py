@@ -1,7 +1,7 @@
-"""Tables that convert weights between Hugging Face's or timm's names and layouts and ours, in both directions.
+"""Tables that convert names and layouts of weights between regard and Hugging Face or timm, in both directions.
 
-A table maps our modules, or single tensors, to theirs; `*` is the number of a block. The weight and the bias of a
-module are converted alike. Entries for parts that a model does not have are ignored.
+A table maps modules or single tensors of regard to those of the other library; `*` is the number of a block. The weight
+and the bias of a module are converted by the same rule. Entries for parts that a model does not have are ignored.
 """
 
 import re
@@ -42,17 +42,17 @@ def transpose(theirs: str) -> WeightRule:
 
 
 def squeeze(theirs: str, axes: int) -> WeightRule:
-    """Return the rule for a tensor that the other library stores with `axes` additional leading axes of size one."""
+    """Return the rule for a tensor that has `axes` additional leading axes of size one in the other library."""
     return WeightRule((theirs,), lambda parts: parts[0].flatten(0, axes), lambda whole, config: [whole[(None,) * axes]])
 
 
 def skip_rows(theirs: str, rows: int) -> WeightRule:
-    """Return the rule for a table that the other library stores with `rows` unused additional rows at its start."""
+    """Return the rule for a table that has `rows` unused rows at its start in the other library."""
     return WeightRule((theirs,), lambda parts: parts[0][rows:], lambda whole, config: [pad(whole, (0, 0, rows, 0))])
 
 
 def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
-    """Return the rule for query, key and value, which are separate in the other library and one tensor in regard.
+    """Return the rule for query, key and value that are separate tensors in the other library and one tensor in regard.
 
     theirs  the other library's name, with {} in place of one of the `parts`
     parts   names of query, key and value
@@ -124,6 +124,6 @@ def write_weights(table: WeightTable, weights: Mapping[str, Tensor], config: Any
 
 
 def _fill(pattern: str, name: str) -> str:
-    """Return the pattern with each `*` replaced by the next number in `name`."""
+    """Return the pattern with each `*` replaced by the next number that occurs in `name`."""
     numbers = iter(re.findall(r"\d+", name))
     return re.sub(r"\*", lambda match: next(numbers), pattern)
