@@ -1,1 +1,1 @@
-"""Functions on tensors, without parameters: attention and what it is made of."""
+"""Attention as functions on tensors, without parameters: `attend`, masks, score terms, positions, caches, kernels."""

@@ -50,7 +50,9 @@ class Cache(ABC):
 
     @abstractmethod
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Replace sequence r of the batch by sequence rows[r], for every r: for beam search, or to drop sequences."""
+        """Reorder the batch: sequence r becomes the previous sequence rows[r], as in beam search, or to drop
+        sequences.
+        """
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Explain a whole model: which kernel each of its attention layers runs, and why."""
+"""Explain which kernel computes each attention layer of a model, and why."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

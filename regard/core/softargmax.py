@@ -1,4 +1,4 @@
-"""softargmax: the softmax with an inverse temperature and hidden scores."""
+"""`softargmax`: the softmax with an inverse temperature, in which a score of -inf is hidden."""
 
 import math
 

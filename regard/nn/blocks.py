@@ -122,11 +122,7 @@ class Block(nn.Module):
 
 
 class BlockStream:
-    """The state of streaming through a Transformer block. An output row is returned as soon as no later token can
-    change it.
-
-    A row is returned as soon as no later token can change it.
-    """
+    """The state of streaming through a Transformer block. A row is returned when no later token can change it."""
 
     def __init__(self, block: Block, mask: Mask) -> None:
         if not isinstance(block.attention, Attention) or not block.attention.streams or block.cross is not None:

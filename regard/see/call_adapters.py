@@ -1,4 +1,6 @@
-"""Adapters from the attention calls of torch and other libraries to records: q, k, v, a mask, score terms, beta."""
+"""Convert the arguments of an attention call, of torch or another library, to a record: q, k, v, mask, score terms,
+beta.
+"""
 
 import math
 from collections.abc import Callable
@@ -242,7 +244,7 @@ def build_flex_record(
 
 
 def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
-    """Whether a score_mod returns its score unchanged, as flex_attention's default does."""
+    """Whether a score_mod returns its score unchanged, like the default of flex_attention."""
     graph = getattr(score_mod, "graph", None)
     if graph is None:
         return score_mod.__name__ == "_identity"
@@ -441,7 +443,7 @@ def copy_record(record: Record, device: torch.device | None, values: bool) -> Re
 
 
 def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
-    """Return the record restricted to some heads.
+    """Return the record with only the heads of these indices.
 
     With grouped-query attention, each head gets its own copy of the keys.
     """
@@ -483,7 +485,7 @@ def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
 
 
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
-    """Return the record restricted to some queries.
+    """Return the record with only the queries of these indices.
 
     Masks and score terms that depend on positions become matrices.
     """

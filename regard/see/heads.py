@@ -1,4 +1,4 @@
-"""A table of attention heads: entropy, distance, and the weight on the previous token, the first token and induction.
+"""A table of attention heads: entropy, distance, and the mean weight on previous, first and induction token.
 
 Every number is computed from single pairs and row statistics, never from the matrix of weights.
 """

@@ -1,9 +1,9 @@
 """Hooks on Hugging Face's attention registry (`AttentionInterface`).
 
-A model of transformers takes its attention function from the registry at every call. While watching, the registry
-returns that function with a wrapper. Operations inside the function are intercepted as in code written by hand. If none
-is (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k, v, and
-the mask. A function may ignore its arguments, so the record is verified against its output.
+A transformers model looks up its attention function in the registry at every call. While watching, the registry returns
+this function with a wrapper. Operations inside the function are intercepted as in any other code. If none is
+intercepted (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k,
+v and the mask. A function may ignore its arguments, so the record is verified against its output.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Which of the axes before (positions, width) are heads, in calls with any number of axes."""
+"""Find which axes before (positions, width) are heads, in attention calls with any number of axes."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Whether the rows and columns of an intercepted call are positions, and which.
+"""Find the positions of the rows and columns of an intercepted attention call, if they are positions at all.
 
 A static KV cache holds more keys than are in use, so the queries need not be the last positions. The last visible key
 of each row of a causal mask is the query itself. In cross attention, and where keys are pooled or queries come in

@@ -1,4 +1,4 @@
-"""Relevance of each input for each output, from the attention maps of all layers: rollout, flow, gradients, values.
+"""Relevance of each input for each output, from the weights of all layers: attention rollout, flow, gradients, values.
 
 Maps are (b h i j), the first layer first. A relevance R is (b i n): row i has the relevance of each of the n inputs for
 output i.

@@ -1,4 +1,4 @@
-"""Scores and weights of a block of rows at a time, for every mask and score term, without the i x j matrix."""
+"""Compute scores and weights for a block of rows at a time, with any mask and score terms, without the i x j matrix."""
 
 import math
 from collections.abc import Iterator

@@ -93,7 +93,9 @@ def normalise(
 
 @triton.jit
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the first and last row that see a tile of keys, and the range of rows that see the whole tile."""
+    """Return the first and last row that see some key of a tile, and the range of rows that see all keys of the
+    tile.
+    """
     first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
     begin, end, inner, outer = 0, i, 0, i // BM * BM
     if HIGH:

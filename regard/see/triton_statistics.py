@@ -157,7 +157,7 @@ def _occupancy_options(width: int, q: Tensor) -> dict[str, int]:
 
 
 def _band(call: Request) -> tuple[int | None, int | None]:
-    """Return the limits low <= j - i <= high of a window mask; None is no limit."""
+    """Return the limits (low, high) of a window mask, low <= j - i <= high; None for no limit."""
     before, after = call.mask.as_window() or (None, None)
     return None if before is None else -before, after
 

@@ -170,7 +170,7 @@ class Watcher(TorchFunctionMode):
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:
-        """Whether a compiler, another thread, an edit of `intervene` or a backward pass makes the current call."""
+        """Whether the current call is made by a compiler, another thread, an edit of `intervene` or a backward pass."""
         return (
             torch.compiler.is_compiling()
             or threading.get_ident() != self._thread

@@ -144,7 +144,7 @@ def xray(
 
 
 def _present(measured: AttentionMeasurement) -> XRay:
-    """Convert a measurement to an `XRay`, with a note for each part that could not be measured."""
+    """Convert a measurement to an `XRay`; parts that could not be measured are None, with a note."""
     raw = measured.raw
     measured.notes.extend(_filled_in_notes(raw.reader.probe, raw.reader.extra))
     values: dict[str, Any] = {

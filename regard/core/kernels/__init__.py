@@ -1,4 +1,4 @@
-"""The kernels, one file each, and the choice between them."""
+"""The attention kernels, one file each, and the choice of the kernel for a call."""
 
 import math
 from collections.abc import Callable, Hashable, Iterator

@@ -1,8 +1,8 @@
-"""Masked attention in compiled code: an operator that runs the kernel which would run outside.
+"""Masked attention under torch.compile: a custom operator that runs the same kernel as in eager mode.
 
 torch.compile cannot trace the list of visible blocks, which depends on the lengths. The operator
-`regard::masked_attention` receives mask and score terms as text and their tensors as a list, and plans when it runs:
-one graph serves all lengths.
+`regard::masked_attention` receives mask and score terms as text and their tensors as a list, and chooses the blocks
+when it runs, so that one graph serves all lengths.
 """
 
 from collections.abc import Callable

@@ -576,7 +576,7 @@ def resolve_positions(queries: int, keys: int | None, positions: Positions | Non
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
-    """Return the smaller of two limits. None means no limit."""
+    """Return the smaller of two limits, where None means no limit."""
     return b if a is None else a if b is None else min(a, b)
 
 

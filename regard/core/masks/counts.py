@@ -1,11 +1,11 @@
-"""Exact numbers of visible pairs, without the matrix.
+"""Count visible pairs exactly, without the matrix.
 
-An expression is a polynomial in the indicators of its forms (`~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b),
-so its count is a signed sum of counts of conjunctions. In a conjunction the ranges of keys intersect in one range,
-pairs must have equal labels, and listed keys are tested one by one. Windows have a closed form; other rules are
-evaluated some rows at a time. The number of terms of the sum doubles with every form. If all forms are ranges of keys,
-a long expression is instead evaluated once between each two neighbouring bounds. A mask with a form that defines none
-of `key_range`, `labels` and `listed_keys` is counted pair by pair, a few rows at a time.
+An expression is a polynomial in the indicators of its forms (`~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b), so
+its count is a signed sum of counts of conjunctions. In a conjunction the ranges of keys intersect in one range, pairs
+must have equal labels, and listed keys are tested one by one. Windows have a closed form; other rules are evaluated
+some rows at a time. The number of terms of the sum doubles with every form. If all forms are ranges of keys, a long
+expression is instead evaluated once between each two neighbouring bounds. A mask with a form that defines none of
+`key_range`, `labels` and `listed_keys` is counted pair by pair, a few rows at a time.
 """
 
 from collections.abc import Iterable, Iterator

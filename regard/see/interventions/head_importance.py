@@ -46,7 +46,7 @@ def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, F
 
 @contextmanager
 def _gradients_kept(model: nn.Module) -> Iterator[None]:
-    """Context manager: on exit, `.grad` of every parameter is what it was before."""
+    """Context manager that restores `.grad` of every parameter on exit."""
     before = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in before:
         parameter.grad = None  # otherwise a backward pass would add to it in place

@@ -1,4 +1,4 @@
-"""The outputs of heads that replace others: zero, their mean, those of other sequences, those of another run."""
+"""The outputs that replace those of heads: zeros, their mean, those of other sequences or of another forward pass."""
 
 import torch
 from jaxtyping import Float

@@ -1,4 +1,6 @@
-"""Dropout of weights: the share that is zero and the factor of the others, in training and in eval mode."""
+"""Measure the dropout of weights, in training and in eval mode: the share of zeros, and the factor of the other
+weights.
+"""
 
 import math
 from collections.abc import Callable

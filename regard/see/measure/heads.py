@@ -1,4 +1,4 @@
-"""Grouped heads: which key head each query head uses, and whether heads or sequences are mixed."""
+"""Measure which key head each query head uses, and whether heads or sequences are mixed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

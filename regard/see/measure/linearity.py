@@ -1,4 +1,4 @@
-"""What weights sum to, and whether the output is weights @ v."""
+"""Measure the axis along which weights sum to one, and whether the output is weights @ v."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The name of a measured mask, in the notation of `regard.core.masks`, and the band that it is."""
+"""Find the name of a measured mask, in the notation of `regard.core.masks`, and the band of keys it shows."""
 
 import re
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class VisibleBand:
         return f"{earlier}, itself and {later}"
 
     def cut_to(self, n: int) -> "VisibleBand":
-        """Return the band for n queries and keys: a limit of n - 1 or more becomes None."""
+        """Return the band for n queries and keys: a limit of n - 1 or more, which hides nothing, becomes None."""
         return VisibleBand(*(None if end is None or end >= n - 1 else end for end in (self.before, self.after)))
 
     def visible(self, i: int, j: int, alignment: str = "bottom-right") -> Bool[Tensor, "i j"]:

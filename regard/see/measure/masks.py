@@ -1,4 +1,4 @@
-"""The mask: its name, its alignment, the argument that takes one, and the output of a fully masked row."""
+"""Measure the mask: its name, its alignment, the keyword that takes a mask, and the output of a fully masked row."""
 
 from dataclasses import dataclass
 

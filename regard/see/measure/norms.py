@@ -1,4 +1,4 @@
-"""Norms of q and k: whether they are normalised, how, and with which learned weight per coordinate."""
+"""Measure the norms of q and k: whether they are normalised, how, and with which learned weights."""
 
 from dataclasses import dataclass
 

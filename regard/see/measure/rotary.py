@@ -1,4 +1,4 @@
-"""Rotary positions: which pairs of coordinates are rotated, and with which frequencies."""
+"""Measure rotary positions: which pairs of coordinates are rotated, and with which frequencies."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The scale of q . k, after soft-cap, norms of q and k and rotary positions are taken into account."""
+"""Measure the scale of q . k, after soft-cap, norms of q and k and rotary positions are accounted for."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Global tokens: positions that see all and are seen by all."""
+"""Global tokens: positions that see all keys and are visible to all queries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

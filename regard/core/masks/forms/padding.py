@@ -1,4 +1,4 @@
-"""Padding: keys that are not real are hidden."""
+"""Padding masks from lengths: keys beyond the length of their sequence are hidden."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

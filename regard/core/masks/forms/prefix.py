@@ -1,4 +1,4 @@
-"""A prefix that every query sees."""
+"""Prefix masks: the first n keys are visible to every query."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

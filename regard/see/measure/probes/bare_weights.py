@@ -1,4 +1,6 @@
-"""Projections that are bare parameters, as `x @ self.W_Q`: objects whose products return the chosen q, k and v."""
+"""Projections that are parameters, as in `x @ self.W_Q`: replace them by objects whose products are the chosen q, k and
+v.
+"""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The probe: an attention as a function of q, k and v, and the test that shows whether its layout was guessed right."""
+"""`Probe`: an attention as a function of q, k and v, with a test that shows whether its layout was found correctly."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

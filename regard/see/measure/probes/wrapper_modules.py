@@ -1,6 +1,6 @@
-"""The probe of a module around one attention: the module itself is called, with chosen q, k and v inside.
+"""The probe of a module that contains one attention, such as nn.TransformerEncoderLayer.
 
-So its masks and its order of axes are measured, as in nn.TransformerEncoderLayer.
+The module itself is called, with chosen q, k and v inside, so that its masks and its order of axes are measured too.
 """
 
 import inspect
