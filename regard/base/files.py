@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.base.errors import DataError, RegardError
 
-MAX_BYTES = 1 << 34  # of a file
+MAX_BYTES = 1 << 34  # maximum size of a file
 MAX_JSON_BYTES = 1 << 28
 MAX_DEPTH = 100  # lists and objects inside each other, in JSON
 MAX_DIGITS = 1000  # characters of a number, in JSON

@@ -41,7 +41,7 @@ def decode_image(where: Path | str, data: bytes, error: Error = DataError) -> "I
                 return ImageOps.exif_transpose(opened)
     except error:
         raise
-    except UnidentifiedImageError:  # its message is about an object in memory
+    except UnidentifiedImageError:  # the message of pillow would name an object in memory
         raise error(
             f"{where} cannot be read as an image: its {len(data)} bytes are truncated or of an unknown format"
         ) from None

@@ -6,7 +6,7 @@ little time and memory: the number of opcodes is limited, keys are text, bytes o
 once and shared.
 """
 
-import pickletools  # it lists opcodes and runs none  # nosec B403
+import pickletools  # pickletools lists opcodes and runs none  # nosec B403
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

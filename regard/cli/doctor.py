@@ -67,7 +67,7 @@ def find_packages() -> Iterator[Finding]:
         found = re.match(r"([\w.-]+)(?:>=([\w.]+))?(?:.*extra == '(\w+)')?", requirement)
         assert found
         name, least, extra = found.groups()
-        if extra not in ("test", "docs"):  # for those who change regard
+        if extra not in ("test", "docs"):  # these two are for the developers of regard
             yield judge_package(name, least or "0", extra)
 
 

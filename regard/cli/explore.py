@@ -105,7 +105,7 @@ def build_stored() -> tuple[list[dict[str, str]], dict[str, Any]]:
     models = [each for each in list_offered(None) if each.get("example")]
     stored = store_kernels(lambda mask, length: explain_kernels(mask, length, length))
     for model in models:
-        if model["name"] != BROWSER_MODEL:  # it runs in the page
+        if model["name"] != BROWSER_MODEL:  # this model is computed by the page itself
             stored |= dict(store_model(model["name"], model["example"], tasks()["model"]))
     return models, stored | store_worked([WORKED])
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from regard.explorer.views.models import OpenedModel
     from regard.explorer.worker import Task
 
-RUNS = Path("runs")  # where `regard train` puts its runs
-ZOO = Path(models.__file__).parent / "zoo"  # of regard.models.presets, which imports torch
+RUNS = Path("runs")  # default folder of the runs of `regard train`
+ZOO = Path(models.__file__).parent / "zoo"  # the same as in regard.models.presets, which imports torch
 MOST_TOKENS = 32_768
 NOT_SHOWN = ("number-words", "tone-digits")  # an encoder-decoder and a speech model: regard translate, regard listen
 

@@ -304,7 +304,8 @@ def generate_text(
     from regard.models.generation import collect_tokens, stream_tokens
 
     decoder = TextStreamer(words)
-    delay = max((len(stop) for stop in options["stop"]), default=1) - 1  # this many tokens can be part of a stop
+    # the last tokens may be the beginning of a stop sequence
+    delay = max((len(stop) for stop in options["stop"]), default=1) - 1
     tokens, printed = [], 0
     for token in stream_tokens(model, [prompt], strategy=strategy, **options):
         tokens.append(token)

@@ -345,7 +345,7 @@ def run_claim(
         if path is not None:
             svg = figure_svg(claim, result.numbers)
             write_output(path, lambda file: file.write_text(svg, encoding="utf-8"))
-    except Exception as error:  # any error: the other claims still run
+    except Exception as error:  # after any error the other claims still run
         print_message("".join(traceback.format_exception(error)).rstrip())
         failed[claim.id] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return None

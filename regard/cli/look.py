@@ -80,7 +80,7 @@ def command(
     row_indices = parse_rows(rows)
     from regard.see.heads import check_column
 
-    check_column(sort)  # before the model runs
+    check_column(sort)  # report a wrong column before the model runs
     loaded = load_model(model, device)
     inputs = build_input(loaded, read_prompt(prompt, model), target, tokenizer, device)
     if loaded.weights.startswith("random"):

@@ -92,7 +92,8 @@ def find_font(characters: set[str]) -> str | None:
     """Return the name of an installed font that has all these characters; None if there is none."""
     from matplotlib import font_manager
 
-    fonts = [font for font in font_manager.fontManager.ttflist if "Last Resort" not in font.name]  # it has boxes only
+    # this font draws every character as a box
+    fonts = [font for font in font_manager.fontManager.ttflist if "Last Resort" not in font.name]
     wide = sorted(fonts, key=lambda font: "CJK" not in font.name)
     return next((font.name for font in wide if characters <= _characters(font.fname)), None)
 

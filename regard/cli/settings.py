@@ -79,7 +79,7 @@ def parse_value(text: str, hint: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         if typing.get_origin(inner) is not tuple:
-            parts = [part.strip().strip("'\"") for part in text.strip("()[]").split(",")]  # with or without quotes
+            parts = [part.strip().strip("'\"") for part in text.strip("()[]").split(",")]  # names may be quoted
             return tuple(parse_value(part, inner) for part in parts if part)
     return parse_literal(text)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 POSITIONS = 12
 TRAINED = "induction-gpt"
-HEADS = 3  # of the trained model that are listed
+HEADS = 3  # number of heads of the trained model to list
 
 # one command a line; the tests run each of them
 NEXT = """\

@@ -104,7 +104,7 @@ def command(
 
             def record(phase: str, now: "Progress") -> None:
                 nonlocal last_step
-                later = " or a little later" if now.step < now.steps else ""  # not every step is reported
+                later = " or a little later" if now.step < now.steps else ""  # progress is not reported at every step
                 last_step = f"stopped at step {now.step:,} of {now.steps:,} of {phase}{later}"
                 on_progress(phase, now)
 

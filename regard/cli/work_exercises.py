@@ -100,7 +100,7 @@ def write_exports(path: Path, make: Callable[[bool], str], key: bool) -> None:
         raise ConfigError(f"--export writes an .ipynb or .html file, not {path}")
     files = {path: False, **({path.with_name(f"{path.stem}.key{path.suffix}"): True} if key else {})}
     for file in files:
-        if file.exists():  # before any experiment runs
+        if file.exists():  # raise before any experiment runs
             raise ConfigError(f"{file} already exists and is not overwritten; remove it, or choose another name")
     for file, answers in files.items():
         write_new_file(file, make(answers))

@@ -23,7 +23,7 @@ PADDING_NAMES = ("key_padding_mask", "key_mask", "padding_mask", "padding")
 DOCUMENT_NAMES = ("documents", "document_ids", "segment_ids", "doc_ids")
 DROPOUT_NAMES = ("dropout_p", "dropout")
 TRAINING_NAMES = ("training", "is_training", "train")
-WIDTHS = (4, 8, 12, 64)  # of heads, that are tried
+WIDTHS = (4, 8, 12, 64)  # widths of heads to try
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class AttentionUnderTest:
     probe: Probe
     declared: CheckOptions
     dtype: torch.dtype = torch.float32
-    widths: tuple[int, ...] = ()  # of heads, if it accepts some of WIDTHS only
-    grouped: bool = False  # it accepts fewer key heads than query heads
-    causal_works_alone: bool = True  # its causal argument can be used without a mask
+    widths: tuple[int, ...] = ()  # accepted widths of heads, if only some of WIDTHS are accepted
+    grouped: bool = False  # whether it accepts fewer key heads than query heads
+    causal_works_alone: bool = True  # whether its causal argument works without a mask
     mask: MaskArgument | None = None
     code: CallCode = field(default_factory=lambda: CallCode((), "f"))
     reset: StateReset | None = None  # restores the state before the first call
-    last_inputs: list[AttentionInputs] = field(default_factory=list, compare=False)  # of the last call
+    last_inputs: list[AttentionInputs] = field(default_factory=list, compare=False)  # the inputs of the last call
 
     @property
     def free_lengths(self) -> bool:
@@ -181,7 +181,7 @@ class AttentionUnderTest:
         b, h, _, i, _, _, e = inputs.sizes
         try:
             out = self(inputs)
-        except Exception:  # a foreign function may raise anything
+        except Exception:  # the function of the user may raise any exception
             return False
         return isinstance(out, Tensor) and out.shape == (b, h, i, e) and out.dtype == inputs.dtype
 

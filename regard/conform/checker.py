@@ -159,7 +159,7 @@ def _choose_facts(registry: Registry[Fact], options: CheckOptions) -> list[Fact]
         return [registry[name].name for name in ([given] if isinstance(given, str) else given)]
 
     only, without = names(options.only), names(options.without)
-    # a slow fact that is named is tested in any case
+    # a slow fact that the user names is always tested
     chosen = [
         registry[name]
         for name in registry
@@ -209,7 +209,7 @@ def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: 
         return FactResult(fact, NOT_APPLICABLE, str(reason))
     except NotImplementedError as refusal:
         return FactResult(fact, NOT_APPLICABLE, f"not implemented: {Raised.from_error(refusal).message}")
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         cause = cause or next((name for name in RAISING_FACTS if name in causes), None)
         failure = _raising_failure(tested, f"the call raises {Raised.from_error(error)}")
     if failure is None:
@@ -296,7 +296,7 @@ def _untested_arguments(a: MeasuredAttention) -> Iterator[Convention]:
 def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
     try:
         a(a.random_inputs(5, 5), **{name: 1.7})
-    except Exception:  # a foreign function may raise anything
+    except Exception:  # the function of the user may raise any exception
         return False
     return True
 

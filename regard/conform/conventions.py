@@ -25,7 +25,8 @@ from regard.see.measure.stats import centre_rows
 
 LONG = 301  # keys: several blocks of a fast kernel, and a remainder
 WIDE = 64  # the width of heads at which rotary frequencies are named
-NORMS = {None: None, "rms": "rms", "layer": "layer", "l2": "rms"}  # as declared, and as measured
+# the declared name of a norm, and the name that is measured
+NORMS = {None: None, "rms": "rms", "layer": "layer", "l2": "rms"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class MeasuredAttention(AttentionUnderTest):
         for n in (LONG, 131, 67):
             try:
                 far = self.band_at(n)
-            except Exception:  # longer than it accepts  # nosec B112
+            except Exception:  # the attention does not accept this length  # nosec B112
                 continue
             # a window wider than eleven shows at a greater length only
             return far if near is not None and far is not None and far.cut_to(11) == near else near
@@ -358,7 +359,7 @@ class MeasuredAttention(AttentionUnderTest):
             return fully_masked_row(
                 lambda **mask: self.weights(inputs, **mask), self.mask, inputs.pair_shape, torch.float32
             )
-        except Exception:  # a foreign function may raise anything
+        except Exception:  # the function of the user may raise any exception
             return "refused"
 
     def expected(self, inputs: AttentionInputs) -> ExpectedAttention:

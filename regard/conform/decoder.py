@@ -19,7 +19,7 @@ from regard.see.measure.read_weights import training_mode
 TOKEN_NAMES = ("tokens", "input_ids", "token_ids", "ids", "idx", "inputs")
 POSITION_NAMES = ("position_ids", "positions")
 CACHE_NAMES = ("past_key_values", "kv_cache", "layer_past", "past_kv", "past", "cache")
-START = "start_pos"  # of a decoder that keeps its cache inside
+START = "start_pos"  # argument of a decoder that keeps its cache inside
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class DecoderUnderTest:
         """Return the logits, or None if the call raises, for example because there are too many tokens."""
         try:
             return self(tokens)
-        except Exception:  # a foreign function may raise anything
+        except Exception:  # the function of the user may raise any exception
             return None
 
     def find_parameter(self, names: tuple[str, ...]) -> str | None:
@@ -165,7 +165,7 @@ class DecoderUnderTest:
         """
         space = {**self.extra, "torch": torch, "tokens": tokens.clone(), self.name_in_code: self.run}
         with torch.set_grad_enabled(gradients):
-            exec("\n".join(lines), space)  # our own lines, the example of the report  # nosec B102
+            exec("\n".join(lines), space)  # code written by this package, which the report shows  # nosec B102
         return space
 
     @property
@@ -236,7 +236,7 @@ def token_embedding(module: nn.Module) -> str | None:
         if parts:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), training_mode(module, training=False):
                 module(tokens)
-    except Exception:  # it may need more arguments, after the tokens were embedded
+    except Exception:  # the call may fail after the tokens were embedded
         return found[0] if found else None
     finally:
         for hook in hooks:

@@ -10,7 +10,7 @@ from regard.conform.example import SIMPLE_TYPES, AtMost, result_comments
 from regard.conform.fact import Failure
 from regard.conform.tolerance import equal
 
-TOLERANCE = 2e-4  # of the largest logit: float32 rounding through a few layers
+TOLERANCE = 2e-4  # share of the largest logit: float32 rounding through a few layers
 
 
 def fail(
@@ -114,7 +114,7 @@ def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
             with torch.no_grad():
                 keywords = d.cache.keywords(None) if cached and d.cache is not None else {}
                 out = d.call(d.random_tokens(3, 1), **keywords)
-        except Exception:  # a foreign function may raise anything
+        except Exception:  # the function of the user may raise any exception
             out = None
         named = ".logits" if hasattr(out, "logits") else '["logits"]' if isinstance(out, Mapping) else ""
         return f"{named}[0]" if isinstance(getattr(out, "logits", out), tuple | list) else named

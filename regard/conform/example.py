@@ -15,7 +15,7 @@ from regard.conform.inputs import QKV, AttentionInputs, rounded_tensor_code, ten
 from regard.see.adapters import Probe
 from regard.see.measure.probes.functions import read_signature
 
-MAX_NUMBERS = 24  # of an output that is written in full; of a larger one only the worst entry is written
+MAX_NUMBERS = 24  # of a larger output only the worst entry is written
 SIMPLE_TYPES = (int, float, str, bool)
 
 
@@ -120,7 +120,7 @@ def run_lines(a: AttentionUnderTest, inputs: AttentionInputs, write: WriteLines)
     if inputs.visible is not None and a.mask is not None:
         space[a.mask.name] = a.mask.convert(inputs.visible, inputs.dtype)
     lines = write(call)
-    exec("\n".join(lines), space)  # our own lines, the example of the report  # nosec B102
+    exec("\n".join(lines), space)  # code written by this package, which the report shows  # nosec B102
     return space, space[lines[-1].partition(" = ")[0].strip()]
 
 

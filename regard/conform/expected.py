@@ -20,10 +20,10 @@ class ExpectedAttention:
     visible: Bool[Tensor, "#b #h i j"]
     scale: float
     grouping: str = "repeat"
-    rotation: Rotation | None = None  # of q and k, by position
+    rotation: Rotation | None = None  # rotary embedding of q and k
     rotary_alignment: str = "bottom-right"  # how fewer queries than keys are aligned
-    norm: str | None = None  # of q and k
-    epsilon: float = 0.0  # of that norm
+    norm: str | None = None  # norm of q and k: "rms", "layer" or "l2"
+    epsilon: float = 0.0  # epsilon of the norm
     bias: Float[Tensor, "#b h i j"] | None = None
     softcap: float | None = None
     sink: Float[Tensor, "h"] | None = None  # the logit of each head's sink

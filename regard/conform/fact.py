@@ -23,9 +23,9 @@ class Failure:
 
     found: str
     example: str = ""  # Python code
-    declare: str = ""  # the options that make it right, if it is on purpose
-    grade: str = ""  # if it is not that of the fact
-    fatal: bool = False  # later facts cannot be measured, though the fact is not fatal in general
+    declare: str = ""  # options of `check` that declare it as intended
+    grade: str = ""  # grade of this failure, if not that of the fact
+    fatal: bool = False  # whether later facts cannot be measured
 
 
 def first_failure(found: Iterable[Failure | None]) -> Failure | None:

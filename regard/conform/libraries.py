@@ -98,7 +98,7 @@ def _torchtune() -> nn.Module:
     return made()
 
 
-HIDDEN = ("layout", "untested arguments")  # in the table
+HIDDEN = ("layout", "untested arguments")  # conventions that the table does not show
 _SMALL = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 24, "num_hidden_layers": 1}
 _GPT = {"n_embd": 24, "n_head": 3, "n_layer": 1, "n_positions": 512}
 _GROUPED = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}

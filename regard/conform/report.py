@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import wrap
-from xml.etree import ElementTree  # it writes XML and reads none  # nosec B405
+from xml.etree import ElementTree  # only used to write XML  # nosec B405
 
 from rich.console import Console, ConsoleOptions
 from rich.text import Text

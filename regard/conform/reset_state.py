@@ -13,7 +13,7 @@ from torch import nn
 
 from regard.see.adapters import Probe
 
-STATELESS_MODULES = ("torch", "triton", "functools", "builtins")  # whose objects are taken to have no state
+STATELESS_MODULES = ("torch", "triton", "functools", "builtins")  # modules whose objects are assumed to have no state
 
 
 @dataclass(frozen=True)

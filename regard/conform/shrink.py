@@ -16,7 +16,7 @@ from regard.conform.tolerance import distance
 
 MAX_TRIES = 160
 SEEDS_TRIED = 16
-MAX_NUMBERS = 64  # of a tensor that is written out; larger ones come from a seed
+MAX_NUMBERS = 64  # larger tensors are written as random tensors with a seed
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Violation:
     got: object = None
     expected: object = None
     lines: WriteLines | None = None  # None if the output itself is wrong
-    grade: str = ""  # if it is not that of the fact
+    grade: str = ""  # grade of the failure, if not that of the fact
 
 
 Detect = Callable[[AttentionInputs], Violation | None]  # tests a rule on some inputs
@@ -63,7 +63,7 @@ def detect_lines(
     def detect(inputs: AttentionInputs) -> Violation | None:
         try:
             space, got = run_lines(a, inputs, write)
-        except Exception as error:  # a foreign function may raise anything
+        except Exception as error:  # the function of the user may raise any exception
             if not raises:
                 raise
             raised = Raised.from_error(error)

@@ -18,12 +18,12 @@ from regard.data.images import Images, concatenate_images, select_split, split_f
 from regard.data.plain_text import decode_text, read_bytes
 
 PIXELS = 3 * 32 * 32
-LABEL_BYTES = {10: 1, 100: 2}  # by the number of classes; the last byte is the class
+LABEL_BYTES = {10: 1, 100: 2}  # bytes of the labels by the number of classes; the last byte is the class
 COARSE_CLASSES = 20
 META = {"batches.meta", "meta"}
 CLASS_NAMES = {"batches.meta.txt": 10, "fine_label_names.txt": 100}
-TRAINING_BATCHES = 5  # of CIFAR-10
-# of protocol 2 or later, 0 and 1; a binary file begins with a label, which is smaller
+TRAINING_BATCHES = 5  # number of training batches of CIFAR-10
+# first bytes of pickles of protocol 2 or later, 0 and 1; a binary file begins with a smaller byte, a label
 PICKLE_PREFIXES = (b"\x80", b"(dp", b"}q")
 
 

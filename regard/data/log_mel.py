@@ -141,7 +141,7 @@ class LogMelStream:
         skipped = min(self._skip, chunk.shape[-1])
         sound = torch.cat([buffer, chunk[..., skipped:]], -1)
         frames = self.settings.num_frames(sound.shape[-1])
-        used = frames * self.settings.hop_length  # where the next frame starts, possibly after the buffered samples
+        used = frames * self.settings.hop_length  # start of the next frame, possibly after the buffered samples
         self._skip += max(0, used - sound.shape[-1]) - skipped
         self._buffer = sound[..., used:].clone()  # a copy, so that the whole sound can be freed
         return log_mel(sound, self.settings)

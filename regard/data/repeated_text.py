@@ -13,7 +13,7 @@ from regard.base.validation import check_integer
 from regard.data.sampler import sampler_generator
 
 ALPHABET = "".join(map(chr, range(32, 127)))  # printable ASCII
-LENGTH = (8, 48)  # of a string: shortest and longest
+LENGTH = (8, 48)  # shortest and longest string
 
 
 def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:

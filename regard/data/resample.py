@@ -9,7 +9,7 @@ from torch.nn.functional import conv1d, pad
 
 from regard.base.validation import check_integer
 
-ZERO_CROSSINGS = 24  # of the sinc on each side: more make the filter sharper
+ZERO_CROSSINGS = 24  # number on each side of the sinc: more make the filter sharper
 PASSBAND = 0.95  # share of the band below half the lower rate; the window needs the rest to fall off
 
 

@@ -54,10 +54,10 @@ class Person:
     """An invented person of the synthetic biographies."""
 
     name: str
-    place: str  # of birth
+    place: str  # place of birth
     craft: str
-    home: str  # not the place of birth
-    year: int  # of living there
+    home: str  # a place the person lived in, not the place of birth
+    year: int  # a year in which the person lived there
 
     @property
     def question(self) -> "BiographyQuestion":

@@ -23,8 +23,8 @@ DTMF_FREQUENCIES = {
     if key != " "
 }
 TONE, PAUSE = (0.06, 0.16), (0.04, 0.12)  # seconds: shortest and longest
-LOUDNESS = (0.1, 0.4)  # of each tone
-MIN_NOISE_SHARE = 1e-3  # of the usual noise, in a string with long silences
+LOUDNESS = (0.1, 0.4)  # minimum and maximum amplitude of a tone
+MIN_NOISE_SHARE = 1e-3  # smallest noise in a string with long silences, as a share of the usual
 
 
 def tones(
@@ -68,7 +68,8 @@ def tones(
         parts = [_make_silence(sample_rate, draw)]
         for digit in string.tolist():
             parts += [_make_tone(digit, sample_rate, draw), _make_silence(sample_rate, draw)]
-        silence_draw = sampler_generator(seed, number, "quiet")  # its own, so that other strings do not change
+        # a separate generator, so that other strings do not change
+        silence_draw = sampler_generator(seed, number, "quiet")
         silent = _uniform((0, 1), silence_draw) < silence_share
         level = _sample_noise_level(noise, silence_draw) if silent else noise
         levels = [level] * len(parts)

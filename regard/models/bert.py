@@ -79,7 +79,7 @@ class BERTOutput(NamedTuple):
     pooled       one vector for the whole text, computed from the first token
     """
 
-    logits: Float[Tensor, "b n w"] | Float[Tensor, "b classes"] | None  # of words, or of classes
+    logits: Float[Tensor, "b n w"] | Float[Tensor, "b classes"] | None  # logits of words, or of classes
     pair_logits: Float[Tensor, "b 2"] | None  # next-sentence prediction: follows, does not follow
     hidden: Float[Tensor, "b n d"]  # hidden states of the last block
     pooled: Float[Tensor, "b d"] | None  # pooled from the first token

@@ -12,7 +12,7 @@ class GeneratedToken(NamedTuple):
 
     prompt_index: int
     token: int
-    log_probability: float  # by the model, before temperature, top_k or top_p
+    log_probability: float  # log-probability under the model, before temperature, top_k or top_p
     finish_reason: FinishReason | None  # set on the last token of a text
 
 

@@ -13,7 +13,7 @@ from regard.base.validation import check_integer
 from regard.nn.attention import check_probability
 from regard.nn.init import Initializers, init_parameters
 
-MAX_DEPTH = 2000  # of a published model 1,202; with a damaged config.json, building blocks would not end
+MAX_DEPTH = 2000  # the deepest published model has 1,202 blocks; a damaged config.json may state any number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from regard.nn.projection import Linear
 ACTIVATIONS: Registry[Callable[[Tensor], Tensor]] = Registry("activation")
 ACTIVATIONS.add("relu")(torch.relu)
 ACTIVATIONS.add("gelu")(functional.gelu)
-ACTIVATIONS.add("gelu-tanh")(partial(functional.gelu, approximate="tanh"))  # as GPT-2 was trained
+ACTIVATIONS.add("gelu-tanh")(partial(functional.gelu, approximate="tanh"))  # the GELU with which GPT-2 was trained
 ACTIVATIONS.add("silu")(functional.silu)
 ACTIVATIONS.add("tanh")(torch.tanh)
 

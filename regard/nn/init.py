@@ -29,9 +29,9 @@ class Initializer:
     """
 
     value: float = 0.0
-    std: float = 0.0  # of a normal distribution
+    std: float = 0.0  # standard deviation of a normal distribution
     cut: float = math.inf  # draws stay within this many standard deviations
-    bound: float = 0.0  # of a uniform distribution
+    bound: float = 0.0  # half-width of a uniform distribution
 
     def fill(self, tensor: Tensor, draws: torch.Generator) -> None:
         """Fill the tensor in place. Values are drawn in float32 on the CPU, for tensors of any dtype and device."""
@@ -46,7 +46,7 @@ class Initializer:
         tensor.copy_(exact)
 
 
-Initializers = Mapping[str, "Initializer"]  # by patterns of names
+Initializers = Mapping[str, "Initializer"]  # initializers by patterns of parameter names
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def make_noise(
     positions = torch.arange(sounds.shape[1] + 1, device=sounds.device)
     # sums stay below 2^33, and `hash_integers` keeps 32 bits of them
     white = hash_integers(seeds[:, None] + positions, 1).to(sounds.dtype) / 2**32 - 0.5
-    coloured = (white[:, 1:] + tilt[:, None] * white[:, :-1]) * (12 / (1 + tilt**2)).sqrt()[:, None]  # of power 1
+    coloured = (white[:, 1:] + tilt[:, None] * white[:, :-1]) * (12 / (1 + tilt**2)).sqrt()[:, None]  # noise of power 1
     power = sounds.square().sum(1) / samples
     return coloured * (power * 10 ** (-snr / 10)).sqrt()[:, None] * _sample_mask(samples, sounds.shape[1])
 

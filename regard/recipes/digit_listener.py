@@ -14,7 +14,7 @@ from regard.models.ctc import CTCGreedyDecoder, ctc_greedy_decode
 from regard.models.speech import STEP, Speech, SpeechConfig
 
 DIGITS = CharacterTokenizer("0123456789", special=("<blank>",))  # the CTC blank is token 0
-MEAN, SPREAD = -7.0, 4.0  # of log-mel values of speech, roughly
+MEAN, SPREAD = -7.0, 4.0  # approximate mean and standard deviation of log-mel values of speech
 PIECE = 797  # samples of a piece in streaming evaluation; not a multiple of a hop or a chunk
 TOLERANCE = 1e-3  # between logits of a stream and of one pass, in float32
 

@@ -23,7 +23,7 @@ GEOMETRY, BLENDS = OPERATIONS[1:6], OPERATIONS[6:10]
 # the operations at full magnitude; a negative magnitude is the opposite direction
 ROTATION = pi / 6
 SHEAR = 0.3
-TRANSLATION = 0.3  # of the side
+TRANSLATION = 0.3  # share of the side of the image
 BLEND = 0.9
 BITS = 4  # removed from the eight of a pixel
 ERASED = (0.15, 0.55)  # minimum and maximum side of an erased square, as a share of the image

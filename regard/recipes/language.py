@@ -298,7 +298,7 @@ def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context:
     own.
     """
     device = next(model.parameters()).device
-    end = (len(tokens) - 1) // context * context  # of the last full window
+    end = (len(tokens) - 1) // context * context  # end of the last full window
     windows = (
         (tokens[:end].view(-1, context), tokens[1 : end + 1].view(-1, context)),
         (tokens[end:-1][None], tokens[end + 1 :][None]),

@@ -47,6 +47,6 @@ def name_log_likelihood(
         for each, row in zip(some, values, strict=True):
             name = extract_name(each)
             first = len(BEFORE) - 1  # the logits at a position predict the next character
-            # with the blank after the name: the beginning of a known name is another name
+            # includes the blank after the name, so that the beginning of a longer known name is unlikely
             found.append(sum(row[first : first + len(name) + 1]) if name else -math.inf)
     return found

@@ -83,7 +83,7 @@ class QuestionAnswerer:
         except RegardError:  # an unknown character, or a question that is too long
             return None, 0.0
         answer = self.tokenizer.decode(text.body)
-        if not answer.strip() or PAD in answer or MASK in answer:  # not an answer
+        if not answer.strip() or PAD in answer or MASK in answer:  # the model generated no proper answer
             return None, 0.0
         (name,) = name_log_likelihood(self.model, self.tokenizer, [asked])
         return answer, self.confidence.score(AnswerLikelihood(text.log_probability, name))

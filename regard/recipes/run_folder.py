@@ -13,7 +13,7 @@ from regard.data.folders import walk_files
 from regard.train.checkpoint import RESUMABLE, convert_os_errors
 
 RUN_FILE = "run.json"
-UNCOMPARED_FIELDS = ("data at", "launch")  # may differ when a run is resumed
+UNCOMPARED_FIELDS = ("data at", "launch")  # fields that may differ when a run is resumed
 
 
 def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -> None:

@@ -82,7 +82,7 @@ class SpanInfillingTask:
         over = second + 1 + end - begin
         tokens = numpy.where(place >= over, pad, tokens)
         start = numpy.where(rows[:, None] < len(self.texts), max(1, self.position_offset), second + 1)
-        learned = (place >= start) & (place <= over)  # with the first padding, which ends the content
+        learned = (place >= start) & (place <= over)  # includes the first padding character, which ends the content
         targets = numpy.where(learned, tokens, IGNORED)
         return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets[:, 1:])
 

@@ -234,7 +234,8 @@ class DigitStringSampler:
                 break
             parts += [sound, silence]
             digits.append(record)
-        silence_draw = sampler_generator(settings.seed, number, "quiet")  # its own, so that other strings do not change
+        # a separate generator, so that other strings do not change
+        silence_draw = sampler_generator(settings.seed, number, "quiet")
         if torch.rand((), generator=silence_draw) < settings.silence_share:
             spare = settings.max_samples - sum(map(len, parts))
             for gap, samples in sample_long_silences(len(digits) + 1, spare, silence_draw):

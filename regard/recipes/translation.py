@@ -248,7 +248,8 @@ class TranslationTask:
             torch.tensor([sum(len(self._tokens_of[word][0]) for word in words) for words in side])
             for side in self._words
         )
-        lengths = target * self.context + source  # by the target first, whose tokens cost more: each has its logits
+        # sort by the target first: its tokens cost more, since each has logits
+        lengths = target * self.context + source
         pool, plan = self.settings.bucket_batches, self.settings.plan
         return LengthBuckets(len(self.train), plan.batch_size, self.settings.seed, lengths=lengths, pool=pool)
 
@@ -440,7 +441,7 @@ def prepare(settings: TranslationSettings, location: RunLocation) -> TrainingSet
 
 def run(settings: TranslationSettings, location: RunLocation) -> RecipeResult:
     """Train and evaluate the model. Raise at once if sacrebleu is not installed."""
-    check_sacrebleu()  # before training rather than at the first evaluation
+    check_sacrebleu()  # raise before training rather than at the first evaluation
     return train_and_evaluate(prepare, evaluate, settings, location)
 
 

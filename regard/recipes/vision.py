@@ -47,7 +47,8 @@ CPU_SETTINGS = {
 }  # fmt: skip
 FROM_DATA = ("image", "channels", "classes")
 NEXT_COMMAND = "regard look {folder}/model IMAGE.png"
-PIXEL_SCALING = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}  # as `normalize_pixels`
+# the scaling of `normalize_pixels`
+PIXEL_SCALING = {"do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
 NetworkConfig = ViTConfig | DaViTConfig | CNNConfig
 ARCHITECTURE_NAMES: Mapping[type[NetworkConfig], str] = {ViTConfig: "vit", DaViTConfig: "davit", CNNConfig: "cnn"}
 

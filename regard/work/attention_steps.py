@@ -31,13 +31,13 @@ class HeadInputs:
     """
 
     inputs: Array | None
-    vectors: Mapping[str, Array]  # those of q, k and v that the problem states
+    vectors: Mapping[str, Array]  # the q, k and v that the problem states
     weights: Mapping[str, Array]  # projection weights of the others
     biases: Mapping[str, Array]
     visible: NDArray[np.bool_]
     scaled: bool
     width: int
-    total_width: int  # of all heads together
+    total_width: int  # width of all heads together
 
     def project(self, role: str) -> Array:
         """Return the queries, keys or values: as the problem states them, or as inputs times weights plus bias.
@@ -51,7 +51,8 @@ class HeadInputs:
 
 
 StepValues = Mapping[str, Array]
-StepFunction = Callable[[HeadInputs, StepValues], Array | None]  # None if it does not apply to these shapes
+# the function returns None if it does not apply to these shapes
+StepFunction = Callable[[HeadInputs, StepValues], Array | None]
 
 
 def head_inputs(problem: Problem, index: int) -> HeadInputs:

@@ -80,7 +80,7 @@ class HeadProgress:
 
     head: HeadInputs
     written: dict[str, Array] = field(default_factory=dict)
-    digits: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of each row
+    digits: dict[str, tuple[int, ...]] = field(default_factory=dict)  # decimals written in each row
     mistaken: dict[str, Array] = field(default_factory=dict)
     uncertain: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
 

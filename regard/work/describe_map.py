@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from regard.work.problem import Problem
 
 TIE = 1e-9  # weights closer than this are equal: their difference is rounding
-MIN_SHARE = 0.5  # of a uniform weight; keys with less are not mentioned
+MIN_SHARE = 0.5  # share of a uniform weight; keys with less are not mentioned
 
 
 def attended_keys(row: Sequence[float], visible: Sequence[bool]) -> list[list[int]]:

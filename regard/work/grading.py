@@ -119,7 +119,7 @@ def grade_sources(
                     grades[exercise.name] = make_grade(exercise_set, exercise, result)
                     if ended:
                         break
-        except ProcessEndedError as error:  # in the file itself
+        except ProcessEndedError as error:  # the file itself ended the process
             result = CheckResult("error", f"the file, before any exercise was reached, {error}")
             grades |= {each.name: make_grade(exercise_set, each, result) for each in remaining}
     return grades

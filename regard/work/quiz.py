@@ -190,7 +190,7 @@ class Quiz:
         unknown = [name for name in answers if name not in {str(each.number) for each in self.questions}]
         if unknown:
             raise ConfigError(f"answers are named by question numbers, 1 to {len(self.questions)}, not {unknown[0]!r}")
-        for question in self.questions:  # before anything runs: a malformed answer is not a wrong answer
+        for question in self.questions:  # parse all answers before an experiment runs: a malformed answer raises
             if answers.get(str(question.number)) is not None:
                 question.parse_answer(answers[str(question.number)])
         results = []

@@ -477,7 +477,7 @@ def _check_against_attend(solution: Solution) -> None:
     outputs = []
     for index in range(len(problem.heads)):
         q, k, v = (_tensor(matrix)[None, None] for matrix in head_vectors(solution, index).values())
-        identity = torch.eye(k.shape[2], dtype=torch.float64)[None, None]  # with these values the output is the weights
+        identity = torch.eye(k.shape[2], dtype=torch.float64)[None, None]  # with v = identity the output is the weights
         for key, values in (("weights", identity), ("output", v)):
             true = attend(q, k, values, mask=problem.mask, beta=None if problem.scaled else 1.0)[0, 0]
             _compare_step(solution, key, index, true)

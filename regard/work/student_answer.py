@@ -100,7 +100,8 @@ class StudentMatrix:
         return found
 
 
-StudentSteps = Mapping[tuple[str, int | None], StudentMatrix]  # by step and head; the head is None if there is only one
+# keys are (step, head); head is None if there is only one
+StudentSteps = Mapping[tuple[str, int | None], StudentMatrix]
 
 
 def read_answer(path: Path, solution: Solution) -> StudentSteps:

@@ -94,7 +94,7 @@ def build_text_input(
         if target is None:
             raise ConfigError(f"{loaded.name} is an encoder-decoder: give the target text with --target")
         start = special_tokens(str(loaded.folder or ""), "decoder_start_token_id", loaded.vocab)[:1]
-        if not start and "start" in getattr(words, "special", ()):  # as in the recipe `translation`
+        if not start and "start" in getattr(words, "special", ()):  # the start token of the recipe `translation`
             start = [special_index(words.special, "start")]
         ids["target"] = start + words.encode(target, special=False)
         before = f"{start} + " if start else ""

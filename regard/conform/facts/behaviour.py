@@ -36,7 +36,7 @@ def raised_by(a: AttentionUnderTest, inputs: AttentionInputs) -> Raised | None:
     """Call the attention and return the exception that it raises, or None."""
     try:
         a(inputs)
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         return Raised.from_error(error)
     return None
 
@@ -348,7 +348,7 @@ def _test_lengths(a: MeasuredAttention, lengths: list[tuple[int, int]], what: st
         def detect(inputs: AttentionInputs) -> Violation | None:
             _, _, _, i, j, _, _ = inputs.sizes
             if (j % 2 == 0 and i == j) or j < 2:
-                return None  # not a length of this fact
+                return None  # this fact does not test this length
             if (raised := raised_by(a, inputs)) is not None:
                 return Violation(f"{what} (i={i}, j={j}) raises {raised}", raised)
             return _wrong_shape(a, f"the output for {what} (i={i}, j={j})", inputs)

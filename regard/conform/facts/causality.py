@@ -96,7 +96,7 @@ def diagonal_hidden(a: MeasuredAttention) -> Failure | None:
     require_causal(a)
     seen = a.visible(11, 11)[0]
     if bool(seen.triu(1).any()):
-        return None  # it sees later keys: the fact `causality`
+        return None  # later keys are reported by the fact `causality`
     if not bool(seen.diagonal(dim1=-2, dim2=-1)[:, 1:].any()) and bool(seen[:, 1:].any()):
         return _wrong_band(a, 11, "row i sees only keys before i, so the first row sees no key")
     return None
@@ -112,7 +112,7 @@ def causal_off_by_one(a: MeasuredAttention) -> Failure | None:
     Usual causes: the diagonal of the mask: triu(diagonal=2), tril(diagonal=1); or targets not shifted by one
     """
     undeclared = a.declared.causal is None and not a.declared.windowed
-    if not (undeclared and a.band == VisibleBand(None, 1)):  # such a mask is hardly on purpose
+    if not (undeclared and a.band == VisibleBand(None, 1)):  # such a mask is hardly intended
         require_causal(a)
     if a.band is not None and a.band.after == 1:
         declare = "causal=False, window_after=1" if a.declared.causal or a.uses_causal_argument else "window_after=1"
@@ -244,7 +244,7 @@ def mask_pattern(a: MeasuredAttention) -> Failure | None:
     for n in (11, 7, 13, 37, 67, 131, LONG):
         try:
             seen = a.visible(n, n)
-        except Exception:  # longer than it accepts  # nosec B112
+        except Exception:  # the attention does not accept this length  # nosec B112
             continue
         if bool((other := seen != band.visible(n, n)).any()):
             same = "other rows see as far" if n == 11 else f"of 11 keys it sees: {band}"

@@ -228,7 +228,7 @@ def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
     try:
         return smallest_failure(a, a.random_inputs(7, 7, b=1), detect)
     except Exception:
-        return None  # it accepts no number, and is listed among the untested arguments
+        return None  # the argument accepts no number; the report lists it as untested
 
 
 def usual_rotation(a: MeasuredAttention, inputs: AttentionInputs) -> Rotation | None:

@@ -52,7 +52,7 @@ def runs(d: DecoderUnderTest) -> Failure | None:
     tokens = d.random_tokens()
     try:
         d(tokens)
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raised = Raised.from_error(error)
         words = f"an ordinary call raises {raised}"
         if d.logits_or_none(d.random_tokens(3)) is not None:
@@ -113,7 +113,7 @@ def dropout_in_eval(d: DecoderUnderTest) -> Failure | None:
         return compare_bits(d, words, tokens, ["torch.manual_seed(0)", first, *second])
 
     if compare(0) is not None:
-        return None  # it changes with every call: the fact `state-between-calls`
+        return None  # changes between calls are reported by `state-between-calls`
     return compare(1) or compare(2)
 
 
@@ -189,7 +189,7 @@ def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
     for n in (LONG, 33, 17):
         tokens = d.random_tokens(n, 1)
         if (before := d.logits_or_none(tokens)) is None:
-            continue  # longer than it accepts
+            continue  # the decoder does not accept this length
         moved = (d(_change_token(d, tokens, -1)) != before).any(-1)[0]
         first = int(moved.int().argmax())
         return n - 1 - first if first and bool(moved[first:].all()) else None
@@ -231,7 +231,7 @@ def causality(d: DecoderUnderTest) -> Failure | None:
     for n in (13, 17, 33, 48, LONG):
         tokens, cut = d.random_tokens(n, 1), n // 2
         if d.logits_or_none(tokens) is None:
-            return None  # longer than it accepts
+            return None  # the decoder does not accept this length
         words = f"of {n} tokens, logits before {cut} change with tokens from {cut} on"
         if (found := _changed_from(d, words, tokens, cut)) is not None:
             return found
@@ -371,7 +371,7 @@ def _later_slots_seen(d: DecoderUnderTest) -> Failure | None:
     try:
         first, again, *_ = d.run_code(tokens, lines)["steps"]
         found = compare_logits(d, words, tokens, lines, "steps[2]", "steps[0]")
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raise NotApplicableError(f"it accepts no steps out of order: {str(error)[:80]}") from error
     if not torch.equal(first, again):
         raise NotApplicableError("its cache has no slots: a step that is repeated is stored twice")
@@ -579,7 +579,7 @@ def cache(d: DecoderUnderTest) -> Failure | None:
     for sizes in ([1] * 9, *([n, 9 - n] for n in range(1, 9)), [2, 3, 4], long):
         tokens = d.random_tokens(sum(sizes), 1 if sizes == long else 2)
         if d.logits_or_none(tokens) is None:
-            break  # longer than it accepts
+            break  # the decoder does not accept this length
         words = f"in steps of {sizes} logits differ by {{}} from one pass"
         if (found := compare_logits(d, words, tokens, steps_code(d, sizes), "steps", logits_code(d))) is not None:
             return found

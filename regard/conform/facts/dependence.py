@@ -396,7 +396,7 @@ def memory_argument(a: MeasuredAttention) -> str | None:
         return None
     try:
         out = first_tensor(_run_with_memory(a, name, [f"out = module(x, {name}={name})"])[0])
-    except Exception:  # a foreign function may raise anything
+    except Exception:  # the function of the user may raise any exception
         return None
     return name if out.shape[:2] == (2, 5) else None
 
@@ -423,7 +423,7 @@ def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple
     ]
     space: dict[str, Any] = {"torch": torch, "module": module}
     with torch.no_grad():
-        exec("\n".join(lines), space)  # our own lines, the example of the report  # nosec B102
+        exec("\n".join(lines), space)  # code written by this package, which the report shows  # nosec B102
     return space[lines[-1].partition(" = ")[0]], lines
 
 

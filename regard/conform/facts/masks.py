@@ -174,7 +174,7 @@ def masked_outputs(a: MeasuredAttention) -> Failure | None:
         if i == j or (a.free_lengths and a.band is not None and a.band.after is None):
             inputs = random_mask(a, a.random_inputs(i, j, b=1 if j == LONG else 3, causal=False, dtype=torch.float32))
             if j == LONG and raised_by(a, inputs) is not None:
-                continue  # longer than it accepts
+                continue  # the attention does not accept this length
             if (found := smallest_failure(a, inputs, partial(_detect_masked, a))) is not None:
                 return found
     return None
@@ -382,7 +382,7 @@ def causal_with_mask(a: MeasuredAttention) -> Failure | None:
     inputs = replace(inputs, visible=torch.ones(inputs.pair_shape, dtype=torch.bool))
     try:
         later = a.weights(inputs).triu(1)
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raise NotApplicableError("it raises if a mask is passed with its causal argument") from error
     if not bool((later != 0).any()):
         return None
@@ -436,7 +436,7 @@ def packed_documents_leak(a: MeasuredAttention) -> Failure | None:
     ids = torch.tensor([[4, 4, 1, 1, 1, 3], [0, 0, 0, 2, 2, 2]])
     try:
         flat = a.weights(inputs, **{name: ids})
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raise NotApplicableError(f"{name} of (b j) numbers raises {str(error)[:80]}") from error
     leaks = (flat != 0) & (ids[:, None, :, None] != ids[:, None, None, :])
     if not bool(leaks.any()):

@@ -43,7 +43,7 @@ KERNEL_SHAPES: tuple[dict[str, Any], ...] = (
     {"i": 3, "j": LONG, "b": 1, "h": 2},
     {"i": LONG, "j": LONG, "b": 1, "h": 1},
 )
-DROPOUT = 0.25  # not one half: then as many weights are dropped as kept
+DROPOUT = 0.25  # not 0.5, where dropped and kept weights could not be distinguished
 
 
 def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
@@ -408,7 +408,7 @@ def dropout(a: MeasuredAttention) -> Failure | None:
         changes = _dropout_changes(a, inputs, keywords)
         with training_mode(a.probe.module, training=True):
             in_training = a.probe.module is not None and _dropout_changes(a, inputs, keywords)
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raise NotApplicableError(f"{given} raises {first_line(error)}") from error
     if in_training and not changes:
         raise NotApplicableError(f"{given} acts in training mode only, where it has not been tested")
@@ -426,7 +426,7 @@ def dropout(a: MeasuredAttention) -> Failure | None:
     place = f"{given} acts on values or on the output, not on weights: columns of equal values differ"
     # each fault: lines, the last line, what it should give, and how far from it the last line may be
     faults: dict[str, tuple[WriteLines, str, float, float]] = {place: (output, differ, False, 0.0)}
-    if shown and a.free_widths:  # if v has a fixed width, weights are read in several calls, and each drops others
+    if shown and a.free_widths:  # with a fixed width of v, weights are read in several calls, each with its own dropout
         faults[f"{given} drops whole rows, not single weights"] = gone, whole.format(3), False, 0.0
         faults[f"{given} drops whole keys, not single weights"] = gone, whole.format(2), False, 0.0
     if not a.declared.sink:

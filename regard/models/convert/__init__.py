@@ -34,7 +34,7 @@ from regard.models.saving import (
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-FAMILIES: Registry[Family] = Registry("model_type")  # by the model_type of a config.json
+FAMILIES: Registry[Family] = Registry("model_type")  # converters by the model_type of a config.json
 for _file in (gpt2, llama, bert, vit, bart, t5):
     for _name, _family in _file.FAMILIES.items():
         FAMILIES.add(_name)(_family)

@@ -96,7 +96,7 @@ def _check_sinusoids(table: Tensor, name: str, width: int) -> None:
     else:
         computed = SinusoidalPositions(width, pairing="half")(torch.arange(len(table)))
         error = (table.float() - computed).abs().max().item()
-        if error <= 1e-3 + torch.finfo(table.dtype).eps:  # not so for NaN
+        if error <= 1e-3 + torch.finfo(table.dtype).eps:  # False for NaN
             return
         off = f"differs from them by {error:.2g}"
     raise CheckpointError(f"{name} is not the sinusoids of width {width} that are supported: it {off}")

@@ -166,7 +166,7 @@ def name_field(name: str, table: NameTable, default: str) -> Field:
     return Field(name, table.read, default, table.write)
 
 
-Fields = Mapping[str, Field]  # by our names
+Fields = Mapping[str, Field]  # fields by regard's names
 SIZES = {
     "width": Field("hidden_size"),
     "depth": Field("num_hidden_layers"),

@@ -105,7 +105,7 @@ class LlamaFamily(Family):
             "num_key_value_heads": mixer.kv_heads,
             "head_dim": mixer.head_width,
             "rope_parameters": {"rope_theta": rotary.base, **_write_scaling(rotary.scaling)},
-            "rope_theta": rotary.base,  # where older releases look for it
+            "rope_theta": rotary.base,  # older releases read it here
             **(window if self.windows else {}),
             **(dict.fromkeys(BIASES, config.bias) if self.biases else {}),
             **(original if isinstance(rotary.scaling, DynamicNTK) else {}),
@@ -180,7 +180,7 @@ def _read_rotary(hf: HFConfig, context: int) -> Rotary:
     settings: dict[str, Any] = {}
     for ours, theirs in names.items():
         settings[ours] = (fields.get_int if ours == "original" else fields.get_float)(rope, f"{section}.{theirs}")
-    if "original" in settings and hf.get(names["original"]) is not None:  # it would take precedence
+    if "original" in settings and hf.get(names["original"]) is not None:  # transformers would prefer the saved value
         fields.expect(hf, **{names["original"]: settings["original"]})
     return Rotary(base=base, scaling=scaling(**settings))
 

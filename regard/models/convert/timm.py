@@ -62,7 +62,7 @@ DAVIT_NAMES: WeightTable = {
         lambda whole, config: [whole.roll(len(whole) // 3, 0)],
     ),
 }
-DAVIT_HEAD_WIDTH = 32  # in all models of the paper and of timm
+DAVIT_HEAD_WIDTH = 32  # the width of a head in all models of the paper and of timm
 
 
 def from_timm(weights: Mapping[str, Tensor], kind: str, **hints: Any) -> Model:

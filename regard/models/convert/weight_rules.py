@@ -100,7 +100,7 @@ def read_weights(
             raise CheckpointError(f"{source} lacks {', '.join(missing)}, needed for {name}")
         try:
             read[name] = rule.read([weights[each] for each in rule.theirs]).contiguous()
-        except (RuntimeError, IndexError) as error:  # such as matrices of different widths
+        except (RuntimeError, IndexError) as error:  # for example matrices of different widths
             raise CheckpointError(f"{name} cannot be made of {', '.join(rule.theirs)} in {source}: {error}") from None
         used.update(rule.theirs)
     unused = sorted(set(weights) - used)

@@ -16,8 +16,8 @@ from regard.see.measure.read_weights import READINGS, training_mode
 class DropoutReading:
     """The measured dropout of the attention weights."""
 
-    share: float = 0.0  # of weights that are zero
-    factor: float = 1.0  # of the weights that are kept
+    share: float = 0.0  # share of weights that are zero
+    factor: float = 1.0  # factor of the weights that are kept
     consistent: bool = True  # the factor is 1 / (1 - share), up to chance
     on_output: bool = False  # dropout acts on the output, not only on the weights
 

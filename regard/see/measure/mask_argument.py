@@ -108,7 +108,7 @@ def mask_polarity(
     """
     try:
         before, after = read(), read(**{argument.name: argument.convert(visible, dtype)})
-    except Exception:  # a foreign function may raise anything
+    except Exception:  # the function of the user may raise any exception
         return "refused"
     if after.shape != before.shape:
         return "refused"  # the mask was broadcast over other axes than those of the scores

@@ -56,7 +56,7 @@ def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
     longer = reader.i + 4
     try:
         flat = reader.weights(0 * raw.q, raw.k.new_zeros(reader.b, reader.g, longer, reader.c))
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raw.notes.append(f"the alignment is unknown: {reader.i} queries and {longer} keys raise {first_line(error)}")
         return name, aligned[0]
     return name, describe_mask(visible_pairs(flat)[0, 0])[1]
@@ -85,7 +85,7 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 
     try:
         found = fully_masked_row(read, argument, _shape(raw), reader.dtype)
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raw.notes.append(f"a fully masked row raises {first_line(error)}")
         return None
     if found == "other":
@@ -100,7 +100,7 @@ def _note_finite_mask_value(raw: RawWeights) -> None:
         return
     try:
         found = raw.reader.weights(torch.full_like(raw.q, 1e6), torch.full_like(raw.k, -1e6))[hidden]
-    except Exception as error:  # a foreign function may raise anything
+    except Exception as error:  # the function of the user may raise any exception
         raw.notes.append(f"very negative scores raise {first_line(error)}")
         return
     if bool((found > 0).any()):

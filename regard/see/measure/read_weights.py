@@ -75,7 +75,7 @@ class WeightReader:
             reader = cls(probe, b, h, g, i, j, c, e, extra, kind)
             try:
                 reader.output(*tensors)
-            except Exception as error:  # a foreign function may raise anything
+            except Exception as error:  # the function of the user may raise any exception
                 refused = refused or error
                 continue
             notes = [] if kind == dtype else [f"measured in {kind}, since {dtype} raises {first_line(refused)}"]

@@ -27,7 +27,7 @@ from regard.base.registry import Registry
 from regard.work.exercises.run_answer import perform
 
 _TODO_BODY = re.compile(r"((?:^( +)# TODO.*\n)+)((?:^\2.*\n|^\n(?=\2))+)", re.MULTILINE)
-CHECK_SEED = 0  # of the inputs on which a student checks an answer; whoever grades a class draws other inputs
+CHECK_SEED = 0  # seed of the inputs with which students check answers; grading a class uses others
 
 Edits = tuple[tuple[str, str], ...]  # pairs of a text of the solution's module and its replacement
 Answer = Callable[[tuple[Any, ...]], Any]  # performs requests on a student's function or class; see `perform`
@@ -77,11 +77,11 @@ class Exercise:
     title: str
     function_name: str
     prompt: str
-    module: str  # of the reference solution
+    module: str  # module of the reference solution
     check: Check
     mistakes: tuple[PlantedMistake, ...]
     example: str = ""  # the end of the prompt: what the solution gives for the inputs of the notebook
-    edits: Edits = ()  # of the module, in a variant
+    edits: Edits = ()  # text replacements in the module, in a variant
 
     @property
     def solution(self) -> Any:
@@ -145,7 +145,8 @@ def edited_module(name: str, edits: Edits) -> types.ModuleType:
     if not edits:
         return importlib.import_module(name)
     module = types.ModuleType(name)
-    exec(compile(edited_source(name, edits), f"{name} (edited)", "exec"), vars(module))  # our own source  # nosec B102
+    # code of this package
+    exec(compile(edited_source(name, edits), f"{name} (edited)", "exec"), vars(module))  # nosec B102
     return module
 
 

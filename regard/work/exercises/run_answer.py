@@ -212,7 +212,8 @@ def execute(sources: list[tuple[str, str]]) -> tuple[types.ModuleType, list[Rais
             continue
         for statement in statements:
             try:
-                exec(compile(ast.Module([statement], []), file, "exec"), vars(module))  # in its own process  # nosec B102
+                # this runs in a separate process
+                exec(compile(ast.Module([statement], []), file, "exec"), vars(module))  # nosec B102
             except (Exception, SystemExit) as error:
                 errors.append(describe_error(error, files))
     return module, errors
@@ -270,13 +271,13 @@ def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
     def refuse(*args: object, **keywords: object) -> None:
         raise PermissionError("processes cannot be started while answers are graded")
 
-    # these start a process without an audit event
+    # these functions start a process without an audit event
     sys.modules["_posixsubprocess"].fork_exec = sys.modules["subprocess"]._fork_exec = refuse  # type: ignore[attr-defined]
     shown = {_identify(each) for folder in readable for each in (Path(folder), *Path(folder).rglob("*"))}
     secret = {_identify(each) for folder in hidden for each in (Path(folder), *Path(folder).rglob("*"))} - shown
     # files are known by their inodes, because a submission can replace the functions that resolve paths
     forbid_files(
-        frozenset(secret - {_identify(Path(__file__))}),  # this file is read to describe an error
+        frozenset(secret - {_identify(Path(__file__))}),  # this file stays readable: it is read to describe an error
         _identify(Path.cwd()),
         Path("/proc").stat().st_dev if status.exists() else None,
     )

@@ -46,7 +46,7 @@ def _accuracy_cases(generator: np.random.Generator) -> list[Case]:
     return cases
 
 
-CHANNELS = TorchModule("Flatten", {"start_dim": 2})  # in place of patches: every channel is a token
+CHANNELS = TorchModule("Flatten", {"start_dim": 2})  # replaces the patches: every channel is a token
 
 VIT = load_set(
     "vit",

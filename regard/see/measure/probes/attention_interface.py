@@ -65,7 +65,7 @@ def probe_attention_interface(module: nn.Module, name: str, options: ProbeOption
     try:
         with torch.no_grad():
             run(torch.zeros(2, 5, config.hidden_size, dtype=dtype, device=device))
-    except Exception as error:  # a foreign module may raise anything
+    except Exception as error:  # the module of the user may raise any exception
         raise ConfigError(f"{name} raised {type(error).__name__}: {error}; {AS_FUNCTION}") from error
     (_, h, _, c), (_, g, _, _), (_, _, _, e) = chosen.shapes
     takes = inspect.signature(module.forward).parameters

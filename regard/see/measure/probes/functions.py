@@ -182,7 +182,7 @@ class _Function:
         try:
             with torch.no_grad():
                 out = self._call(layout, *sizes.random_tensors(dtype, device))
-        except Exception as error:  # a foreign function may raise anything when it is called in a wrong layout
+        except Exception as error:  # the function may raise any exception in a wrong layout
             return error
         lengths = {"b": b, "h": h, "n": i, "c": e, "(h c)": h * e}
         shapes = {each: tuple(lengths[axis] for axis in re.findall(r"\(.*?\)|\w", each)) for each in LAYOUTS[layout]}

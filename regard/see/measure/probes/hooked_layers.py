@@ -81,7 +81,7 @@ def _count_heads(
         try:
             with torch.no_grad():
                 out = probe.call(q, k, k[..., :1].expand(*k.shape[:3], shape.e))
-        except Exception:  # a foreign module may raise anything when it is called in a wrong way  # nosec B112
+        except Exception:  # the module may raise any exception if it is called wrongly  # nosec B112
             continue
         changes = (out.diff(dim=-1).abs() > 1e-3 * out.abs().max()).any(2).any(0)[0]
         heads = int(changes.sum()) + 1

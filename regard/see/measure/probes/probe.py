@@ -49,7 +49,7 @@ class Probe:
         try:
             with torch.no_grad():
                 out = self.call(q, k, v)
-        except Exception as error:  # a foreign function may raise anything when it is called in a wrong way
+        except Exception as error:  # the function may raise any exception if it is called wrongly
             return error
         if out.shape != (sizes.b, sizes.h, sizes.i, sizes.e):
             return False

@@ -92,7 +92,7 @@ def _probe_with(
     try:
         with torch.no_grad():
             call.test_call(copies, q, k, v)
-    except Exception as raised:  # a foreign module may raise anything
+    except Exception as raised:  # the module of the user may raise any exception
         return f"raises {type(raised).__name__}: {(str(raised).splitlines() or [''])[0]}"
     return probe
 
