@@ -31,7 +31,7 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 
 def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return the argument between `low` and `high` at which an increasing function reaches `target`.
+    """Return the argument between `low` and `high` at which the increasing function `rising` reaches `target`.
 
     Bisection continues until no float lies between the two ends.
     """

@@ -38,7 +38,9 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a value to what `json.dumps` accepts. A dataclass becomes a dictionary, its class name under `kind`."""
+    """Convert a value to types that `json.dumps` accepts. A dataclass becomes a dictionary with its class name under
+    "kind".
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
         if "kind" in fields:
@@ -66,7 +68,7 @@ def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
     unknown = sorted(set(settings) - set(fields))
     if unknown:
         raise ConfigError(f"{what} has {', '.join(unknown)}, which {kind.__name__} does not have")
-    needed = [name for name, field in fields.items() if _required(field) and name not in settings]
+    needed = [name for name, field in fields.items() if is_required(field) and name not in settings]
     if needed:
         raise ConfigError(f"{what} lacks {', '.join(needed)}, which {kind.__name__} needs")
     return kind(**{name: coerce(f"{what}: {name}", value, hints[name]) for name, value in settings.items()})
@@ -81,7 +83,7 @@ def coerce(what: str, value: Any, hint: Any) -> Any:
     hint  the type annotation
     """
     errors: list[ConfigError] = []
-    for option in _options(hint):
+    for option in union_members(hint):
         try:
             converted = _convert(what, value, option)
         except ConfigError as error:  # the form is right, but a part of it is wrong
@@ -115,7 +117,8 @@ def _convert(what: str, value: Any, option: Any) -> Any:
     return value if isinstance(value, option) else _NO_MATCH
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union annotation such as int | None; any other annotation alone."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -130,7 +133,7 @@ def _describe_type(option: Any) -> str:
 
 def _describe(hint: Any) -> str:
     names = {int: "a whole number", float: "a real number", str: "a word", bool: "True or False"}
-    words = [names.get(option) or _describe_type(option) for option in _options(hint)]
+    words = [names.get(option) or _describe_type(option) for option in union_members(hint)]
     return " or ".join("None" if word == "NoneType" else word for word in words)
 
 
@@ -142,5 +145,6 @@ def _check_name(config: object, name: str) -> None:
         raise ConfigError(f"{type(config).__name__} has no setting {name!r}{hint} (there are: {', '.join(known)})")
 
 
-def _required(field: "dataclasses.Field[Any]") -> bool:
+def is_required(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a dataclass field has no default."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

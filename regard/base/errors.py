@@ -13,39 +13,39 @@ class RegardError(Exception):
 
 
 class ShapeError(RegardError, ValueError):
-    """A tensor has a wrong number of axes or a wrong size, or token ids or positions are out of range."""
+    """Raised if a tensor has a wrong number of axes or a wrong size, or token ids or positions are out of range."""
 
 
 class DtypeError(RegardError, TypeError):
-    """An argument is not a tensor, or has a wrong dtype or layout, or another dtype than the other tensors."""
+    """Raised if an argument is not a tensor, has a wrong dtype or layout, or another dtype than the other tensors."""
 
 
 class DeviceError(RegardError, ValueError):
-    """Tensors of one call are on different devices."""
+    """Raised if the tensors of one call are on different devices."""
 
 
 class ConfigError(RegardError, ValueError):
-    """A setting or argument has an invalid value."""
+    """Raised if a setting or argument has an invalid value."""
 
 
 class MissingExtraError(ConfigError, ImportError):
-    """An optional dependency is not installed; the message names the extra that installs it."""
+    """Raised if an optional dependency is not installed. The message names the extra that installs it."""
 
 
 class KeywordError(ConfigError, TypeError):
-    """A function was called with a keyword argument that it does not have."""
+    """Raised if a function is called with a keyword argument that it does not have."""
 
 
 class DataError(RegardError, ValueError):
-    """A data file is missing, damaged or in an unknown format, or its records are inconsistent."""
+    """Raised if a data file is missing, damaged or in an unknown format, or its records are inconsistent."""
 
 
 class UnknownNameError(RegardError, ValueError):
-    """A name, such as that of a model or a kernel, is not registered."""
+    """Raised if a name, such as that of a model or a kernel, is not registered."""
 
 
 class KernelRefusedError(RegardError, RuntimeError):
-    """No kernel can compute an attention call exactly, or the kernel chosen with `kernel=` cannot."""
+    """Raised if no kernel can compute an attention call exactly, or the kernel chosen with `kernel=` cannot."""
 
     kernel: str | None = None
     reasons: list[str] = []  # noqa: RUF012 (set on every error)
@@ -68,16 +68,16 @@ def kernel_refused(kernel: str | None, reasons: list[str], others: list[str]) ->
 
 
 class CacheError(RegardError, RuntimeError):
-    """A KV cache is full, or new keys do not continue its content."""
+    """Raised if a KV cache is full, or new keys do not continue its content."""
 
 
 class InterventionError(RegardError, RuntimeError):
-    """An edit of a model's attention cannot be made, or it changed nothing."""
+    """Raised if an edit of a model's attention cannot be made, or changed nothing."""
 
 
 class CheckpointError(RegardError, RuntimeError):
-    """A checkpoint or saved model is damaged, belongs to another model or has an unknown format."""
+    """Raised if a checkpoint or saved model is damaged, belongs to another model or has an unknown format."""
 
 
 class TrainingError(RegardError, RuntimeError):
-    """A training run cannot continue: its loss is not finite, or a checkpoint cannot be written."""
+    """Raised if a training run cannot continue: its loss is not finite, or a checkpoint cannot be written."""

@@ -58,7 +58,7 @@ def read_text(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> st
 
 
 def max_expanded(size: int) -> int:
-    """Return the maximum number of bytes that `size` compressed bytes are allowed to decompress to."""
+    """Return the maximum size in bytes of the decompressed data of a file with `size` compressed bytes."""
     return MAX_EXPANSION[0] * size + MAX_EXPANSION[1]
 
 
@@ -140,7 +140,7 @@ def file_digest(file: Path, algorithm: str = "sha256") -> str:
 
 
 def describe(failure: BaseException) -> str:
-    """Return the message of an exception, cut to 200 characters, or the name of its class if it has no message."""
+    """Return the message of an exception, at most 200 characters, or the name of its class if it has no message."""
     return str(failure)[:200] or type(failure).__name__
 
 

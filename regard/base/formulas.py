@@ -56,7 +56,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A letter in a formula with an optional subscript and an optional head number above, such as W_Q of head 2."""
+    """A letter in a formula, with an optional subscript and an optional head number as superscript, such as W_Q of head
+    2.
+    """
 
     letter: str
     below: str = ""
@@ -65,14 +67,14 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Word:
-    """Upright text inside a formula, such as the name of a function."""
+    """Upright text in a formula, such as the name of a function."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a matrix in a formula, with indices from 1, such as Q[1,3]."""
+    """An entry of a matrix in a formula, with indices from 1, such as Q[1,3]."""
 
     of: Symbol
     places: tuple[int, ...]
@@ -80,7 +82,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum of at least one term in a formula."""
+    """A sum of terms in a formula."""
 
     terms: tuple["Expression", ...]
 
@@ -284,7 +286,9 @@ def _precedence(each: Expression, flat: bool) -> int:
 
 @dataclass(frozen=True)
 class _Box:
-    """A rectangle of text, in lines of equal length. Line `middle` is aligned with the rest of the formula."""
+    """A rectangle of text with lines of equal length. The line with index `middle` is aligned with the rest of the
+    formula.
+    """
 
     lines: tuple[str, ...]
     middle: int = 0
@@ -378,7 +382,7 @@ def _row_precedence(row: Sequence[Expression], at: int) -> int:
 
 
 def _small(each: Expression | None, characters: dict[str, str], mark: str) -> str:
-    """Format a subscript or superscript with small Unicode characters.
+    """Write a subscript or superscript with small Unicode characters.
 
     If a character has no small form, the whole script is written at normal size after `mark`.
 

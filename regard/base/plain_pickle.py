@@ -38,7 +38,7 @@ class NamedFunction:
 
 @dataclass
 class PartialArray:
-    """A numpy array under construction while a pickle is loaded. A later opcode may fill in its values."""
+    """A numpy array of a pickle during loading; a later opcode may set its values."""
 
     values: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
@@ -49,7 +49,7 @@ class ByteDtype:
 
 
 def load_plain_pickle(where: str, data: bytes) -> Any:
-    """Load a pickle safely: nothing in it is executed, and other than plain data it raises DataError.
+    """Load a pickle without executing anything in it. Raises DataError unless it holds plain data only.
 
     Plain data are dictionaries, lists, strings, bytes, integers and uint8 arrays.
 
@@ -77,7 +77,7 @@ def load_plain_pickle(where: str, data: bytes) -> Any:
 
 
 class _RefusedOpcodeError(Exception):
-    """A pickle has an opcode that is refused because it does not build plain data."""
+    """Raised for an opcode that is refused because it does not build plain data."""
 
 
 class _PickleMachine:
@@ -175,7 +175,7 @@ class _PickleMachine:
         raise _RefusedOpcodeError("calls a function that is not allowed")
 
     def pop_to_mark(self) -> list[Any]:
-        """Pop all values above the last mark, and the mark."""
+        """Pop all values above the last mark, and the mark itself; return the values."""
         index = len(self.stack) - 1
         while self.stack[index] is not MARK:
             index -= 1

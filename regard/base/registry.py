@@ -37,7 +37,9 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def _suggestion(self, name: str) -> str:
-        """Return the hint for an unknown name: similar names; else all names, or the first and last of many names."""
+        """Return a hint for an unknown name: similar names, else all names, or the first and last ones if there are
+        many.
+        """
         if near := get_close_matches(name, self._entries):
             return f"; did you mean {' or '.join(map(repr, near))}?"
         if len(self._entries) <= MAX_LISTED:

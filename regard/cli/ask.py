@@ -23,27 +23,21 @@ def command(
     question: Annotated[str | None, typer.Argument(help='A question such as "Where was Ada Lovelace born?"')] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            help="A run of birthplaces or a model [default: runs/birthplaces if it exists, else biographies-gpt]"
-        ),
+        typer.Option(help="A run [default: runs/birthplaces, else biographies-gpt]"),
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(help="SQLite file of the fact store [default: facts.sqlite in the folder; pretrained: here]"),
+        typer.Option(help="SQLite file of the facts [default: facts.sqlite]"),
     ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Minimum confidence of the model's answers [default: calibrated by the run]")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="Minimum confidence of answers [default: calibrated]")] = None,
     answer: Annotated[str | None, typer.Option(help="Save this answer to the question in the fact store")] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Train the model on the facts in the store")] = False,
     steps: Annotated[int | None, typer.Option(help="--learn: number of training steps [default: 300]")] = None,
     data: Annotated[Path | None, typer.Option(help="--learn: new path of the data, if it has moved")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="--learn: cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="--learn: cpu, cuda ... [default: a GPU if there is one]")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer a question, or ask you for the answer and save it. Exit code 1: the answer is unknown.
+    """Answer a question, or save your answer. Exit code 1: the answer is unknown.
 
     Example: regard ask 'Where was Ada Lovelace born?'
     """

@@ -85,14 +85,16 @@ def command(
         ),
     ] = False,
     list_facts: Annotated[bool, typer.Option("--list", help="List every fact instead")] = False,
-    libraries: Annotated[bool, typer.Option("--libraries", help="Check other libraries, as a Markdown table")] = False,
+    libraries: Annotated[
+        bool, typer.Option("--libraries", help="Check other libraries, as a Markdown table", rich_help_panel=REPORTS)
+    ] = False,
     **options: Any,
 ) -> None:
     """Check which rules an attention or a decoder breaks.
 
-    Exit code 1: something is broken or inexact. 3: it only differs from our policy. 0: neither.
+    Exit code 1: broken or inexact. 3: differs from our policy only. 0: neither.
 
-    Example: regard check torch.nn.functional:scaled_dot_product_attention --quick
+    Example: regard check torch.nn.functional:scaled_dot_product_attention
     """
     from regard.conform.options import CheckOptions
 

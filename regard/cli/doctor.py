@@ -53,7 +53,7 @@ def command(json: JsonOption = False) -> None:
 
 
 def find_packages() -> Iterator[Finding]:
-    """Yield the versions of Python, of regard, of the packages it requires, and of the packages of its extras."""
+    """Yield a finding for Python, for regard, for each package it requires, and for each package of its extras."""
     yield Finding("versions", "python", OK, f"{platform.python_version()}, {sys.executable}")
     yield Finding("versions", "regard", OK, f"{regard.__version__}, {Path(regard.__file__).parent}")
     try:
@@ -72,7 +72,7 @@ def find_packages() -> Iterator[Finding]:
 
 
 def judge_package(name: str, least: str, extra: str | None) -> Finding:
-    """Return whether a package is installed in a version that is new enough, as a Finding.
+    """Return a Finding that says whether a package is installed in a version that is new enough.
 
     least  the oldest version that is supported
     extra  the extra of regard that needs the package; None if regard itself does
@@ -89,7 +89,7 @@ def judge_package(name: str, least: str, extra: str | None) -> Finding:
 
 
 def find_torchvision() -> Iterator[Finding]:
-    """Yield whether torchvision can be imported, that is, was built for the installed torch.
+    """Yield a finding on whether torchvision can be imported; it has to be built for the installed torch.
 
     transformers and timm import torchvision.
     """
@@ -113,7 +113,7 @@ def find_torchvision() -> Iterator[Finding]:
 
 
 def find_devices() -> Iterator[Finding]:
-    """Yield the CPU with its memory, every GPU, and whether torch.compile finds a compiler."""
+    """Yield a finding for the CPU with its memory, for each GPU, and for the compiler of torch.compile."""
     import torch
 
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
@@ -155,7 +155,7 @@ def find_kernels() -> Iterator[Finding]:
 
 
 def find_space() -> Iterator[Finding]:
-    """Yield the free disk space of the current folder and of the Hugging Face cache."""
+    """Yield a finding for the free disk space of the current folder and of the Hugging Face cache."""
     cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     for name, folder in (("here", Path.cwd()), ("Hugging Face", cache)):
         present = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))

@@ -27,7 +27,7 @@ Dtype = StrEnum("Dtype", ["float32", "float64", "float16", "bfloat16"])  # the d
 
 def command(
     shape: Annotated[str, typer.Option(help="Sizes of q: b,h,i,c")] = "1,8,1024,64",
-    kv: Annotated[str | None, typer.Option(help="Sizes of k and v: g,j,e [default: those of q]")] = None,
+    kv: Annotated[str | None, typer.Option(help="Sizes of k and v: g,j,e [default: as q]")] = None,
     mask: Annotated[str, typer.Option(help="A mask expression, such as 'causal()'")] = "full()",
     scores: Annotated[
         list[str] | None,
@@ -37,12 +37,12 @@ def command(
         float | None, typer.Option(help="Inverse temperature, inf for hard attention [default: c ** -0.5]")
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="dtype of q, k and v")] = Dtype.float32,
-    dropout: Annotated[float, typer.Option(help="Dropout probability of weights")] = 0.0,
+    dropout: Annotated[float, typer.Option(help="Dropout probability")] = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Show which attention kernel runs a call, and why.
 
-    Example: regard explain --shape 1,8,4096,64 --mask 'causal() & window(before=255)'
+    Example: regard explain --mask 'causal() & window(before=255)'
     """
     import regard
     from regard.core.masks.expression import parse_mask
@@ -89,7 +89,7 @@ def blank(shape: tuple[int, ...], dtype: str = "float32") -> "Tensor":
 
 
 def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
-    """Build the score term written as `name` or `name:number`, such as `alibi` or `softcap:30`.
+    """Build the score term that a text such as `alibi` or `softcap:30` (`name:number`) describes.
 
     h, i, j, c  numbers of heads, queries and keys, and the width of a head
     """
@@ -120,7 +120,7 @@ def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
 
 
 def explanation_json(explanation: "Explanation") -> dict[str, object]:
-    """Convert an explanation of the kernel choice to a JSON object. A kernel that cannot run has no cost."""
+    """Convert an explanation of the kernel choice to a JSON object; a kernel that refuses the call has no cost."""
     refused: dict[str, object] = {"work": None, "memory": None}
     answers = [asdict(answer) | ({} if answer.able else refused) for answer in explanation.answers]
     return asdict(explanation) | {"share": share(explanation), "answers": answers}

@@ -92,7 +92,7 @@ def write_export(folder: Path, lesson: Path | None) -> None:
 
 
 def build_stored() -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Compute what the exported page shows without a server.
+    """Compute the results that the exported page shows without a server.
 
     Returns the shipped models, and the stored responses for their examples, the mask gallery and the worked
     example.

@@ -58,7 +58,8 @@ def check_model(name: str) -> None:
 
 
 def tasks() -> "dict[str, Task]":
-    """Return the long computations of the explorer, by name: running a lab claim and analysing a model.
+    """Return the functions that the explorer runs in a separate process, by name: running a lab claim, analysing a
+    model.
 
     Called in the process that runs them.
     """

@@ -35,21 +35,17 @@ StrategyName = StrEnum("StrategyName", ["greedy", "sample", "beam", "kth"])  # d
 EarlyStopping = StrEnum("EarlyStopping", ["true", "false", "never"])
 
 SEARCH = "Beam search and other strategies"
-
 OTHER = "Other"
 
 
 def command(
     model: Annotated[
         str,
-        typer.Argument(help="A pretrained model, a saved folder (ours or Hugging Face's), a finished run, or a preset"),
+        typer.Argument(help="A pretrained model, a folder, a run or a preset"),
     ] = "text-gpt",
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            help="The text to continue, or to answer; - reads it from stdin without its last line break "
-            "[default: the example of a pretrained model]"
-        ),
+        typer.Argument(help="The text to continue; - is stdin [default: the model's example]"),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens")] = 64,
     temperature: Annotated[float | None, typer.Option(help="Sample: divide the logits by this [default: 1.0]")] = None,
@@ -75,9 +71,7 @@ def command(
         int | None,
         typer.Option(help="--strategy kth: always the k-th most likely token [default: 2]", rich_help_panel=SEARCH),
     ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output, matched as tokens; may be repeated")
-    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated")] = None,
     num_return_sequences: Annotated[
         int, typer.Option(help="Sample: number of independent texts", rich_help_panel=OTHER)
     ] = 1,
@@ -92,7 +86,7 @@ def command(
 ) -> None:
     """Continue a prompt, or answer it with an encoder-decoder.
 
-    Example: regard generate text-gpt 'The for statement' --temperature 0.8 --seed 1
+    Example: regard generate text-gpt 'The for statement' --temperature 0.8
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     early = None if early_stopping is None else {"true": True, "false": False}.get(early_stopping, "never")

@@ -31,7 +31,7 @@ STYLES = {"supported": "green", "refuted": "red", "unclear": "yellow"}
 app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 Results = Annotated[
-    Path | None, typer.Option("--results", help="Folder of results [default: regard/lab in the user's cache]")
+    Path | None, typer.Option("--results", help="Folder of results [default: regard/lab in the user cache]")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write an HTML page that works offline")]

@@ -121,7 +121,7 @@ def _read_available(size: int) -> bytes:
 
 
 class StreamRecognizer:
-    """Streaming speech recogniser that also computes when each word becomes known."""
+    """Streaming speech recogniser that also reports at which time each word was recognised."""
 
     def __init__(self, model: "Speech", settings: "SpeechSettings", resampler: "StreamResampler") -> None:
         from regard.models.speech import STEP
@@ -177,7 +177,7 @@ class StreamResampler:
 
     @property
     def latency(self) -> float:
-        """The maximum delay of a sample in seconds."""
+        """The maximum delay, in seconds, between a sample and its resampled value."""
         return self.reach / self.rate
 
     def push(self, piece: "Tensor") -> "Tensor":

@@ -27,18 +27,16 @@ if TYPE_CHECKING:
     from regard.see.heads import HeadTable
     from regard.see.report import AttentionReport
 
-RECORDING = "Input and recording"
+RECORDING = "Input, recording, printing"
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(help="A pretrained model, a saved folder, or a preset such as gpt2 or vit-ti/16")
-    ] = "induction-gpt",
+    model: Annotated[str, typer.Argument(help="A model: pretrained, folder or preset")] = "induction-gpt",
     prompt: Annotated[
         str | None,
         typer.Argument(
             metavar="TEXT|IMAGE",
-            help="The input text (- is stdin) or image file [default: the example of a pretrained model]",
+            help="Input text (- is stdin) or image [default: the model's example]",
         ),
     ] = None,
     target: Annotated[
@@ -47,11 +45,9 @@ def command(
     sort: Annotated[
         str, typer.Option(help="Sort heads by entropy, spread, distance, previous, first, induction or layer")
     ] = "spread",
-    most: Annotated[int, typer.Option(help="Maximum number of heads to print", min=1)] = 12,
-    layer: Annotated[
-        str | None, typer.Option(help="Layer to draw, by name or number [default: the one with the least spread]")
-    ] = None,
-    head: Annotated[int | None, typer.Option(help="Head to draw [default: the one with the least spread]")] = None,
+    most: Annotated[int, typer.Option(help="Maximum number of heads to print", min=1, rich_help_panel=RECORDING)] = 12,
+    layer: Annotated[str | None, typer.Option(help="Layer to draw, by name or number [default: least spread]")] = None,
+    head: Annotated[int | None, typer.Option(help="Head to draw [default: least spread]")] = None,
     layers: Annotated[
         list[str] | None,
         typer.Option(help="Record only these modules, such as 'blocks.3*'; may be repeated", rich_help_panel=RECORDING),
@@ -185,7 +181,7 @@ def build_report(
 
 
 def explain_empty(name: str, layers: list[str] | None, left_out: dict[str, int]) -> str:
-    """Return the reason why no attention was recorded, for an error message.
+    """Return an error message that says why no attention was recorded.
 
     layers    patterns of the modules to record, as given by the user
     left_out  number of attention calls that could not be recorded, by reason

@@ -140,7 +140,7 @@ def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant
 
 
 def _default_block_size(positions: int) -> int:
-    """Return a block size: a small mask gets a few blocks, a large one at most 1,024 along a side."""
+    """Return the size of a block: small masks have a few blocks per side, large ones at most 1,024."""
     size = 4 if positions <= 64 else 64
     while positions > size * 1024:
         size *= 2
@@ -199,7 +199,7 @@ def gallery(shown: "list[Mask]", summaries: list[Summary]) -> RenderableType:
 
 
 def save_masks(path: Path, shown: "list[Mask]", queries: int, keys: int) -> None:
-    """Draw all masks into one picture file."""
+    """Draw all masks into one image file."""
     from matplotlib.figure import Figure
 
     if max(queries, keys) > LARGEST_DRAWN:

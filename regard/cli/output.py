@@ -34,7 +34,7 @@ def show_json(value: object) -> None:
 
 
 def write_text(text: str) -> None:
-    """Write to stdout at once, without a line break."""
+    """Write a text to stdout and flush it, without a line break at its end."""
     print(text, end="", flush=True)
 
 
@@ -100,14 +100,14 @@ def find_font(characters: set[str]) -> str | None:
 
 @cache
 def _characters(path: str) -> frozenset[str]:
-    """Return the characters that a font file has."""
+    """Return the set of characters for which a font file has glyphs."""
     from matplotlib.ft2font import FT2Font
 
     return frozenset(map(chr, FT2Font(path).get_charmap()))
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file and print its name and size on stderr.
+    """Write a file with the function `write`, and print its name and size on stderr.
 
     write  function that writes to a path
     """

@@ -28,12 +28,8 @@ def command(
     variant: Variant = None,
     settings: Changes = None,
     devices: Annotated[int, typer.Option(help="Number of devices")] = 1,
-    parallel: Annotated[
-        Parallel, typer.Option(help="ddp: the whole model on each device. fsdp: a shard of each parameter")
-    ] = Parallel.ddp,
-    device: Annotated[
-        DeviceType | None, typer.Option(help="Type of the devices [default: cuda if this machine has a GPU, else cpu]")
-    ] = None,
+    parallel: Annotated[Parallel, typer.Option(help="ddp: model copies; fsdp: shards")] = Parallel.ddp,
+    device: Annotated[DeviceType | None, typer.Option(help="Type of the devices [default: cuda if available]")] = None,
     memory: Annotated[float | None, typer.Option(help="GiB of one device [default: the GPU of this machine]")] = None,
     json: JsonOption = False,
 ) -> None:

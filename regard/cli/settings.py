@@ -5,12 +5,11 @@ import dataclasses
 import inspect
 import math
 import re
-import types
 import typing
 from collections.abc import Iterator
 from typing import Any
 
-from regard.base.config import override
+from regard.base.config import is_required, override, union_members
 from regard.base.errors import ConfigError
 
 
@@ -131,7 +130,7 @@ def list_settings(built_in: Any, real: Any, path: str = "") -> Iterator[Setting]
             continue
         first, second = (getattr(each, name) if name in _fields(each) else _ABSENT for each in (built_in, real))
         about = "; ".join(part for part in (field_docs(owner).get(name, ""), _choices(hint)) if part)
-        if len(_options(hint)) > 1 or not dataclasses.is_dataclass(hint):
+        if len(union_members(hint)) > 1 or not dataclasses.is_dataclass(hint):
             yield Setting(path + name, format_value(first, hint), format_value(second, hint), about)
         elif about:
             yield Setting(path + name, None, None, about)
@@ -167,22 +166,20 @@ def _fields(config: Any) -> list[str]:
     return [each.name for each in dataclasses.fields(config) if each.init] if dataclasses.is_dataclass(config) else []
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-
-
 def _holds_configurations(hint: Any) -> bool:
-    return typing.get_origin(hint) is tuple and any(map(dataclasses.is_dataclass, _options(typing.get_args(hint)[0])))
+    return typing.get_origin(hint) is tuple and any(
+        map(dataclasses.is_dataclass, union_members(typing.get_args(hint)[0]))
+    )
 
 
 def _choices(hint: Any) -> str:
     """Describe the classes that a nested configuration can be set to; "" if there is no choice."""
-    kinds = [each for each in _options(hint) if isinstance(each, type) and dataclasses.is_dataclass(each)]
-    names = [each.__name__ for each in kinds if not any(map(_required, dataclasses.fields(each)))]
-    if not names or len(_options(hint)) == 1:
+    kinds = [each for each in union_members(hint) if isinstance(each, type) and dataclasses.is_dataclass(each)]
+    names = [
+        each.__name__
+        for each in kinds
+        if not any(field.init and is_required(field) for field in dataclasses.fields(each))
+    ]
+    if not names or len(union_members(hint)) == 1:
         return ""
-    return "takes " + ", ".join(names + ["none"] * (type(None) in _options(hint)))
-
-
-def _required(field: "dataclasses.Field[Any]") -> bool:
-    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return "takes " + ", ".join(names + ["none"] * (type(None) in union_members(hint)))

@@ -91,7 +91,7 @@ def command(json: JsonOption = False) -> None:
 
 
 def chapter(title: str, words: str) -> tuple[RenderableType, ...]:
-    """Return the heading and the introduction of a chapter of the tour."""
+    """Return the heading and the introductory text of a chapter of the tour."""
     return "", Rule(title, align="left", characters="-"), Text(words), ""
 
 
@@ -108,7 +108,7 @@ def look_inside() -> "AttentionReport":
 
 
 def explanations() -> "list[tuple[str, str, Explanation]]":
-    """Return example calls for the chapter on kernels: the code, what it shows, and which kernel runs it."""
+    """Return (code, description, explanation) for each example call of the chapter on kernels."""
     import regard
     from regard import causal, softcap, window
 

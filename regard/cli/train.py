@@ -32,18 +32,16 @@ LINE_INTERVAL = 15.0  # seconds between progress lines if stderr is not a termin
 
 
 Parallel = StrEnum("Parallel", ["ddp", "fsdp"])  # how several processes share a run
-Data = Annotated[Path | None, typer.Option(help="Folder or file of real data [default: the built-in data set]")]
+Data = Annotated[Path | None, typer.Option(help="Folder or file of real data [default: built-in data]")]
 MovedData = Annotated[Path | None, typer.Option(help="New path of the data, if it has moved")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Change a setting: --set model.depth=4; may be repeated. `regard train list NAME` shows all",
+        help="Change a setting: model.depth=4; may be repeated",
     ),
 ]
-Variant = Annotated[
-    str | None, typer.Option(help="A variant of the recipe, or several: finetune,cpu. `regard train list` shows them")
-]
+Variant = Annotated[str | None, typer.Option(help="Variants: finetune,cpu; see `regard train list`")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 
 DEVICES = "Several processes, logs"
@@ -53,7 +51,7 @@ def command(
     name: Annotated[str, typer.Argument(metavar="recipe", help="Name of a recipe, or `list`")],
     listed: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="With `list`: the recipe whose settings to show [default: all recipes]"),
+        typer.Argument(metavar="NAME", help="With `list`: the recipe whose settings to show [default: all]"),
     ] = None,
     data: Data = None,
     variant: Variant = None,
@@ -63,9 +61,7 @@ def command(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Resume the run in the folder, with its settings and data. --set steps=N extends it"
-        ),
+        typer.Option("--resume", help="Resume the run in the folder; --set steps=N extends it"),
     ] = False,
     parallel: Annotated[
         Parallel,
@@ -80,7 +76,7 @@ def command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a recipe. `regard train list` shows all recipes, `regard train list NAME` the settings of one.
+    """Train a recipe. `regard train list [NAME]` shows recipes and settings.
 
     Example: regard train vision --set plan.steps=100 --folder runs/digits
     """
@@ -190,7 +186,7 @@ def _answers_table(answered: list[Any]) -> Table:
 def build_settings(
     recipe: "Recipe", data: Path | None, variant: str | None, changes: list[str], saved: Any = None
 ) -> Any:
-    """Return the settings of a recipe for this data, with the changes of `--set`.
+    """Return the settings of a recipe for real or built-in data, with the changes of `--set`.
 
     variant  names of variants, separated by commas
     changes  `--set` texts such as "plan.steps=100"
@@ -388,4 +384,4 @@ def wrap_fields(fields: list[str], width: int) -> str:
 
 
 def ignore(*args: object) -> None:
-    """Do nothing: the callbacks of processes other than rank 0."""
+    """Do nothing; used as callback in processes other than rank 0."""

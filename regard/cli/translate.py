@@ -86,7 +86,7 @@ def read_sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]
 
 
 def split_lines(text: str) -> list[str]:
-    """Split a text at line feeds only, so that the output has as many lines as the input."""
+    """Split a text at line feeds only, so that the output gets as many lines as the input."""
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -108,7 +108,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class TranslationRun:
-    """A finished training run of the recipe `translation`, which translates plain text.
+    """A finished training run of the recipe `translation`, for translating plain text.
 
     pairs  the byte-pair tokenizer
     """

@@ -21,7 +21,7 @@ SOLVE = "solve"
 
 
 class SolveByDefault(TyperGroup):
-    """A command group that runs the command `solve` unless the first argument names another of its commands."""
+    """A command group that runs its command `solve` unless the first argument is the name of another command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args and args[0] in self.commands else [SOLVE, *args])
@@ -37,8 +37,7 @@ def mount(app: typer.Typer, print_errors: Callable[[Callable[..., None]], Callab
     app.add_typer(group, name="work", help="Worked solutions, checked answers, quiz, exercises, grading.")
 
 
-PROJECTIONS = "Inputs and projections"
-
+PROJECTIONS = "Mask, heads, projections"
 OUTPUT = "Output"
 
 
@@ -47,7 +46,7 @@ def command(
         str | None,
         typer.Argument(
             metavar="[NAME|FILE]",
-            help="three-tokens and udl-12-1 (not scaled), udl-12-2 (scaled), or a .json, .csv or .npz file",
+            help="three-tokens, udl-12-1, udl-12-2, or a .json, .csv or .npz file",
         ),
     ] = None,
     q: Annotated[str | None, typer.Option("--q", help="Queries: '1,-1/2;0,1', or a .csv, .json or .npy file")] = None,
@@ -79,8 +78,12 @@ def command(
             help="Divide the scores by the square root of the width [default: as in the problem, else scaled]",
         ),
     ] = None,
-    mask: Annotated[str | None, typer.Option(help="A mask expression, such as 'causal()'")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Number of heads that share the width")] = None,
+    mask: Annotated[
+        str | None, typer.Option(help="A mask expression, such as 'causal()'", rich_help_panel=PROJECTIONS)
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Number of heads that share the width", rich_help_panel=PROJECTIONS)
+    ] = None,
     format_: Annotated[
         str | None,
         typer.Option(
@@ -95,12 +98,10 @@ def command(
     steps: Annotated[
         str, typer.Option(help="all: calculate every entry; brief: show the matrices only", rich_help_panel=OUTPUT)
     ] = "all",
-    check: Annotated[
-        Path | None, typer.Option(help="Check a student's answer, a .json file, and show its first mistake")
-    ] = None,
+    check: Annotated[Path | None, typer.Option(help="Find the first mistake in a student's .json file")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Work out attention, or --check a student's steps. Other commands: regard work quiz, work exercises, work grade.
+    """Work out attention, or --check steps. See also work quiz, exercises, grade.
 
     Example: regard work three-tokens --format latex
     """

@@ -9,14 +9,12 @@ from rich.table import Table
 
 from regard.cli.output import JsonOption, check_folder, print_message, show, show_json, write_file
 
-ClassSeed = Annotated[
-    str | None, typer.Option(help="Secret of the teacher: draws other variants of the tasks for each student")
-]
-Seconds = Annotated[float, typer.Option(help="Time limit for the file and for each call")]
+ClassSeed = Annotated[str | None, typer.Option(help="Secret of the teacher: draws variants for each student")]
+Seconds = Annotated[float, typer.Option(help="Time limit for the file and each call")]
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Folder of submissions: ann.ipynb, ben.py, or a folder per student")],
+    folder: Annotated[Path, typer.Argument(help="Submissions: ann.ipynb, ben.py, or a folder per student")],
     csv: Annotated[Path | None, typer.Option(help="Write the points to this .csv file")] = None,
     exercises: Annotated[
         list[str] | None,
@@ -28,9 +26,9 @@ def command(
     megabytes: Annotated[int, typer.Option(help="Memory limit for a submission")] = 2048,
     json: JsonOption = False,
 ) -> None:
-    """Grade a class: each submission runs in its own process, on inputs drawn afterwards.
+    """Grade a class: each submission runs in its own process, on new inputs.
 
-    Example: regard work grade submissions --exercises self-attention --csv points.csv
+    Example: regard work grade submissions --exercises self-attention
     """
     from dataclasses import asdict
 

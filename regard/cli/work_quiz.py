@@ -50,7 +50,7 @@ def command(
         given, own = read_answers(answers)
         chosen = merge_settings(chosen, own, answers)
     settings = {name: DEFAULTS[name] if value is None else value for name, value in chosen.items()}
-    quiz = Quiz.of(settings["student"], count=settings["count"], seed=settings["seed"])
+    quiz = Quiz.for_student(settings["student"], count=settings["count"], seed=settings["seed"])
     if answers is not None:
         grade_answers(quiz, given, json)
     elif export is not None:
@@ -77,7 +77,9 @@ def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Merge the quiz settings of the command line and of the answer file. Raises ConfigError if they contradict."""
+    """Merge the quiz settings of the command line and of the answer file; raise ConfigError if they contradict each
+    other.
+    """
     for name, value in own.items():
         if chosen[name] not in (None, value):
             raise ConfigError(f"{path} is for {name} {value!r}, but --{name} is {chosen[name]!r}")

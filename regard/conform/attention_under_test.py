@@ -28,7 +28,7 @@ WIDTHS = (4, 8, 12, 64)  # widths of heads to try
 
 @dataclass(frozen=True)
 class CallCode:
-    """Python code of a call, for the example that reproduces a failure.
+    """How a call of the attention is written in the Python code that reproduces a failure.
 
     before  the lines of code before the call
     name    the name of the function to call
@@ -138,7 +138,8 @@ class AttentionUnderTest:
         causal: bool | None = None,
         seed: int = 0,
     ) -> AttentionInputs:
-        """Sample normal random q, k and v; sizes that the attention does not accept are replaced.
+        """Sample q, k and v from a normal distribution. A size that the attention does not accept is replaced by one
+        that it does.
 
         i, j    numbers of queries and keys
         b       batch size
@@ -161,7 +162,7 @@ class AttentionUnderTest:
         return AttentionInputs(q, k, v, causal=causal).to(self.dtype if dtype is None else dtype)
 
     def weights(self, inputs: AttentionInputs, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """Return the attention weights, read as the outputs for V = identity."""
+        """Return the attention weights: with the identity matrix as v, the output is the weights."""
         b, _, g, _, j, c, _ = inputs.sizes
         width = j if self.free_widths else c
 

@@ -43,7 +43,8 @@ RAISING_FACTS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed") 
 
 
 def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Report:
-    """Test an attention function (q, k, v), a module, or a decoder from tokens to logits; return a report.
+    """Test an attention function of q, k and v, an attention module, or a decoder from tokens to logits, and return a
+    report.
 
     Each tested property of attention, such as its scale, is called a fact.
 
@@ -125,7 +126,7 @@ def _no_exit(fn: object) -> Iterator[None]:
 
 
 class CheckPlan(NamedTuple):
-    """What a check will test.
+    """The validated arguments of a check: the kind of the callable, the facts to test and the options.
 
     kind     kind of the callable: "attention" or "decoder"
     facts    the facts (properties) to test
@@ -221,7 +222,7 @@ def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: 
 
 
 def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -> Failure:
-    """Return the failure of a fact whose test raised an error; the last call of the attention becomes its example.
+    """Return the failure of a fact whose test raised an error; its example is the last call of the attention.
 
     words  describes the error
     """
@@ -302,7 +303,9 @@ def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
 
 
 def _alignment_words(a: MeasuredAttention) -> str | None:
-    """Describe how queries are aligned with keys: from the mask, else from rotary positions, else None."""
+    """Describe how fewer queries are aligned with more keys, by the mask or else by rotary positions; None if neither
+    shows it.
+    """
     if a.alignment is not None or a.rotary_alignment is None:
         return a.alignment
     return f"{a.rotary_alignment}, by rotary positions"

@@ -31,7 +31,7 @@ NORMS = {None: None, "rms": "rms", "layer": "layer", "l2": "rms"}
 
 @dataclass(frozen=True)
 class MeasuredAttention(AttentionUnderTest):
-    """An attention under test with its measured conventions; each is measured when it is first used."""
+    """An attention under test and its conventions. Each convention is measured when it is first used."""
 
     memo: dict[object, Any] = field(default_factory=dict, init=False, compare=False)  # shared by the facts
 
@@ -42,7 +42,8 @@ class MeasuredAttention(AttentionUnderTest):
         return self.memo[key]
 
     def measurement(self, i: int = 7, j: int | None = None, c: int = 4, h: int = 6) -> AttentionMeasurement:
-        """Measure the attention at these sizes and cache the result; sizes that it does not accept are replaced.
+        """Measure the attention at these sizes and cache the result. A size that it does not accept is replaced by one
+        that it does.
 
         i, j  numbers of queries and keys
         c     width of keys
@@ -128,7 +129,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def causal(self) -> bool | None:
-        """Whether no query sees a later key; None if the visible keys form no band."""
+        """Whether no query sees a later key; None if the queries do not all see the same range of keys around them."""
         return None if self.band is None else self.band.after is not None and self.band.after <= 0
 
     @cached_property
@@ -218,12 +219,16 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def scores(self) -> ScoreReading:
-        """The measured rule by which scores are computed from q and k."""
+        """The measured way in which scores are computed from q and k: scale, soft-cap, normalisation and rotary
+        positions.
+        """
         return self.measurement().scores
 
     @cached_property
     def rotary(self) -> Rotation | None:
-        """The rotary embedding of q and k, measured at a width that shows its base; None without one."""
+        """The rotary embedding of q and k, measured at a head width large enough to identify its base; None without
+        one.
+        """
         if self.scores.rotation is None or self.scores.scale is None:
             return None
         return self.measurement(c=WIDE).scores.rotation or self.scores.rotation
@@ -250,7 +255,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def score_span(self) -> float | None:
-        """The largest difference between two scores of a row, if scores are capped; otherwise None."""
+        """The largest difference between two scores of a row if scores are soft-capped; otherwise None."""
         spans, inputs = [], self.random_inputs(9, 9, b=1)
         for factor in (100.0, 1000.0):
             weights = self.weights(inputs.with_tensors(q=factor * inputs.q)).double()[..., -1, :]
@@ -325,7 +330,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def has_gradients(self) -> bool:
-        """Whether the output requires grad when the inputs do, so that autograd reaches the inputs."""
+        """Whether the output requires grad if the inputs do."""
         inputs = self.random_inputs(7, 7, dtype=torch.float32)
         return self(inputs.map(lambda x: x.clone().requires_grad_())).requires_grad
 
@@ -342,7 +347,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def padding(self) -> MaskArgument | None:
-        """The argument that takes a Boolean padding mask (b, j); None if there is none."""
+        """The argument of the attention that takes a Boolean padding mask (b, j); None if there is none."""
         name = self.find_parameter(PADDING_NAMES)
         return None if name is None else find_mask(self, [name], axes=("b j",))
 

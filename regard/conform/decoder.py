@@ -24,7 +24,7 @@ START = "start_pos"  # argument of a decoder that keeps its cache inside
 
 @dataclass(frozen=True)
 class DecoderCache:
-    """How a decoder takes and returns its KV cache.
+    """How a KV cache is passed to a decoder and returned by it.
 
     argument      name of the argument
     key           where the updated cache is in the output; None if it is not returned
@@ -52,7 +52,7 @@ class DecoderCache:
 
 @dataclass(frozen=True)
 class DecoderUnderTest:
-    """A decoder under test: a function or module from tokens (b, n) to logits (b, n, w).
+    """A decoder under test: a function or module that maps tokens (b, n) to logits (b, n, w).
 
     run         the function or module
     vocab       size of the vocabulary
@@ -97,13 +97,15 @@ class DecoderUnderTest:
             return get_logits(self.call(tokens.clone(), **keywords))
 
     def call(self, tokens: Int[Tensor, "b n"], **keywords: object) -> object:
-        """Run the decoder on the tokens and return its output as it is."""
+        """Run the decoder on the tokens and return its unchanged output, such as a tuple."""
         start: dict[str, object] = {START: 0} if START in self.parameters else {}
         every = {name: value(tokens) if callable(value) else value for name, value in self.extra.items()}
         return self.run(tokens, **{**start, **every, **keywords})
 
     def logits_or_none(self, tokens: Int[Tensor, "b n"]) -> Tensor | None:
-        """Return the logits, or None if the call raises, for example because there are too many tokens."""
+        """Run the decoder and return the logits, or None if it raises, for example because there are too many
+        tokens.
+        """
         try:
             return self(tokens)
         except Exception:  # the function of the user may raise any exception
@@ -123,7 +125,7 @@ class DecoderUnderTest:
 
     @cached_property
     def cache(self) -> DecoderCache | None:
-        """How the decoder uses a KV cache; None if no way is found.
+        """How a KV cache is passed to the decoder and returned by it; None if that was not found.
 
         Three ways are known: a `cache()` method with a `cache` argument, a `start_pos` argument, and an argument
         for a cache that the output returns.

@@ -21,7 +21,7 @@ SIMPLE_TYPES = (int, float, str, bool)
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that a call raised, in place of an output."""
+    """The exception that a call raised; used in place of an output."""
 
     kind: str
     message: str
@@ -100,7 +100,7 @@ WriteLines = Callable[[CallWriter], Sequence[str]]  # the lines of an example; t
 
 
 def write_weights(call: CallWriter) -> list[str]:
-    """Return the line of Python code that computes the attention weights."""
+    """Return the lines of Python code (a single line) that compute the attention weights."""
     return [f"weights = {call.weights()}"]
 
 

@@ -29,7 +29,7 @@ class Failure:
 
 
 def first_failure(found: Iterable[Failure | None]) -> Failure | None:
-    """Return the first entry that is not None, or None if every test passed."""
+    """Return the first failure in the results of several tests; None if all passed."""
     return next((each for each in found if each is not None), None)
 
 

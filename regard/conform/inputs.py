@@ -48,7 +48,7 @@ class AttentionInputs:
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
     def with_tensors(self, **tensors: Tensor) -> "AttentionInputs":
-        """Return the inputs with another q, k or v."""
+        """Return the inputs with some of q, k and v replaced."""
         q, k, v = (tensors.get(name, getattr(self, name)) for name in QKV)
         return AttentionInputs(q, k, v, self.visible, self.causal)
 

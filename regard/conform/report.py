@@ -184,7 +184,7 @@ class Report(TextDisplay):
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
     def annotations(self) -> list[str]:
-        """Return one GitHub annotation per failure (as an error) and per difference from our policy (as a warning)."""
+        """Return GitHub annotations: an error for each failure, a warning for each difference from our policy."""
 
         def escape(words: str, more: str = "") -> str:
             for letter in f"%\r\n{more}":
@@ -209,7 +209,7 @@ def _result_dict(result: FactResult) -> dict[str, object]:
 
 
 def _printable(words: str) -> str:
-    """Return the text without the control characters that XML does not allow."""
+    """Return the text without control characters, which XML does not allow."""
     return "".join(letter for letter in words if letter in "\n\t" or letter >= " ")
 
 

@@ -18,7 +18,7 @@ STATELESS_MODULES = ("torch", "triton", "functools", "builtins")  # modules whos
 
 @dataclass(frozen=True)
 class StateReset:
-    """Restores an attention to the state before its first call.
+    """Restores an attention to the state that it had before its first call.
 
     make_probe  wraps the attention again, as `as_probe` does
     reset       sets the state of the attention to the saved state
@@ -30,7 +30,9 @@ class StateReset:
     restore: Callable[[], None] = lambda: None  # put back the very objects that the callable held
 
     def fresh_probe(self) -> Probe:
-        """Return the wrapped attention in a state in which it was not yet called with inputs of `fresh_dtype`."""
+        """Return the attention, wrapped as a `Probe`, in a state in which it was not yet called with inputs of
+        `fresh_dtype`.
+        """
         probe = self.make_probe()
         self.reset()
         return probe
@@ -61,7 +63,7 @@ def find_reset(fn: object, make_probe: Callable[[], Probe]) -> StateReset | None
 
 
 def _containers(fn: FunctionType) -> list[Any]:
-    """Return the dicts, lists and sets that a function uses by name, from its closure or its module."""
+    """Return the dicts, lists and sets that a function refers to by name, in its closure or its module."""
     named = [fn.__globals__.get(name) for name in fn.__code__.co_names]
     for cell in fn.__closure__ or ():
         with suppress(ValueError):  # an empty cell

@@ -21,7 +21,7 @@ MAX_NUMBERS = 64  # larger tensors are written as random tensors with a seed
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that the attention breaks for some inputs.
+    """What is wrong for some inputs of the attention.
 
     words     describes what is wrong
     got       what the call gave
@@ -87,7 +87,8 @@ def smallest_failure(
     square: bool = False,
     grade: str = "",
 ) -> Failure | None:
-    """Return a failure with the smallest inputs that break a rule as example; None if `inputs` do not break it.
+    """Shrink inputs that break a rule and return a failure with the smallest ones as its example; None if `inputs` do
+    not break it.
 
     detect   returns a violation for inputs that break the rule, else None
     found    description to use in place of that of the violation
@@ -114,7 +115,7 @@ def smallest_failure(
 def failure_of(
     a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, found: str, declare: str = "", **options: Any
 ) -> Failure:
-    """Return the failure of a rule that is known to be broken, with the smallest example as in `smallest_failure`.
+    """Return the failure of a rule that is known to be broken, with an example as in `smallest_failure`.
 
     If `inputs` do not break the rule, the failure has no example.
     """

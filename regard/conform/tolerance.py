@@ -14,17 +14,17 @@ FLOAT32_ULPS = {OUTPUT_FACTOR: 8, GRADIENT_FACTOR: 16}
 
 
 def ulp(reference: Tensor, dtype: torch.dtype) -> float:
-    """Return one unit in the last place (ulp) of the dtype, at the largest magnitude of the reference."""
+    """Return one unit in the last place (ulp) of the dtype at the largest absolute value of the reference."""
     return torch.finfo(dtype).eps * reference.abs().max().item() if reference.numel() else 0.0
 
 
 def max_error(actual: Tensor, reference: Tensor) -> float:
-    """Return the largest absolute difference; NaN if there is a NaN."""
+    """Return the largest absolute difference; NaN if either tensor has a NaN."""
     return (actual.double() - reference.double()).abs().max().item() if reference.numel() else 0.0
 
 
 def distance(x: Tensor, y: Tensor) -> float:
-    """Return the largest absolute difference; infinity if shapes differ or there is a NaN."""
+    """Return the largest absolute difference; infinity if the shapes differ or a difference is NaN."""
     return (x.double() - y.double()).abs().nan_to_num(torch.inf).max().item() if x.shape == y.shape else float("inf")
 
 

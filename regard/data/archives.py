@@ -34,7 +34,8 @@ class Archive:
         return iter(sorted(self.members))
 
     def check_all_read(self, read: Collection[str], expected: str) -> None:
-        """Raise DataError if the archive has files that were not read, other than descriptions of the data set.
+        """Raise DataError if the archive has files that were not read; files that describe the data set, such as a
+        README, may remain.
 
         read      names of the files that were read
         expected  what files were expected, for the error message

@@ -30,7 +30,7 @@ WORD_END = " "  # marks the end of a word; words contain no blanks
 
 
 def _byte_alphabet() -> dict[int, str]:
-    """Return a visible character for each byte, as in the tokenizer of GPT-2."""
+    """Return a printable character for each byte, the same as in GPT-2's tokenizer."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {byte: chr(byte) for byte in visible} | {byte: chr(256 + number) for number, byte in enumerate(hidden)}
@@ -122,7 +122,9 @@ class BytePairTokenizer(JSONTokenizer):
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The text of each token, without special tokens. Merges with the same text give one token."""
+        """The text of each token, without special tokens. Tokens with the same text, made by different merges, are
+        one.
+        """
         return tuple(dict.fromkeys([*self.symbols, *(left + right for left, right in self.merges)]))
 
     @cached_property
@@ -201,7 +203,7 @@ class BytePairTokenizer(JSONTokenizer):
 
 
 def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...]:
-    """Return the initial symbols with words=True.
+    """Return the initial symbols of a tokenizer with words=True.
 
     They are all characters of the texts, each once inside a word and once at the end of a word.
     """
@@ -210,7 +212,7 @@ def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...
 
 
 def _placeholders(symbols: Sequence[str]) -> dict[str, str]:
-    """Return a private-use character for each symbol that ends a word.
+    """Return a private-use Unicode character, not among the symbols, for each symbol that ends a word.
 
     These characters are different from all symbols.
     """

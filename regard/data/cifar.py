@@ -37,7 +37,7 @@ def list_cifar_files(archive: Archive) -> list[str]:
 
 
 def is_cifar_file(file: Path) -> bool:
-    """Return whether a file can be a CIFAR file: its name ends in .bin, or it is a pickle."""
+    """Return whether a file may be a CIFAR file: its name ends in .bin, or it begins like a pickle."""
     if file.suffix.lower() == ".bin":
         return True
     return read_bytes(file).startswith(PICKLE_PREFIXES)
@@ -59,7 +59,7 @@ def read_cifar(archive: Archive, split: str = "train") -> Images:
 
 
 def _check_batch_names(folder: Path, names: list[str]) -> None:
-    """Check that the numbered batch files are complete, each once, else raise DataError."""
+    """Raise DataError unless each numbered batch file exists exactly once."""
     found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
     if not found and len(names) > 1:
         raise DataError(f"{folder} has {', '.join(names)}; expected one file for a split, so pass or keep one of them")
@@ -103,7 +103,7 @@ def _read_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Im
 
 
 def _infer_class_count(where: str, data: bytes) -> int:
-    """Return the number of classes that the size of the file implies, 10 or 100, else raise DataError."""
+    """Return the number of classes, 10 or 100, from the size of a binary file; raise DataError if it is neither."""
     counts = [count for count, label_bytes in LABEL_BYTES.items() if not len(data) % (PIXELS + label_bytes)]
     if len(counts) == 1:
         return counts[0]

@@ -69,7 +69,7 @@ class FactStore:
         return [StoredFact(asked, answer, bool(learned)) for asked, answer, learned in rows]
 
     def mark_learned(self, facts: list[StoredFact]) -> None:
-        """Mark facts as learned by a model, except those whose answer has changed in the meantime."""
+        """Mark facts as learned by a model, except facts whose answer has changed since they were read."""
         pairs = [(normalize_question(fact.question), fact.answer) for fact in facts]
         with self._transaction() as store:
             store.executemany("UPDATE facts SET learned = 1 WHERE question = ? AND answer = ?", pairs)

@@ -17,7 +17,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class ImageCollector:
-    """Collects decoded images of one size with their labels, to make a data set of them.
+    """Collects decoded images of one size and their labels, and returns them as one data set.
 
     size  height and width to resize every image to; without it, all images must have the same size
     """

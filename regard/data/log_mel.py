@@ -73,7 +73,7 @@ class LogMel:
 
     @property
     def top(self) -> float:
-        """The highest frequency in hertz."""
+        """The highest frequency of the mel bands in hertz."""
         return self.sample_rate / 2 if self.f_max is None else check_number("LogMel(f_max)", self.f_max)
 
     @property
@@ -82,7 +82,7 @@ class LogMel:
         return 1 << (self.window_length - 1).bit_length()
 
     def num_frames(self, samples: int) -> int:
-        """Return the number of whole frames in this number of samples."""
+        """Return the number of complete frames in `samples` samples."""
         return max(0, (samples - self.window_length) // self.hop_length + 1)
 
     @cached_property

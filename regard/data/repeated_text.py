@@ -36,10 +36,12 @@ def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
     return "".join(text)[:characters]
 
 
-def repeated_tokens(count: int, length: int, *, vocab: int = len(ALPHABET), seed: int = 0) -> Int64[Tensor, "count n"]:
+def repeated_permutations(
+    count: int, length: int, *, vocab: int = len(ALPHABET), seed: int = 0
+) -> Int64[Tensor, "count n"]:
     """Return `count` token sequences of length 2 * `length`: a random half without repeated tokens, written twice.
 
-    >>> repeated_tokens(2, 5).shape
+    >>> repeated_permutations(2, 5).shape
     torch.Size([2, 10])
     """
     if check_integer("length", length, 1, "tokens") > vocab:

@@ -16,7 +16,7 @@ from regard.base.validation import check_integer
 
 
 def sampler_generator(seed: int, step: int, *names: str) -> torch.Generator:
-    """Return a CPU random generator seeded by the seed, the step and names of its use.
+    """Return a CPU random generator whose seed is derived from `seed`, `step` and the names of its use.
 
     `sampler_generator(seed, step, "crop")` always gives the same random numbers.
 
@@ -55,7 +55,8 @@ class ShuffledOrder:
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int, part: int = 0, of: int = 1) -> Int64[Tensor, "_"]:
-        """Return the record indices of the batch of step `step`, or of one of its `of` equal micro-batches, `part`.
+        """Return the record indices of the batch at `step`; with `of` > 1, of micro-batch number `part` of its `of`
+        equal micro-batches.
 
         Steps and parts are counted from 0.
         """

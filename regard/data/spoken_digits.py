@@ -49,7 +49,7 @@ class Recordings(Records):
     sample_rate: int
 
     def split(self, *held_out: int, seed: int = 0) -> tuple["Recordings", ...]:
-        """Split the recordings at random: one part for training, then a part for each number in `held_out`."""
+        """Split the recordings at random into a part for training and one part for each size in `held_out`."""
         return tuple(self.select(part) for part in random_split(len(self), held_out, seed))
 
 

@@ -160,7 +160,7 @@ def biographies(
 
 
 def surname_ending(place: str, places: Sequence[str]) -> str:
-    """Return the surname ending that belongs to a place of birth.
+    """Return the surname ending that goes with a place of birth.
 
     places  all places of birth
     """
@@ -168,7 +168,7 @@ def surname_ending(place: str, places: Sequence[str]) -> str:
 
 
 class _Sampler:
-    """Random choices that all follow from one seed."""
+    """Makes all random choices of the data set from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.generator = make_generator(seed)

@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
 
 
 class JSONTokenizer:
-    """Base class of tokenizers that `to_json` saves and `tokenizer_from_json` loads."""
+    """Base class of tokenizers that are saved as JSON, by `to_json`, and loaded by `tokenizer_from_json`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the tokenizer as a dict that can be written as JSON; `tokenizer_from_json` reads it."""
@@ -168,7 +168,7 @@ def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
 
 
 class TextStreamer:
-    """Decode tokens to text one at a time, for streaming.
+    """Decodes tokens to text one at a time, for streaming.
 
     Call `push` for each token and `finish` at the end. The returned strings concatenate to the text of all
     tokens. A character may need several tokens, so `push` can return an empty string. Text that was returned is

@@ -86,7 +86,7 @@ def tones(
 
 
 def check_length(length: tuple[int, int]) -> tuple[int, int]:
-    """Check that the minimum and maximum number of digits are at least 1 and in this order, and return both."""
+    """Check the minimum and maximum number of digits, at least 1 and in this order, and return both."""
     fewest, most = length
     if check_integer("length (maximum)", most, 1, "digits") < check_integer("length (minimum)", fewest, 1, "digits"):
         raise ConfigError(f"length=({fewest}, {most}) is the minimum and maximum number of digits, in this order")
@@ -109,7 +109,7 @@ def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[t
 
 
 def _sample_noise_level(noise: float, draw: torch.Generator) -> float:
-    """Sample a standard deviation of noise.
+    """Return a random standard deviation for the noise of a sound.
 
     It is 0 with probability 1/3. Otherwise it is uniform in decibels between MIN_NOISE_SHARE * noise and
     `noise`.

@@ -86,7 +86,7 @@ class BERTOutput(NamedTuple):
 
 
 class BERT(Model):
-    """BERT, a bidirectional encoder: token ids of one or two sentences in, a `BERTOutput` out.
+    """BERT, a bidirectional encoder. Maps the token ids of one or two sentences to a `BERTOutput`.
 
     >>> model = regard.build("bert-base", depth=1)
     >>> model(torch.tensor([[101, 2054, 102]])).logits.shape

@@ -44,7 +44,7 @@ class Caches:
 
 
 def check_caches(caches: Caches, depth: int) -> Caches:
-    """Check that `caches` was made by the `cache` method of a model with this depth, and return it.
+    """Return `caches` if they were made by the `cache` method of a model with this depth.
 
     Raises CacheError otherwise.
     """

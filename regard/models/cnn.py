@@ -35,7 +35,7 @@ class CNNConfig(Config):
 
 
 class CNN(Model):
-    """A convolutional network (CNN): images of any size in, logits of classes out."""
+    """A convolutional network (CNN). Maps images of any size to logits of classes."""
 
     Config = CNNConfig
     config: CNNConfig

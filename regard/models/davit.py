@@ -59,7 +59,7 @@ class DaViTConfig(Config):
 
 
 class DaViT(Model):
-    """A DaViT (Dual Attention Vision Transformer): images in, logits of classes out."""
+    """A DaViT (Dual Attention Vision Transformer). Maps images to logits of classes."""
 
     Config = DaViTConfig
     config: DaViTConfig
@@ -103,7 +103,7 @@ class DaViT(Model):
 
 
 class Stem(nn.Module):
-    """The patch embedding of DaViT: a norm after a convolution with overlapping patches, one per 4 x 4 pixels."""
+    """The patch embedding of DaViT: a convolution with overlapping patches, one per 4 x 4 pixels, and a norm."""
 
     def __init__(self, channels: int, width: int, eps: float) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Stem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Downsampling by a norm and a convolution: one position for each 2 x 2 positions, with another width."""
+    """A norm and a convolution that halve rows and columns and change the width."""
 
     def __init__(self, old: int, new: int, eps: float) -> None:
         super().__init__()

@@ -96,7 +96,7 @@ class GenerationRun:
     stop: tuple[tuple[int, ...], ...]
 
     def tokens(self) -> Iterator[GeneratedToken]:
-        """Return an iterator over the new tokens of all prompts, in the order in which they are known."""
+        """Return an iterator over the new tokens of all prompts, in the order in which they are generated."""
         rows = [Hypothesis(index, prompt) for index, prompt in enumerate(self.prompts)]
         if isinstance(self.strategy, BeamSearch):
             return self._beam_search(rows, self.strategy)
@@ -194,7 +194,7 @@ def _best_continuations(
 
 @contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Set modules to eval mode inside the `with` block. On exit, those that were in training mode return to it."""
+    """Context manager: set modules to eval mode, and restore training mode on exit where it was on."""
     training = [module for module in modules if module.training]
     for part in training:
         part.training = False

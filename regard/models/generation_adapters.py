@@ -23,7 +23,7 @@ from regard.nn.embeddings import check_tokens
 
 @dataclass
 class GenerationAdapter(ABC):
-    """Base class of adapters for text generation: a model, and its conditioning input, such as a source text.
+    """Base class of adapters for text generation: a model together with its conditioning input, such as a source text.
 
     module  the model
     """
@@ -83,7 +83,7 @@ class DecoderAdapter(GenerationAdapter):
         return self._last_logits(tokens, None)
 
     def _last_logits(self, tokens: Int[Tensor, "b n"], cache: Caches | None) -> Float[Tensor, "b w"]:
-        """Return the logits after the last token only.
+        """Return the logits after the last token, without computing those of the other tokens.
 
         The logits of all tokens of a long prompt would take much memory.
         """
@@ -126,7 +126,7 @@ class EncoderDecoderAdapter(GenerationAdapter):
 
 
 def make_adapter(model: object) -> GenerationAdapter:
-    """Return the generation adapter of a model. An adapter is returned as it is."""
+    """Return the generation adapter of a model; an adapter is returned unchanged."""
     if isinstance(model, GPT):
         return DecoderAdapter(model)
     if isinstance(model, Transformer):

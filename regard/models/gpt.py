@@ -173,7 +173,7 @@ class GPTConfig(Config):
 
 
 class GPT(Model):
-    """A GPT, a causal decoder: token ids in, logits of each next token out.
+    """A GPT, a causal decoder. Maps token ids to logits of the token after each position.
 
     >>> model = regard.build("gpt2", depth=2)
     >>> model(torch.tensor([[5, 17, 3]])).shape

@@ -18,7 +18,7 @@ class GeneratedToken(NamedTuple):
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A sequence that is being generated, such as one of the beams of beam search."""
+    """A sequence during generation, such as one of the beams of beam search."""
 
     prompt_index: int
     tokens: list[int]  # the prompt and the new tokens

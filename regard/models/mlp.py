@@ -36,7 +36,7 @@ class MLPConfig(Config):
 
 
 class MLP(Model):
-    """A multi-layer perceptron (MLP): images in, logits of classes out."""
+    """A multi-layer perceptron (MLP). Maps images to logits of classes."""
 
     Config = MLPConfig
     config: MLPConfig

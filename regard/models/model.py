@@ -45,7 +45,7 @@ class Config:
 
 
 class Model(nn.Module, ABC):
-    """Base class of models: an nn.Module built from a configuration alone."""
+    """Base class of models: an nn.Module that is built from a configuration only."""
 
     Config: ClassVar[type[Config]]
     # True saves only the inputs of blocks for the backward pass and recomputes the rest. Models with batch norm, whose
@@ -60,7 +60,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def initializers(self) -> Initializers:
-        """Return the table from patterns of parameter names to initializers, for `init_parameters`."""
+        """Return a table for `init_parameters` that maps patterns of parameter names to initializers."""
 
     def init_weights(self, seed: int = 0) -> None:
         """Set all parameters and buffers to their initial values, drawn with this seed."""

@@ -28,7 +28,7 @@ def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tenso
 
 
 def is_left_padded(padding: Mask | None) -> bool:
-    """Return whether the padding mask puts padding before the real tokens."""
+    """Return whether the padding mask has padding before the real tokens."""
     return isinstance(padding, PaddingMask) and padding.width is not None
 
 

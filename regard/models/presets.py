@@ -50,7 +50,7 @@ def list_models(pattern: str | None = None, *, pretrained: bool = False) -> list
 
 
 def find_pretrained(name: str) -> Path | None:
-    """Return the folder of a pretrained model that ships with the package. None for other names."""
+    """Return the folder of a pretrained model that ships with the package; None for any other name."""
     return ZOO / name if name in list_models(pretrained=True) else None
 
 
@@ -114,7 +114,7 @@ def build_from_config(
 
 
 def model_class(config: Config) -> type[Model]:
-    """Return the model class that is built from this type of configuration."""
+    """Return the model class for this type of configuration."""
     for name in MODEL_CLASSES:
         if MODEL_CLASSES[name].Config is type(config):
             return MODEL_CLASSES[name]

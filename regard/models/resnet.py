@@ -39,7 +39,7 @@ class ResNetConfig(Config):
 
 
 class ResNet(Model):
-    """A residual network (ResNet): images of any size in, logits of classes out."""
+    """A residual network (ResNet). Maps images of any size to logits of classes."""
 
     Config = ResNetConfig
     config: ResNetConfig

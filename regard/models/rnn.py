@@ -61,7 +61,7 @@ class EncodedSource(NamedTuple):
 
 
 class LSTM(nn.Module):
-    """One LSTM layer. The gates have the order of torch: input, forget, cell, output."""
+    """One LSTM layer. The gates are in torch's order: input, forget, cell, output."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class LSTM(nn.Module):
 
 
 class RNN(Model):
-    """A recurrent (LSTM) encoder-decoder: source and target token ids in, logits of each next target token out."""
+    """A recurrent (LSTM) encoder-decoder. Maps source and target token ids to logits of each next target token."""
 
     Config = RNNConfig
     config: RNNConfig
@@ -137,7 +137,7 @@ class RNN(Model):
     def decode(
         self, target: Int[Tensor, "b i"], encoded: EncodedSource
     ) -> tuple[Float[Tensor, "b i w"], EncodedSource]:
-        """Return the logits of the token after each target token, and the states from which the next call continues."""
+        """Return the logits of the token after each target token, and the decoder's states for the next call."""
         x = self._dropout(self.target(target, "target"))
         if x.shape[0] != encoded.rows.shape[0]:
             raise ShapeError(f"target has b={x.shape[0]} sequences, but the source has b={encoded.rows.shape[0]}")

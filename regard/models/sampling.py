@@ -120,7 +120,9 @@ class Sample(StepwiseStrategy):
         return (index if tokens is None else tokens.gather(-1, index))[:, 0]
 
     def candidates(self, logits: Float[Tensor, "b w"]) -> tuple[Int[Tensor, "b k"] | None, Float[Tensor, "b k"]]:
-        """Return the tokens that can be drawn, in ascending order, and their probabilities. None means all tokens."""
+        """Return the token ids that can be drawn, in ascending order, and their probabilities; None as ids means all
+        tokens.
+        """
         tokens = None
         if self.top_k is not None:
             tokens = top_tokens(logits, self.top_k).sort(-1).values
@@ -260,7 +262,9 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
 def nucleus_mask(
     logits: Float[Tensor, "b w"], probabilities: Float[Tensor, "b w"], top_p: float
 ) -> Bool[Tensor, "b w"]:
-    """Return the nucleus of top-p sampling: the fewest most likely tokens with a total of at least top_p."""
+    """Return a Boolean mask of the nucleus of top-p sampling: the fewest most likely tokens with a total of at least
+    top_p.
+    """
     k, vocab = 256, logits.shape[-1]
     while True:
         tokens = top_tokens(logits, min(k, vocab))

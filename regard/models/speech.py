@@ -63,7 +63,7 @@ class SpeechConfig(Config):
 
     @property
     def latency(self) -> int:
-        """The maximum delay, in frames, between a frame and the output of its row.
+        """The maximum delay, in frames, between a frame and the output of the row that contains it.
 
         Chunk n is output with the last frame of chunk n + look_ahead: 4 * chunk * look_ahead frames after the last
         frame of chunk n, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not
@@ -112,7 +112,7 @@ class ConvSubsampling(nn.Module):
 
 
 class Speech(Model):
-    """A streaming speech encoder: mel frames in, CTC logits of tokens out, one row for every 4 frames."""
+    """A streaming speech encoder. Maps mel frames to CTC logits of tokens, one row for every 4 frames."""
 
     Config = SpeechConfig
     config: SpeechConfig
@@ -158,7 +158,7 @@ class Speech(Model):
         return self.head(self.norm(hidden))
 
     def stream(self, batch: int = 1) -> "SpeechStream":
-        """Start streaming inference.
+        """Return the state of streaming inference, whose `push` takes frames and returns rows of logits that are final.
 
         `push` of the result takes frames and returns rows of logits as soon as they are final.
 

@@ -111,7 +111,7 @@ class TransformerConfig(Config):
 
 
 class Transformer(Model):
-    """An encoder-decoder Transformer: source and target token ids in, logits of each next target token out."""
+    """An encoder-decoder Transformer. Maps source and target token ids to logits of each next target token."""
 
     Config = TransformerConfig
     config: TransformerConfig
@@ -150,7 +150,7 @@ class Transformer(Model):
         )
 
     def encode(self, source: Int[Tensor, "b m"], padding: Mask | None = None) -> Float[Tensor, "b m d"]:
-        """Return the encoder's output: one vector for each source token, to which the decoder attends.
+        """Return the output of the encoder: one vector for each source token.
 
         padding  which source tokens are real
         """
@@ -275,7 +275,7 @@ class Transformer(Model):
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder of a Transformer, without token embeddings: positions, blocks and norms."""
+    """The encoder or the decoder of a Transformer, without the token embeddings."""
 
     def __init__(self, config: TransformerConfig, depth: int, *, cross_attention: bool) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class Stack(nn.Module):
 
 @dataclass
 class DecoderState:
-    """The state of incremental decoding: keys and values of the source in each block, and the KV cache."""
+    """The state of incremental decoding: each block's keys and values of the source, and the KV cache."""
 
     memory: tuple[KeysValues, ...]
     source_padding: PaddingMask | None
@@ -312,7 +312,7 @@ class DecoderState:
 
     @property
     def length(self) -> int:
-        """The number of target tokens read."""
+        """The number of target tokens read so far."""
         return self.caches.length
 
     @property

@@ -99,7 +99,7 @@ class ViTConfig(Config):
 
 
 class ViT(Model):
-    """A Vision Transformer (ViT): images in, logits of classes out.
+    """A Vision Transformer (ViT). Maps images to logits of classes.
 
     >>> model = regard.build("vit-ti/16", depth=1)
     >>> model(torch.zeros(1, 3, 224, 224)).shape
@@ -125,7 +125,7 @@ class ViT(Model):
         self.init_weights()
 
     def mask(self, columns: int) -> Mask:
-        """Return the attention mask for images with `columns` patches in a row."""
+        """Return the attention mask for images with `columns` patches per row."""
         if self.config.reach is None:
             return full()
         near = LocalPatches(self.config.reach, columns, self.prefix_tokens)

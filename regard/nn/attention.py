@@ -21,7 +21,7 @@ from regard.nn.projection import Linear, linear
 
 
 class KeysValues(NamedTuple):
-    """The projected keys and values of a memory (cross-attention), computed once and used at every decoding step."""
+    """The keys and values projected from a memory (cross-attention); computed once for all decoding steps."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]
@@ -151,7 +151,7 @@ class Attention(nn.Module):
         return KeysValues(self._normalise_and_rotate(k, self.key_norm, positions), v)
 
     def _normalise_and_rotate(self, heads: Tensor, norm: nn.Module | None, positions: int | Tensor) -> Tensor:
-        """Apply the norm of heads and rotary positions, if this layer has them."""
+        """Apply the norm and the rotary positions to query or key heads, if this layer has them."""
         heads = heads if norm is None else norm(heads)
         return heads if self.rotary is None else self.rotary(heads, positions)
 
@@ -207,7 +207,7 @@ def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
 
 
 def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width: int | None = None) -> None:
-    """Check that width is a multiple of heads and heads of kv_heads, else raise ConfigError.
+    """Check that `width` is a multiple of `heads`, and `heads` of `kv_heads`, else raise ConfigError.
 
     head_width  if given, width need not be a multiple of heads
     """
@@ -243,7 +243,7 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
 
 
 def _partial_linear(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
-    """Apply a linear layer, using only some `rows` of its weight and bias."""
+    """Apply only some rows of the weight and bias of a linear layer."""
     return linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
 
 

@@ -19,7 +19,7 @@ ORDERS = ("pre", "post")
 
 
 class Residual(nn.Module):
-    """Dropout and stochastic depth on a residual branch, in training only.
+    """Dropout and stochastic depth on a residual branch, applied in training only.
 
     dropout    share of entries set to zero
     drop_path  share of sequences for which the whole branch is set to zero. Huang et al. 2016, arXiv:1603.09382
@@ -164,7 +164,7 @@ class BlockStream:
 def run_blocks(
     blocks: Iterable[Callable[..., Tensor]], x: Tensor, *, recompute: bool = False, **settings: Any
 ) -> Tensor:
-    """Apply all blocks in order.
+    """Apply all blocks in order and return the result.
 
     recompute  whether to use activation checkpointing: only the input of each block is kept for the backward
                pass. Chen et al. 2016

@@ -24,7 +24,7 @@ GATED = "gated-"
 
 
 def check_activation(name: str) -> None:
-    """Check that there is an activation with this name, gated or not, else raise UnknownNameError."""
+    """Check that an activation of this name exists, gated or not, else raise UnknownNameError."""
     ACTIVATIONS[name.removeprefix(GATED)]
 
 

@@ -21,7 +21,7 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True)
 class Initializer:
-    """How a parameter is initialised: a constant `value`, or a normal or uniform distribution around it.
+    """Initialises a parameter with a constant `value`, or with a normal or uniform distribution around it.
 
     std    standard deviation of a normal distribution; 0 for none
     cut    normal draws are truncated at this number of standard deviations
@@ -122,7 +122,9 @@ def _find_initializer(name: str, tensor: Tensor, table: Initializers) -> Initial
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """Return fan_out and fan_in of a weight: its outputs and inputs, times the kernel size of a convolution."""
+    """Return (fan_out, fan_in) of a weight: the numbers of outputs and inputs, times the kernel size of a
+    convolution.
+    """
     if tensor.ndim < 2:
         raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} has no inputs and outputs; use normal or constant")
     taps = math.prod(tensor.shape[2:])

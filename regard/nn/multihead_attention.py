@@ -127,7 +127,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @staticmethod
     def _weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Float[Tensor, "b h i j"]:
-        """Return the attention weights, computed as the attention output for an identity matrix as values."""
+        """Return the attention weights, computed as the attention output for v = identity."""
         units = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
         return attend(q, k, units.expand(*k.shape[:2], -1, -1), **settings)
 

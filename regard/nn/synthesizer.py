@@ -134,6 +134,6 @@ class Synthesizer(nn.Module):
 
 
 def check_parts(parts: tuple[str, ...]) -> None:
-    """Check that `parts` are names of Synthesizer scores, each named once, else raise ConfigError."""
+    """Check that `parts` are different names of Synthesizer scores, else raise ConfigError."""
     if not parts or set(parts) - set(PARTS) or len(set(parts)) < len(parts):
         raise ConfigError(f"parts takes one or more of {', '.join(PARTS)}, each once, not {parts!r}")

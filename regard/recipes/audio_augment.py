@@ -19,7 +19,7 @@ DRAWS = 4  # random numbers for each sound, before those of its masks
 
 @dataclass(frozen=True, kw_only=True)
 class AudioAugmentation:
-    """The strength of audio augmentation in training.
+    """Settings of audio augmentation in training: speed, gain, noise and masks.
 
     speed      maximum relative change of speed, which changes the pitch too (Ko et al. 2015)
     gain_db    maximum change of loudness in decibels
@@ -74,7 +74,7 @@ def augment_audio(
 def change_speed(
     sounds: Float[Tensor, "b n"], samples: Int[Tensor, "b"], speed: Float[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
-    """Play each sound at its own speed, by linear interpolation. Returns the sounds and their new lengths.
+    """Change the speed of each sound by linear interpolation. Returns the sounds and their new lengths.
 
     samples  length of each sound
     speed    factor of the speed of each sound
@@ -94,7 +94,7 @@ def make_noise(
     tilt: Float[Tensor, "b"],
     seeds: Int[Tensor, "b"],
 ) -> Float[Tensor, "b n"]:
-    """Return noise with the given signal-to-noise ratio for each sound. It is the same on every device.
+    """Return random noise for each sound, at its signal-to-noise ratio. The noise is the same on every device.
 
     samples  length of each sound
     snr      signal-to-noise ratio of each sound in decibels
@@ -131,7 +131,7 @@ def spec_augment(
 
 
 def max_augmented_length(samples: int, speed: float) -> int:
-    """Return the maximum length that a sound of `samples` samples has after `change_speed`.
+    """Return the maximum length after `change_speed` of a sound with `samples` samples.
 
     speed  maximum relative change of speed, as in `AudioAugmentation`
     """

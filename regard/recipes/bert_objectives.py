@@ -146,7 +146,7 @@ class PretrainingExample(NamedTuple):
 
 
 def masked_words(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """Make the example of pair `number` for masked language modelling: two consecutive sentences, not masked yet.
+    """Return the example of pair `number` for masked language modelling: two consecutive sentences, not masked yet.
 
     `mask_words` masks some of the words afterwards.
     """
@@ -155,7 +155,7 @@ def masked_words(corpus: SentenceCorpus, number: int, draws: torch.Generator) ->
 
 
 def next_sentence(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """Make two examples for next-sentence prediction from pair `number`.
+    """Return two examples for next-sentence prediction, made from pair `number`.
 
     The first example has a sentence and the one that follows it (label 0), the second has the same sentence and
     a sentence of another passage (label 1).
@@ -168,14 +168,16 @@ def next_sentence(corpus: SentenceCorpus, number: int, draws: torch.Generator) -
 
 
 def sentence_order(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """Make two examples for sentence-order prediction: pair `number` in its order (label 0) and swapped (label 1)."""
+    """Return two examples for sentence-order prediction: the sentences of pair `number` in order (label 0) and swapped
+    (label 1).
+    """
     index = corpus.pairs[number]
     both = corpus.sentences[index], corpus.sentences[index + 1]
     return _pair_example(corpus, "order", *both, 0), _pair_example(corpus, "order", *both[::-1], 1)
 
 
 def matching_halves(corpus: SentenceCorpus, number: int, draws: torch.Generator) -> tuple[PretrainingExample, ...]:
-    """Make the examples for contrastive matching: CHOICES sentences are split into two halves.
+    """Return the examples for contrastive matching: the two halves of CHOICES sentences.
 
     Each half is an example of its own: first all first halves, then all second halves in the same order.
     """
@@ -234,7 +236,7 @@ class PretrainingBatch(NamedTuple):
 
 
 def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCorpus) -> PretrainingBatch:
-    """Collate examples into a batch, each padded to the context length.
+    """Return a batch of examples, each padded to the context length.
 
     All batches have the same width, so `torch.compile` compiles one shape.
 
@@ -261,7 +263,7 @@ def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCor
 
 @dataclass(frozen=True)
 class BERTPretrainingTask:
-    """Training task of BERT: the four objectives of this module in turn; words are masked in every example.
+    """Training task of BERT: consecutive examples use the four objectives in turn, and words are masked in all of them.
 
     validation      sentences for evaluation
     mask_share      share of words that are masked
@@ -382,7 +384,7 @@ def run_bert(model: nn.Module, batch: PretrainingBatch) -> BERTOutput:
 
 
 def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "g choices choices"]:
-    """Return the scaled cosine similarity of each first half (row) and each second half (column) of a group."""
+    """Return, for each group, the scaled cosine similarity of each first half (row) with each second half (column)."""
     assert out.pooled is not None
     vectors = normalize(out.pooled.float(), dim=-1)[batch.choices]
     first, second = vectors[:, :CHOICES], vectors[:, CHOICES:]
@@ -409,7 +411,7 @@ def _predict(objective: str, out: BERTOutput, batch: PretrainingBatch) -> tuple[
 def _pair_example(
     corpus: SentenceCorpus, objective: str, first: Sequence[int], second: Sequence[int], pair: int
 ) -> PretrainingExample:
-    """Make an example of two tokenised sentences; the longer one is truncated until both fit into the context.
+    """Return the example of two tokenised sentences; the longer one is truncated until both fit into the context.
 
     The first sentence loses tokens at its start, the second at its end.
     """
@@ -443,7 +445,7 @@ def _make_example(
 
 
 def _split_sentence(sentence: Sequence[int], draws: torch.Generator) -> tuple[Sequence[int], Sequence[int]]:
-    """Split a sentence at a random point of its middle half."""
+    """Split a sentence in two, at a random position in its middle half."""
     quarter = len(sentence) // 4
     cut = quarter + 1 + random_index(max(1, len(sentence) - 2 * quarter - 1), draws)
     return sentence[:cut], sentence[cut:]

@@ -348,7 +348,8 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Return the exact-match accuracy on the test questions, and metrics of the answers that the model gives.
+    """Return metrics on the test questions: the exact-match accuracy, and measures of the answers that reach the
+    confidence threshold.
 
     The model gives an answer if its calibrated confidence reaches the threshold.
     """
@@ -402,7 +403,7 @@ def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) ->
 def predict_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]
 ) -> tuple[list[AnswerLikelihood], list[bool]]:
-    """Answer questions. Returns the log-likelihoods of each answer, and whether it is exactly right.
+    """Answer questions; return the log-likelihoods of each answer, and whether it is exactly right.
 
     The log-likelihoods are that of the generated answer and that of the name in the question.
     """

@@ -22,7 +22,7 @@ PENALTY = 1e-3  # L2 penalty on the weights of the logistic regression
 
 
 class AnswerLikelihood(NamedTuple):
-    """The log-probability of an answer, and that of the name in its question (minus infinity if it has no name)."""
+    """The log-probabilities of an answer and of the name in its question (minus infinity if there is no name)."""
 
     answer: float
     name: float
@@ -76,7 +76,7 @@ class Confidence:
 
 
 def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], precision: float) -> Confidence:
-    """Fit the confidence to held-out answers, and choose the threshold that reaches a precision.
+    """Fit the confidence to held-out answers, and choose the threshold that reaches the target precision.
 
     The threshold is safe: a one-sided 90 % binomial bound on the share of correct answers above it has to reach
     the precision (Clopper and Pearson 1934). The threshold is never below the precision itself.

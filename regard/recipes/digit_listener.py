@@ -74,17 +74,17 @@ class DigitListener:
         return self.words(self.last_rows())
 
     def rows(self, samples: Float[Tensor, "n"]) -> Float[Tensor, "1 r w"]:
-        """Add samples of the sound and return the logits of the output rows that are now complete."""
+        """Add samples of the sound and return the logits (1, r, w) of the output rows that are now complete."""
         self.received += len(samples)
         frames = (self._frames.push(samples.to(self._device)) - MEAN) / SPREAD
         return self._stream.push(frames[None]) if len(frames) else self._none
 
     def last_rows(self) -> Float[Tensor, "1 r w"]:
-        """End the sound and return the logits of the remaining output rows."""
+        """End the sound and return the logits (1, r, w) of the remaining output rows."""
         return self._stream.finish() if self._stream.received else self._none
 
     def words(self, rows: Float[Tensor, "1 r w"]) -> list[RecognizedWord]:
-        """Decode new output rows to words by greedy CTC decoding."""
+        """Convert new output rows to recognised words, by greedy CTC decoding."""
         found = []
         rate = self.settings.sample_rate
         for row in range(rows.shape[1]):
@@ -97,7 +97,8 @@ class DigitListener:
 
 @torch.no_grad()
 def recognize_streaming(model: Speech, sounds: DigitStrings, settings: LogMel) -> tuple[list[list[int]], float]:
-    """Recognise each sound as a stream of small pieces. Returns the digits of each sound.
+    """Recognise each sound as a stream of small pieces; return the digits of each sound, and the largest difference of
+    logits.
 
     It also returns the largest difference between these logits and those of one pass over the whole sound.
     Raise TrainingError if the difference exceeds a tolerance.
@@ -119,7 +120,7 @@ def recognize_streaming(model: Speech, sounds: DigitStrings, settings: LogMel) -
 
 @torch.no_grad()
 def recognize(model: Speech, sounds: DigitStrings, settings: LogMel, batch_size: int = 64) -> list[list[int]]:
-    """Recognise the digits of whole sounds, in batches."""
+    """Recognise whole sounds in batches and return the digits of each."""
     digits: list[list[int]] = []
     device = next(model.parameters()).device
     least = settings.window_length + (STEP - 1) * settings.hop_length

@@ -32,7 +32,7 @@ ERASED_VALUE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugmentation:
-    """The image augmentation of training: a shift, a flip, random operations, erasing, mixup and cutmix.
+    """Settings of image augmentation in training: shift, flip, random operations, erasing, mixup and cutmix.
 
     shift       maximum pixels by which an image is shifted, vertically and horizontally
     flip        share of images that are flipped horizontally
@@ -114,7 +114,7 @@ def shift_images(
 
 
 def flip_images(x: Float[Tensor, "b channels y x"], which: Bool[Tensor, "b"]) -> Float[Tensor, "b channels y x"]:
-    """Flip the images for which `which` is True horizontally."""
+    """Flip the images where `which` is True horizontally."""
     return torch.where(_per_image(which), x.flip(-1), x)
 
 
@@ -154,7 +154,7 @@ def affine_matrix(
 def blend(
     x: Float[Tensor, "b channels y x"], base: Float[Tensor, "b #channels #y #x"], factor: Float[Tensor, "b"]
 ) -> Float[Tensor, "b channels y x"]:
-    """Interpolate from a base image to the image: factor 0 gives the base, 1 the image, above 1 extrapolates.
+    """Interpolate between a base image and an image: factor 0 gives the base, 1 the image; above 1 extrapolates.
 
     The result is clamped to [0, 1].
     """
@@ -162,7 +162,7 @@ def blend(
 
 
 def grey(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b 1 y x"]:
-    """Convert images to greyscale: the luminance of RGB images, else the mean of the channels."""
+    """Convert images to greyscale: the luminance of RGB images, otherwise the mean of the channels."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
@@ -237,7 +237,7 @@ def apply_operation(
 def square_mask(
     x: Float[Tensor, "b channels y x"], row: Float[Tensor, "b"], column: Float[Tensor, "b"], side: Float[Tensor, "b"]
 ) -> Bool[Tensor, "b 1 y x"]:
-    """Return a mask that is True in a square of each image.
+    """Return a Boolean mask (b 1 y x) that is True inside a square of each image.
 
     row, column  center of the square, as shares of the height and width of the image
     side         side of the square, as a share of the sides of the image
@@ -299,7 +299,7 @@ def _pixel_centers(size: int, like: Tensor) -> Float[Tensor, "size"]:
 
 
 def _random_pixels(drawn: Float[Tensor, "b"], most: int) -> Int[Tensor, "b"]:
-    """Convert uniform random numbers from 0 to 1 to integers from -most to most."""
+    """Convert uniform random numbers from 0 to 1 to integers between -most and most."""
     return (drawn * (2 * most + 1)).long() - most
 
 

@@ -26,7 +26,7 @@ from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
 from regard.data.plain_text import read_text
 from regard.data.python_text import python_text
-from regard.data.repeated_text import ALPHABET, LENGTH, repeated_text, repeated_tokens
+from regard.data.repeated_text import ALPHABET, LENGTH, repeated_permutations, repeated_text
 from regard.data.sampler import sampler_generator
 from regard.models.bert import BERT, BERTConfig
 from regard.models.gpt import GPT, GPTConfig, Learned
@@ -132,7 +132,7 @@ class LanguageSettings:
 
     @property
     def chosen(self) -> GPTSettings | BERTSettings:
-        """The settings of the architecture that is trained, `gpt` or `bert`."""
+        """The settings of the architecture to train: those of `gpt` or of `bert`."""
         return self.gpt if self.architecture == "gpt" else self.bert
 
 
@@ -268,7 +268,9 @@ class NextTokenTask:
     seed: int
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and next-token targets of one micro-batch of step `step`: number `part` (from 0) of `of`."""
+        """Return the inputs and the next-token targets of one micro-batch of step `step`: number `part` (from 0) of
+        `of`.
+        """
         windows = self.tokens.unfold(0, self.context + 1, 1)
         draws = sampler_generator(self.seed, step, "windows")
         # drawn for the whole batch, so that the examples do not depend on the number of processes
@@ -355,7 +357,7 @@ def prepare(settings: LanguageSettings, location: RunLocation) -> TrainingSetup:
 
 
 def build_model(config: GPTConfig | BERTConfig, seed: int) -> Model:
-    """Build the untrained GPT or BERT. BERT gets larger initial weights than usual, which suit short training."""
+    """Build an untrained GPT or BERT. The initial weights of BERT are larger than usual, which suits short training."""
     model = build_from_config(config, seed=seed)
     if isinstance(model, BERT):
         # the usual initialisation of BERT is too small for such a short run
@@ -384,7 +386,7 @@ def make_task(settings: LanguageSettings, splits: Splits[str], tokenizer: Recipe
 def evaluate(
     settings: LanguageSettings, model: Model, tokenizer: RecipeTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Evaluate the trained model on the test and validation text.
+    """Return the metrics of the trained model on the test and validation text.
 
     Metrics are the cross-entropy of GPT and of n-gram models, or the accuracies of BERT and those by chance.
     """
@@ -413,13 +415,13 @@ def evaluate(
 
 @torch.no_grad()
 def evaluate_induction(model: Model, count: int = 64, length: int = 40, seed: int = 1) -> dict[str, float]:
-    """Return the largest induction score of a head, and how often the model copies the right token.
+    """Return the largest induction score of any head, and how often the model copies the right token.
 
     Both are measured on new random token sequences written twice.
     """
     assert isinstance(model, GPT)
     length = min(length, model.config.max_length // 2)
-    tokens = repeated_tokens(count, length, vocab=model.config.vocab, seed=seed)
+    tokens = repeated_permutations(count, length, vocab=model.config.vocab, seed=seed)
     tokens = tokens.to(next(model.parameters()).device)
     with watch(model) as seen:
         predicted = model(tokens).argmax(-1)

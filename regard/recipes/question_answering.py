@@ -47,7 +47,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class QuestionAnswerer:
-    """A finished training run of the recipe `birthplaces`, together with a store of taught facts.
+    """A finished training run of the recipe `birthplaces`, with a store of facts that users taught.
 
     It answers questions, and can be trained further on the taught facts.
     """
@@ -91,7 +91,7 @@ class QuestionAnswerer:
     def learn(
         self, location: RunLocation, steps: int = LEARNING_STEPS, lr: float = 3e-4
     ) -> tuple[list[StoredFact], dict[str, float]]:
-        """Train the model on the stored facts and save it. Returns the facts it knows now, and the metrics.
+        """Train the model on the stored facts and save it; return the facts it now answers correctly, and the metrics.
 
         Texts and old questions are mixed in, so that the model does not forget what it knew.
         """

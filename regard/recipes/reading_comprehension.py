@@ -22,7 +22,7 @@ BATCH_SIZE = 1024  # questions that are answered together
 
 @dataclass(frozen=True)
 class PassageCollection:
-    """One text about each person, to be read by the model together with a question.
+    """One text about each person, which the model reads before a question about that person.
 
     texts    text by the name of the person
     context  maximum characters that the model reads
@@ -96,5 +96,5 @@ class PassageCollection:
         return text[: max(0, self.context - EXTRA_CHARACTERS - len(question) - self.longest)]
 
     def _body(self, name: str) -> str:
-        """Return the text about a person without the name at its start, which the question contains anyway."""
+        """Return the text about a person without the name at its start, because the question contains the name."""
         return self.texts[name].removeprefix(f"{name}. ")

@@ -82,7 +82,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RunLocation:
-    """The data and the folder of a run, and how it reports progress.
+    """Where the data and the results of a run are, and the callbacks for its progress.
 
     data      path of real data; None uses the built-in set
     folder    where checkpoints, the log and the finished model are written; None writes nothing
@@ -187,7 +187,7 @@ class RecipeResult:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of the model."""
+        """The number of parameters of the model."""
         return sum(p.numel() for p in self.model.parameters())
 
 
@@ -240,7 +240,7 @@ class Recipe:
         return settings
 
     def next_command(self, settings: Any, folder: Path) -> str:
-        """Return the shell command to try after training."""
+        """Return the shell command that is suggested after training."""
         command = self.module.NEXT_COMMAND
         return (command if isinstance(command, str) else command[settings.architecture]).format(folder=folder)
 
@@ -299,7 +299,9 @@ def train_and_evaluate(
 
 
 def find_plans(settings: Any) -> dict[str, TrainingPlan]:
-    """Return the training plans in the settings of a recipe, by the name of their setting. Each phase has one."""
+    """Return the training plans in the settings of a recipe, by the name of their setting; each training phase has
+    one.
+    """
     found = {name: value for name, value in vars(settings).items() if isinstance(value, TrainingPlan)}
     return found or {f"{settings.architecture}.plan": settings.chosen.plan}
 
@@ -331,7 +333,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _check_extension(phase: Phase, later: tuple[Phase, ...], location: RunLocation) -> None:
-    """Raise ConfigError if a resumed run has more steps in this phase but a later phase has already begun.
+    """Raise ConfigError if a resumed run gets more steps in this phase although a later phase has begun.
 
     The later phase would have to be trained again.
     """

@@ -75,7 +75,8 @@ def _check_same(folder: Path, kept: Any, wanted: Any) -> None:
 
 
 def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
-    """Describe the differences between two trees of settings. Settings that may change on resuming are ignored.
+    """Describe the differences between two nested dictionaries of settings, except in settings that may change on
+    resuming.
 
     kept    the settings saved in the folder
     wanted  the settings of this run
@@ -92,7 +93,7 @@ def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
 
 
 def find_data(folder: Path, given: Path | None) -> Path | None:
-    """Return the path of the data of the run in a folder: `given`, or the path saved when the run started.
+    """Return the path of a run's data: `given`, or the path that was saved when the run started.
 
     It is None for built-in data. Raise DataError if the saved path does not exist any more.
     """

@@ -117,7 +117,7 @@ class SpanInfillingTask:
     def _choose_crop(
         self, rows: Numbers, begin: Numbers, end: Numbers, step: int, part: int
     ) -> tuple[Numbers, Numbers, Numbers]:
-        """Choose how each text is cropped.
+        """Choose at random how each text is cropped.
 
         Returns the length of the title that is kept, and where the piece around the masked span begins and ends.
         """
@@ -193,7 +193,7 @@ class SpanInfillingTask:
 
 @dataclass(frozen=True)
 class _ExampleTable:
-    """All texts and questions, one row each.
+    """All texts and questions as arrays, one row for each.
 
     tokens         token ids, padded
     lengths        number of tokens
@@ -212,7 +212,7 @@ class _ExampleTable:
 def generate_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[str], batch_size: int = 256
 ) -> list[GeneratedText]:
-    """Answer each question by greedy decoding."""
+    """Answer each question by greedy decoding and return the generated texts."""
     found: list[GeneratedText] = []
     stop = tokenizer.encode(PAD)[0]
     for start in range(0, len(questions), batch_size):
@@ -224,7 +224,9 @@ def generate_answers(
 def grade_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]
 ) -> tuple[list[float], list[bool]]:
-    """Answer questions by greedy decoding. Returns log-probabilities, and whether each answer is exactly right."""
+    """Answer questions by greedy decoding; return the log-probability of each answer, and whether it is exactly
+    right.
+    """
     answers = generate_answers(model, tokenizer, [each.text for each in questions])
     correct = [tokenizer.decode(text.body) == each.place for text, each in zip(answers, questions, strict=True)]
     return [text.log_probability for text in answers], correct

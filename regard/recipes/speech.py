@@ -312,7 +312,7 @@ class DigitRecognitionTask:
         return SpeechBatch(sounds, samples, targets, lengths, draws, seeds)
 
     def loss(self, model: nn.Module, batch: SpeechBatch) -> Loss:
-        """Augment the sounds and return the CTC loss."""
+        """Augment the sounds and return their CTC loss."""
         augmentation, settings = self.settings.augmentation, self.settings.log_mel
         with torch.autocast(batch.sounds.device.type, enabled=False):  # half precision cannot represent the powers
             sounds, samples = augment_audio(batch.sounds, batch.samples, batch.draws, batch.seeds, augmentation)
@@ -343,7 +343,7 @@ def prepare(settings: SpeechSettings, location: RunLocation) -> TrainingSetup:
 def evaluate(
     settings: SpeechSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Evaluate the trained model: token error rate of streamed test strings, latency and further metrics.
+    """Return metrics of the trained model: the token error rate of streamed test strings, the latency and others.
 
     Streaming runs on the CPU in float32, where the logits of a stream and of one pass agree up to rounding.
     """

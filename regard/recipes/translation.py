@@ -162,7 +162,7 @@ def load_data(folder: Path | None, settings: TranslationSettings) -> Splits[Sent
 
 
 def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
-    """Train a byte pair encoding on both languages; it replaces characters that the training text does not have."""
+    """Train a byte pair encoding on both languages. It replaces characters that do not occur in the training text."""
     with name_setting("bpe_vocab"):
         return BytePairTokenizer.train(
             train.source, train.target, vocab=bpe_vocab, special=SPECIAL, words=True, replace_unknown=True
@@ -196,7 +196,7 @@ class TranslationTask:
 
     @property
     def context(self) -> int:
-        """Maximum number of tokens of a sentence."""
+        """The maximum number of tokens of a sentence."""
         return self.settings.model.context
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
@@ -359,7 +359,7 @@ def generate_translations(
     batch_size: int = 256,
     names: Sequence[str] | None = None,
 ) -> list[GeneratedText]:
-    """Translate sentences. Sentences of the same padded width form a batch.
+    """Translate sentences and return the generated texts. Sentences of the same padded width form a batch.
 
     strategy  decoding strategy, such as greedy decoding or beam search
     names     what error messages call each sentence; by default its number, counted from 1

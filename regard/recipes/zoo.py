@@ -36,7 +36,7 @@ MakeExample = Callable[[Any, Path], str]  # settings and the folder for files; r
 
 @dataclass(frozen=True, kw_only=True)
 class ZooModel:
-    """A pretrained model of the zoo: how it is trained and measured, and the text of its model card.
+    """How a pretrained model of the zoo is trained and measured, and the text of its model card.
 
     recipe    name of the recipe; `variant` and `changes` modify its settings
     measure   function from settings, model, tokenizer and number of test records (None for all) to the metric
@@ -100,7 +100,7 @@ def measure_text(settings: Any, model: Any, tokenizer: Any, count: int | None) -
 
 
 def measure_induction(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the largest induction score of a head. Only `model` is used."""
+    """Return the largest induction score of any head of the model."""
     return language.evaluate_induction(model)["induction score"]
 
 
@@ -210,7 +210,7 @@ MODELS = (
 
 
 def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
-    """Train a model, write it into the zoo, load and measure it again, and write its model card.
+    """Train a model, save it in the zoo, load and measure it, and write and return its model card.
 
     on_message  called with messages about the progress
     """
@@ -228,7 +228,7 @@ def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
 
 
 def write_card(entry: ZooModel) -> Card:
-    """Load a model of the zoo, measure it, and write its model card."""
+    """Load a model of the zoo, measure it, and write and return its model card."""
     target = ZOO / entry.name
     _, settings, model, tokenizer = load_finished_run(target)
     example = entry.make_example(settings, target)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.input_checks import is_autocasting
+from regard.core.kernels.gradients import score_bound
 from regard.core.kernels.request import Request
 from regard.core.masks import causal
 from regard.core.masks.algebra import Full, Mask
@@ -314,7 +315,9 @@ def read_mask(
     mask = collapse_repeated(to_four_axes(mask))
     if mask.dtype == torch.bool:
         return simplify_mask(mask, i, j), (), positions
-    visible, rest, uniform = split_hidden(mask if mask.is_floating_point() else mask.float(), score_bound(q, k, beta))
+    visible, rest, uniform = split_hidden(
+        mask if mask.is_floating_point() else mask.float(), finite_score_bound(q, k, beta)
+    )
     terms: list[ScoreTerm] = [additive(collapse_repeated(rest))] if bool(rest.any()) else []
     if bool(uniform.any()) and has_sink:
         visible = visible & ~uniform
@@ -323,12 +326,9 @@ def read_mask(
     return simplify_mask(collapse_repeated(visible), i, j), tuple(terms), positions
 
 
-def score_bound(q: Tensor, k: Tensor, beta: float) -> float:
-    """Return an upper bound of |beta q . k|: |beta| times the largest norms of q and k; inf if not finite."""
-    if not q.numel() or not k.numel():
-        return 0.0
-    longest = [torch.linalg.vector_norm(x.detach().float(), dim=-1).amax() for x in (q, k)]
-    bound = abs(beta) * float(longest[0] * longest[1])
+def finite_score_bound(q: Tensor, k: Tensor, beta: float) -> float:
+    """Return `score_bound` as a float: 0 without queries or keys, and inf if q or k holds NaN or infinity."""
+    bound = float(score_bound(q, k, beta)) if q.numel() and k.numel() else 0.0
     return bound if math.isfinite(bound) else math.inf
 
 

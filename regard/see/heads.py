@@ -147,11 +147,11 @@ def spread(record: Record) -> Float[Tensor, "b h i"]:
 
     It is 0 for a query that sees one key or none.
     """
-    most = visible_keys(record).to(record.entropy.dtype).log().clamp(min=0)
+    most = count_visible_keys(record).to(record.entropy.dtype).log().clamp(min=0)
     return torch.where(most > 0, record.entropy / most.masked_fill(most <= 0, 1), record.entropy * 0)
 
 
-def visible_keys(record: Record) -> Int[Tensor, "b h i"]:
+def count_visible_keys(record: Record) -> Int[Tensor, "b h i"]:
     """Return the number of visible keys of each query."""
     b, h, i, _ = record.q.shape
     counts = [seen.sum(-1).expand(b, h, -1) for _, seen in iterate_visible(record)]

@@ -29,9 +29,9 @@ from regard.see.call_adapters import (
     MeasuredScores,
     OutputTransform,
     collapse_repeated,
+    finite_score_bound,
     is_hiding,
     read_mask,
-    score_bound,
     simplify_mask,
     split_hidden,
 )
@@ -521,7 +521,7 @@ def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> t
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []
-    bound = score_bound(q, k, beta) if added else 0.0
+    bound = finite_score_bound(q, k, beta) if added else 0.0
     for values in added:
         numbers = collapse_repeated(values)
         hidden = is_hiding(numbers, bound)
@@ -635,14 +635,14 @@ def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, sour
         return replace(scores, exact=False)
     value = value if value <= lowest / 2 else lowest
     low = torch.zeros(hidden.shape, dtype=source.dtype, device=source.device).masked_fill(hidden, value)
-    bound = score_bound(scores.q, scores.k, scores.beta)
+    bound = finite_score_bound(scores.q, scores.k, scores.beta)
     before = tuple(torch.where(hidden, 0.0, x) if bool(is_hiding(x, bound).any()) else x for x in scores.added)
     return replace(scores, added=(*before, low))
 
 
 def _hides(scores: TracedScores, value: float) -> bool:
     """Whether a pair with this score has a weight below rounding error for all possible other scores."""
-    bound = score_bound(scores.q, scores.k, scores.beta)
+    bound = finite_score_bound(scores.q, scores.k, scores.beta)
     visible = (x.detach().masked_fill(is_hiding(x, bound), 0) for x in scores.added)
     return -value > 2 * (bound + sum(float(x.abs().max()) for x in visible if x.numel())) + MARGIN
 

@@ -56,7 +56,7 @@ class Averager:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the current weights to the average. Called after every optimizer step.
+        """Add the current weights to the average; called after every optimizer step.
 
         step  number of optimizer steps done
         """
@@ -110,6 +110,6 @@ class Averager:
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of all parameters and floating-point buffers. Shared ones are yielded once."""
+    """Yield the names and tensors of all parameters and floating-point buffers, shared ones once."""
     yield from model.named_parameters()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point())

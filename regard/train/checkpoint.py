@@ -65,7 +65,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints in a folder: the latest ones and the best.
+    """The checkpoints in the folder of a run; the latest ones and the best one are kept.
 
     keep        number of latest checkpoints to keep
     on_message  called with a message about each damaged checkpoint
@@ -187,7 +187,7 @@ def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], ste
 
 
 def capture(trainer: "Trainer") -> Checkpoint:
-    """Return a checkpoint of a training run: all that is needed to resume it bit for bit."""
+    """Return a checkpoint of a training run, with all that is needed to resume it bit for bit."""
     rng_states = trainer.group.all_gather(lambda: rng_state.save_rng_state(trainer.group.device))
     sections: dict[str, dict[str, Tensor]] = {
         "model": dict(trainer.model.state_dict()),
@@ -257,7 +257,7 @@ def convert_os_errors(folder: Path, what: str = "the run", fix: str = " or choos
 
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Write all tensors to one file and return its checksum by its name."""
+    """Write all tensors to one file, and return {file name: checksum}."""
     file.parent.mkdir(parents=True, exist_ok=True)
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:

@@ -66,7 +66,7 @@ def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iter
 
 
 def _local_device(device: str | None) -> torch.device:
-    """Return the device of this process: the GPU with its local rank, or another device by name.
+    """Return the device of this process; for several GPUs it is the one with the local rank.
 
     device  "cuda", another device name, or None for a GPU if there is one
     """
@@ -191,7 +191,7 @@ def _try(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _raise_first_error(results: list[tuple[T, Exception | None]]) -> list[T]:
-    """Return the values in (value, error) pairs of several processes, or raise the first error among them."""
+    """Return the values of several processes, given as (value, error) pairs, or raise the first error."""
     for _, error in results:
         if error is not None:
             raise error

@@ -11,7 +11,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterruptedError(KeyboardInterrupt):
-    """A training run was stopped by a signal, after a checkpoint was saved if the current step could be finished."""
+    """Raised after a signal stopped a training run. A checkpoint was saved before if the current step could be
+    finished.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

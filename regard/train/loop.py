@@ -42,7 +42,7 @@ MEASURED_SAMPLES = 8  # from which the time of a step is estimated before a run
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a training run, the argument of `on_progress`.
+    """The progress of a training run, which is passed to `on_progress`.
 
     metrics  metrics of the latest validation; {} before the first one
     """
@@ -149,7 +149,7 @@ def score(metrics: dict[str, float]) -> float:
 
 
 def count_validations(plan: TrainingPlan, done: int = 0) -> int:
-    """Return the number of validations after `done` steps of a run."""
+    """Return the number of validations that remain after `done` steps of a run."""
     every = plan.evaluate_every or plan.steps
     return 0 if done >= plan.steps else plan.steps // every - done // every + (plan.steps % every > 0)
 
@@ -172,7 +172,7 @@ def measure_step_seconds(model: nn.Module, task: Task, plan: TrainingPlan) -> fl
 
 
 def autocast(plan: TrainingPlan, device: str) -> AbstractContextManager[Any]:
-    """Return the context of mixed precision that the plan selects."""
+    """Return a context manager for the mixed precision that the plan selects."""
     return nullcontext() if plan.precision == "float32" else torch.autocast(device, getattr(torch, plan.precision))
 
 
@@ -271,7 +271,7 @@ class Trainer:
         return [self.task.batch(step, first + number, of) for number in range(count)]
 
     def train_step(self, micro_batches: list[Any], lr_factor: float) -> tuple[Tensor, Tensor]:
-        """Do one optimizer step; return the sum of the losses and their count, over all processes."""
+        """Do one optimizer step; return the sum of the losses and the number of targets, over all processes."""
         total, count = self._zero(), self._zero()
         for number, batch in enumerate(micro_batches):
             last = number == len(micro_batches) - 1
@@ -288,7 +288,7 @@ class Trainer:
         return total, count
 
     def _update(self, factor: Tensor, lr_factor: float) -> None:
-        """Multiply the gradients by a factor, clip them and do the optimizer step.
+        """Multiply the gradients by `factor`, clip them and do the optimizer step.
 
         lr_factor  factor of the learning rate schedule
         """

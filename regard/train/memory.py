@@ -81,7 +81,7 @@ class StepPeak:
 
     @staticmethod
     def fit(sizes: tuple[int, int], small: MemoryTracker, large: MemoryTracker) -> "StepPeak":
-        """Fit the peaks of two measured training steps with micro-batches of these sizes."""
+        """Fit the peak memory of a step to two measured steps, with micro-batches of these sizes."""
         return StepPeak(
             PeakFit.fit(sizes, small.alive, large.alive),
             PeakFit.fit(sizes, small.alive_activations, large.alive_activations),
@@ -100,7 +100,7 @@ class TensorSize:
     block: str | None = None
 
     def bytes(self, shards: int = 1) -> int:
-        """Return the bytes of the largest shard. FSDP divides the first dimension."""
+        """Return the bytes of the largest of `shards` shards. FSDP divides the first dimension."""
         first = [ceil(size / shards) for size in self.shape[:1]]
         return prod((*first, *self.shape[1:])) * self.element_size
 
@@ -375,7 +375,7 @@ def _sample_counts(batch_size: int) -> tuple[int, int]:
 
 
 def _largest_micro_batch(task: Task, step: int, plan: TrainingPlan, samples: int) -> Any:
-    """Return the micro-batch with the most elements among some micro-batches of a step.
+    """Return the micro-batch with the most elements among some micro-batches of one step.
 
     samples  number of samples in each micro-batch
     """

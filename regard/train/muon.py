@@ -30,7 +30,7 @@ class BatchedMuon(torch.optim.Muon):
         return None
 
     def _update(self, parameters: list[Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
-        """Update all parameters of one shape together."""
+        """Update all parameters of the same shape together."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:
@@ -45,7 +45,7 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Bring the singular values of each matrix near 1, by the Newton-Schulz iteration in bfloat16."""
+    """Move the singular values of each matrix close to 1, by the Newton-Schulz iteration in bfloat16."""
     a, b, c = coefficients
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]

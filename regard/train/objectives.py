@@ -64,6 +64,6 @@ def ctc(
 
 
 def _repeats(targets: Int[Tensor, "b t"], lengths: Int[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """Return, for each target sequence, how many tokens equal the token before."""
+    """Return, for each target sequence, the number of tokens that equal the token before them."""
     inside = torch.arange(1, targets.shape[1], device=targets.device) < lengths[:, None]
     return ((targets[:, 1:] == targets[:, :-1]) & inside).sum(1)

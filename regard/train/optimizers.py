@@ -16,7 +16,7 @@ NamedParameters = list[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParamGroup:
-    """A parameter group: scales learning rate and weight decay of the parameters whose names match a pattern.
+    """Factors on learning rate and weight decay for the parameters whose names match a pattern.
 
     pattern             a regular expression, searched for in the parameter's name
     lr_scale            factor on the optimizer's learning rate
@@ -150,7 +150,7 @@ class CombinedOptimizer:
         return float(self.param_groups[0]["lr"])
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients of all parameters that have one."""
+        """Return the gradients of all parameters that have a gradient."""
         return [p.grad for _, p in self._named if p.grad is not None]
 
     def clip_grad_norm(self, max_norm: float) -> None:

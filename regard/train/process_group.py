@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that train one model together; this class is a group of one process."""
+    """A group of processes that train one model together; this base class is a group of a single process."""
 
     rank: int = 0
     world_size: int = 1

@@ -22,7 +22,7 @@ class Schedule:
         check_range(f"{type(self).__name__}(min_lr_ratio)", self.min_lr_ratio, 0, 1)
 
     def lr_factor(self, step: int, steps: int) -> float:
-        """Return the factor that the learning rate is multiplied by at `step` (counted from 0) of `steps`."""
+        """Return the factor for the learning rate at `step`, counted from 0, of a run with `steps` steps."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.decay(step, steps)

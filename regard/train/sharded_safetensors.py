@@ -64,7 +64,7 @@ def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: Proc
 
 
 def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with copies of those that share memory, such as tied weights.
+    """Return the tensors, with copies of those that share memory with others, such as tied weights.
 
     safetensors cannot store tensors that share memory.
     """

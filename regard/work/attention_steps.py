@@ -40,7 +40,7 @@ class HeadInputs:
     total_width: int  # width of all heads together
 
     def project(self, role: str) -> Array:
-        """Return the queries, keys or values: as the problem states them, or as inputs times weights plus bias.
+        """Return the queries, keys or values: those that the problem states, or else inputs times weights plus bias.
 
         role  "q", "k" or "v"
         """
@@ -138,7 +138,8 @@ CORRECT: dict[str, StepFunction] = {
 
 
 def dot_product_terms(head: HeadInputs, values: StepValues, step: str, row: int, column: int) -> Array | None:
-    """Return the products whose sum is one entry of a step's matrix; None if the entry is not a dot product.
+    """Return the products whose sum is the entry (row, column) of a step's matrix; None if the entry is not a dot
+    product.
 
     step  name of the step, such as "scores"
     """

@@ -56,7 +56,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """The verdict on a wrong step of a student's calculation.
+    """The judgement of a wrong step of a student's calculation.
 
     comment    what is wrong
     matrix     the matrix from which later steps are expected to continue
@@ -221,7 +221,7 @@ def judge_step(
     hypotheses: Iterable[ErrorHypothesis],
     terms: Terms,
 ) -> StepVerdict | None:
-    """Judge one step of a student's calculation; return None if every number in it is correct.
+    """Return the verdict on one step of a student's calculation; None if every number in it is correct.
 
     head        number of the head, counted from 1; None if there is only one
     expected    the values that count as correct
@@ -296,7 +296,7 @@ def _written_position(problem: Problem, entry: tuple[int, int]) -> tuple[int, in
 def _explain_entries(
     problem: Problem, written: StudentMatrix, matrix: Array, wrong: Entries, terms: Terms
 ) -> tuple[str, str]:
-    """Return the name and an explanation of a mistake in single entries, if no mistake in the whole step fits.
+    """Return the name and the explanation of a mistake in single entries; used if no mistake in the whole step fits.
 
     wrong  the wrong entries
     terms  returns the products whose sum is an entry, or None if the entry is not a dot product

@@ -77,7 +77,7 @@ def _without_bias(role: str) -> StepFunction:
 
 
 def _product(left: str, right: str, transpose: bool = True) -> StepFunction:
-    """Return a function that calculates scores as left @ right^T, or as left @ right, from two earlier steps.
+    """Return a function that calculates the scores from two earlier steps, as left @ right^T or as left @ right.
 
     The function returns None if the product does not have the shape of the scores.
 

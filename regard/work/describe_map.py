@@ -48,7 +48,7 @@ def describe_map(problem: Problem, weights: Sequence[Sequence[float]]) -> str:
 
 
 def _describe_keys(problem: Problem, groups: list[list[int]], visible: Sequence[bool]) -> str:
-    """Return the end of the sentence "token 1 attends ...", which names the attended keys.
+    """Return the end of the sentence "token 1 attends ...", with the names of the attended keys.
 
     groups  the attended keys, from `attended_keys`
     """

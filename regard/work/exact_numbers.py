@@ -86,7 +86,7 @@ def divide_by_sqrt(value: Value, width: int) -> Value:
 
 
 def simplify_sqrt(width: int) -> tuple[int, int]:
-    """Return a and b with sqrt(width) = a * sqrt(b), where b is square-free."""
+    """Return integers (a, b) with sqrt(width) = a * sqrt(b), where b is square-free."""
     outside = max(a for a in range(1, math.isqrt(width) + 1) if width % (a * a) == 0)
     return outside, width // outside**2
 

@@ -25,7 +25,7 @@ from regard.work.quiz import Quiz
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The points of one student for one question."""
+    """One row of the CSV file: the points of a student for one question."""
 
     student: str
     exercise: str  # an exercise set, or "quiz"
@@ -77,7 +77,7 @@ def grade_class(
 
 
 def find_submissions(folder: Path) -> dict[str, list[Path]]:
-    """Return the submitted files by name of the student: the subfolder, or the file name without suffix."""
+    """Return the submitted files by student. The name is that of the subfolder, or the file name without suffix."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give the folder of the submissions")
     found: dict[str, list[Path]] = {}
@@ -134,7 +134,7 @@ def read_predictions(sources: Sources, json_files: Sequence[Path] = ()) -> dict[
 
 def _grade_quiz(student: str, answers: dict[str, Any], options: ClassOptions) -> Iterator[ClassRow]:
     seed = 0 if options.class_seed is None else student_seed(student, options.class_seed)
-    for question in Quiz.of(student, count=options.quiz, seed=seed).questions:
+    for question in Quiz.for_student(student, count=options.quiz, seed=seed).questions:
         given = answers.get(str(question.number))
         try:
             result = question.grade(given)

@@ -47,7 +47,7 @@ def attention_maps(solution: Solution) -> list[AttentionMap]:
 
 
 def render_text(attention_map: AttentionMap) -> str:
-    """Return the attention map as text for a terminal: a shade and the number for each weight."""
+    """Return the attention map as text for a terminal: a shade character and a number for each weight."""
     width = max(9, *(cell_len(name) + 2 for name in attention_map.columns))
     edge = max(cell_len(name) for name in (*attention_map.rows, attention_map.row_kind))
 

@@ -100,7 +100,7 @@ def _nbgrader_cells(exercise: Exercise, prompt: Cell, test: str) -> list[Cell]:
 
 
 def _otter_cells(exercise: Exercise, prompt: Cell, test: str) -> list[Cell]:
-    """Return the cells of an exercise for `otter assign`, with raw cells that mark question, solution and tests."""
+    """Return the cells of an exercise for `otter assign`; raw cells mark the question, the solution and the tests."""
     name = exercise.name
     code = code_cell(f"{name}-code", exercise.marked_source("# BEGIN SOLUTION", "# END SOLUTION"))
     return [

@@ -26,7 +26,7 @@ BiasPerHead = tuple[tuple[Value, ...], ...]
 
 @dataclass(frozen=True)
 class LinearProjection:
-    """A linear projection, weights with an optional bias, for queries, keys, values or the final result."""
+    """The weights and the optional bias of a linear projection to queries, keys, values or the final output."""
 
     weights: Matrix
     bias: tuple[Value, ...] | None = None
@@ -34,7 +34,7 @@ class LinearProjection:
 
 @dataclass(frozen=True)
 class HeadMatrices:
-    """The queries, keys and values of one head; each is a matrix, or a projection of the inputs."""
+    """The queries, keys and values of one head; each is stated as a matrix or as a projection of the inputs."""
 
     q: Matrix | LinearProjection
     k: Matrix | LinearProjection
@@ -93,12 +93,12 @@ class Problem:
 
     @property
     def by_rows(self) -> bool:
-        """Whether a token is a row of a matrix; otherwise it is a column."""
+        """Whether tokens are rows of the matrices; otherwise they are columns."""
         return self.convention == "rows"
 
     @property
     def token_axis(self) -> str:
-        """The word for a token in a matrix: "row" or "column"."""
+        """The axis of a matrix that holds a token, as a word: "row" or "column"."""
         return self.convention.removesuffix("s")
 
     @property
@@ -110,7 +110,7 @@ class Problem:
         return self._sizes(0)[1]
 
     def width(self, head: int) -> int:
-        """Return the width c of the queries and keys of a head, counted from 0."""
+        """Return the width c of queries and keys in head number `head`, counted from 0."""
         return self._sizes(head)[2]
 
     @cached_property

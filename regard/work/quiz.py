@@ -26,7 +26,7 @@ QuizAnswer = str | float  # the letter of a choice, or a number
 
 @dataclass(frozen=True)
 class QuizQuestion:
-    """One question of a student's quiz, which is answered by running the experiment of a lab claim.
+    """One question of a student's quiz; the answer is found by running the experiment of a lab claim.
 
     number    number of the question in the quiz
     template  the template that the question was generated from
@@ -65,7 +65,7 @@ class QuizQuestion:
         }
 
     def parse_answer(self, answer: object) -> QuizAnswer:
-        """Parse an answer to this question, a letter or a number; raise ConfigError if it is not of the kind needed."""
+        """Convert an answer to the letter or number that this question takes; raise ConfigError for any other kind."""
         if self.choices:
             letter = answer.strip(" ).").lower() if isinstance(answer, str) else ""
             if letter not in self.choices:
@@ -156,7 +156,7 @@ class Quiz:
     questions: tuple[QuizQuestion, ...]
 
     @classmethod
-    def of(cls, student: str = "student", *, count: int = 5, seed: int = 0) -> "Quiz":
+    def for_student(cls, student: str = "student", *, count: int = 5, seed: int = 0) -> "Quiz":
         """Generate the quiz of a student; the same name, count and seed always give the same questions.
 
         student  name of the student
@@ -174,7 +174,9 @@ class Quiz:
         return self.questions[number - 1]
 
     def answer(self, number: int, answer: object) -> QuestionResult:
-        """Grade an answer to the question with this number, which runs the experiment; raise ConfigError for `...`."""
+        """Grade an answer to the question with this number by running its experiment; an answer of `...` raises
+        ConfigError.
+        """
         if answer is ...:
             raise ConfigError(f"question {number} has no answer yet; predict first, then run")
         return self[number].grade(answer)

@@ -14,7 +14,7 @@ def quiz_notebook(quiz: Quiz, *, answer_key: bool = False) -> Notebook:
 
     answer_key  include the correct answers and explanations, for which every experiment is run
     """
-    call = f"Quiz.of({quiz.student!r}, count={len(quiz.questions)}, seed={quiz.seed})"
+    call = f"Quiz.for_student({quiz.student!r}, count={len(quiz.questions)}, seed={quiz.seed})"
     about = f"# A quiz for {quiz.student}{': the answers' * answer_key}\n\n{ABOUT}"
     setup = f"from regard.work.quiz import Quiz\n\nquiz = {call}"
     cells = [markdown_cell("about", about), code_cell("quiz", setup, role="import")]

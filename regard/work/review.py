@@ -45,7 +45,7 @@ class ReviewComment:
 
     @property
     def location(self) -> str:
-        """The step and the entry, such as `output[3,1]`, and the head if there are several."""
+        """The step and the entry of the mistake, such as `output[3,1]`, and the head if there are several."""
         head = "" if self.head is None else f" of head {self.head}"
         return f"{self.step}[{self.row},{self.column}]{head}"
 

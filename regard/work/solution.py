@@ -143,7 +143,7 @@ def solve(problem: Problem) -> Solution:
 
 
 def _check_float_range(steps: list[SolutionStep]) -> None:
-    """Check that no number is above the largest float, else raise ConfigError; later steps need floats."""
+    """Raise ConfigError if a number is above the largest float, because later steps compute with floats."""
     for step in steps:
         for row in step.values:
             for value in row:
@@ -209,7 +209,8 @@ def _ordered_product(
     right: tuple[Expression, Matrix],
     bias: Callable[[int, int], Value] | None = None,
 ) -> tuple[Expression, Matrix, Workings]:
-    """Return the formula, the values and the workings of left @ right, or of right @ left if a token is a column.
+    """Return the formula, the values and the calculation of each entry of left @ right, or of right @ left if tokens
+    are columns.
 
     left, right  a symbol and its matrix
     bias         returns the bias that is added to the entry (row, column)
@@ -223,7 +224,7 @@ def _ordered_product(
 def matrix_product(
     left: Matrix, right: Matrix, bias: Callable[[int, int], Value] | None = None
 ) -> tuple[Matrix, Workings]:
-    """Return the product of two matrices, and each of its entries written as a sum of products.
+    """Return the product of two matrices, and for each of its entries the sum of products as a formula.
 
     bias  returns the bias that is added to the entry (row, column)
     """
@@ -267,7 +268,7 @@ def bias_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
 def _apply_projection(
     problem: Problem, role: str, mark: int | None, data: tuple[Expression, Matrix], projection: LinearProjection
 ) -> tuple[Expression, Matrix, Workings]:
-    """Return the formula, the values and the workings of data times weights plus bias.
+    """Return the formula, the values and the calculation of each entry of data times weights plus bias.
 
     role  "q", "k", "v", or the letter of the output projection
     mark  number of the head, or None
@@ -406,7 +407,7 @@ def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]
 
 
 def _flip(rows: tuple[tuple[T, ...], ...], by_rows: bool) -> tuple[tuple[T, ...], ...]:
-    """Transpose a matrix if tokens are columns in the problem (by_rows is False), else return it unchanged."""
+    """Transpose a matrix if tokens are columns (by_rows is False); otherwise return it unchanged."""
     return rows if by_rows else tuple(zip(*rows, strict=True))
 
 
@@ -415,7 +416,7 @@ def _no_workings(values: Matrix) -> Workings:
 
 
 def _exponential_working(value: Value, top: Value) -> Expression | None:
-    """Return the formula e^(score - largest score) with its numbers, or None if the pair is hidden.
+    """Return the formula e^(score - largest score) with its numbers; None if the pair is hidden.
 
     value, top  the score and the largest score of its row
     """
@@ -459,7 +460,7 @@ def _output_projection_step(problem: Problem, projection: LinearProjection, befo
 
 
 def head_vectors(solution: Solution, index: int) -> dict[str, Matrix]:
-    """Return q, k and v of a head by name, stated by the problem or computed in the solution, tokens in rows.
+    """Return q, k and v of a head by name, with tokens in rows; stated by the problem or computed in the solution.
 
     index  number of the head, counted from 0
     """

@@ -47,7 +47,7 @@ class WrittenNumber:
         return abs(self.value - true) <= self.tolerance
 
     def truncates(self, true: float) -> bool:
-        """Whether the written number is the correct one with further digits cut off instead of rounded."""
+        """Whether the written number is the correct number with its further digits cut off instead of rounded."""
         scale = 10.0 ** (self.digits or 0)
         cut = math.trunc(true * scale) / scale
         return bool(self.digits) and abs(self.value - cut) <= 1e-9 * max(1.0, abs(true))
@@ -93,7 +93,7 @@ class StudentMatrix:
         return true.shape == self.shape and not self.wrong_entries(true)
 
     def fill_gaps(self, true: Array) -> Array:
-        """Return the student's matrix with the correct numbers in the empty entries."""
+        """Return the student's matrix as numbers, with correct numbers in the entries left empty."""
         found = true.copy()
         for r, c, cell in self:
             found[r, c] = cell.value

@@ -73,7 +73,7 @@ def test_a_student_gets_variants_of_the_tasks(tmp_path: Path) -> None:
     assert "**Your variant:**" in json.dumps(told)
     path = tmp_path / "quiz.html"
     assert work("quiz", "--student", "ann", "--class-seed", "a", "--count", "2", "--export", str(path)).exit_code == 0
-    questions = Quiz.of("ann", count=2, seed=student_seed("ann", "a")).questions
+    questions = Quiz.for_student("ann", count=2, seed=student_seed("ann", "a")).questions
     page = path.read_text()
     assert all(str(escape(question.content.text)) in page for question in questions)
 
@@ -178,11 +178,11 @@ def answers(quiz: Quiz, change: dict[str, Any] | None = None) -> str:
 def test_a_quiz_is_printed_as_json_without_answers() -> None:
     done = work("quiz", "--student", "ann", "--count", "3", "--json")
     assert done.exit_code == 0
-    assert json.loads(done.stdout) == Quiz.of("ann", count=3).to_dict()
+    assert json.loads(done.stdout) == Quiz.for_student("ann", count=3).to_dict()
 
 
 def test_answers_are_graded_with_an_exit_code(tmp_path: Path) -> None:
-    quiz, path = Quiz.of("ann", count=3), tmp_path / "answers.json"
+    quiz, path = Quiz.for_student("ann", count=3), tmp_path / "answers.json"
     path.write_text(answers(quiz))
     done = work("quiz", "--answers", str(path))
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 of 3 correct.")
@@ -196,7 +196,7 @@ def test_answers_are_graded_with_an_exit_code(tmp_path: Path) -> None:
 
 
 def test_a_quiz_asks_until_the_input_ends() -> None:
-    quiz = Quiz.of("ann", count=3)
+    quiz = Quiz.for_student("ann", count=3)
     first, second = (str(quiz[number].correct_answer) for number in (1, 2))
     done = work("quiz", "--student", "ann", "--count", "3", typed=f"what?\n{first}\n{second}\n")
     assert done.exit_code == 0
@@ -208,7 +208,7 @@ def test_a_quiz_asks_until_the_input_ends() -> None:
 
 
 def test_a_quiz_answered_to_the_end_does_not_stop_early() -> None:
-    quiz = Quiz.of("cy", count=1, seed=5)
+    quiz = Quiz.for_student("cy", count=1, seed=5)
     done = work("quiz", "--student", "cy", "--count", "1", "--seed", "5", typed=f"{quiz[1].correct_answer}\n")
     assert "Stopped" not in done.stdout
     assert done.stdout.endswith("\n1 of 1 correct.\n")
@@ -218,7 +218,7 @@ def test_a_quiz_is_written_as_a_notebook(tmp_path: Path) -> None:
     path = tmp_path / "quiz.ipynb"
     done = work("quiz", "--student", "ann", "--count", "2", "--export", str(path), "--key")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert "Quiz.of('ann', count=2, seed=0)" in path.read_text()
+    assert "Quiz.for_student('ann', count=2, seed=0)" in path.read_text()
     assert "The run: " in (tmp_path / "quiz.key.ipynb").read_text()
     assert "The run: " not in path.read_text()
 

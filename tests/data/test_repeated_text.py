@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.base.errors import ConfigError
-from regard.data.repeated_text import ALPHABET, LENGTH, repeated_text, repeated_tokens
+from regard.data.repeated_text import ALPHABET, LENGTH, repeated_text, repeated_permutations
 
 
 def test_every_string_is_written_twice_and_has_no_character_twice() -> None:
@@ -25,10 +25,10 @@ def test_the_text_depends_on_the_seed_only() -> None:
 
 
 def test_sequences_of_different_tokens_are_written_twice() -> None:
-    tokens = repeated_tokens(7, 11, vocab=13, seed=2)
+    tokens = repeated_permutations(7, 11, vocab=13, seed=2)
     assert tokens.shape == (7, 22)
     assert torch.equal(tokens[:, :11], tokens[:, 11:])
     assert all(len(set(row)) == 11 for row in tokens.tolist())
-    assert not torch.equal(tokens, repeated_tokens(7, 11, vocab=13, seed=3))
+    assert not torch.equal(tokens, repeated_permutations(7, 11, vocab=13, seed=3))
     with pytest.raises(ConfigError, match="length=14 different tokens need a vocabulary of at least 14, not 13"):
-        repeated_tokens(1, 14, vocab=13)
+        repeated_permutations(1, 14, vocab=13)

@@ -231,7 +231,7 @@ def test_variants_come_from_the_seed_of_the_class(tmp_path: Path) -> None:
 
 
 def test_a_quiz_is_graded_without_running_code(tmp_path: Path) -> None:
-    quiz = Quiz.of("ann", count=2, seed=student_seed("ann", "secret"))
+    quiz = Quiz.for_student("ann", count=2, seed=student_seed("ann", "secret"))
     lines = [f"prediction_{each.number} = {each.correct_answer!r}  # mine" for each in quiz.questions]
     (tmp_path / "ann.py").write_text("\n".join([*lines, "raise SystemExit"]))
     (tmp_path / "ben.json").write_text(json.dumps({"seed": 7, "answers": {"1": "zz"}}))

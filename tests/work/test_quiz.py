@@ -68,12 +68,12 @@ def test_questions_differ_between_students(name: str) -> None:
 
 
 def test_a_student_always_gets_the_same_quiz_and_others_get_another() -> None:
-    mine = Quiz.of("ann", count=9, seed=3).to_dict()
-    assert Quiz.of("ann", count=9, seed=3).to_dict() == mine
-    for other in (Quiz.of("ben", count=9, seed=3), Quiz.of("ann", count=9, seed=4)):
+    mine = Quiz.for_student("ann", count=9, seed=3).to_dict()
+    assert Quiz.for_student("ann", count=9, seed=3).to_dict() == mine
+    for other in (Quiz.for_student("ben", count=9, seed=3), Quiz.for_student("ann", count=9, seed=4)):
         questions = other.to_dict()["questions"]
         assert sum(one == two for one, two in zip(mine["questions"], questions, strict=True)) <= 2
-    assert Quiz.of("ann", count=4, seed=3).to_dict()["questions"] == mine["questions"][:4]
+    assert Quiz.for_student("ann", count=4, seed=3).to_dict()["questions"] == mine["questions"][:4]
 
 
 def test_chapters_alternate_and_templates_do_not_repeat_early() -> None:
@@ -81,11 +81,11 @@ def test_chapters_alternate_and_templates_do_not_repeat_early() -> None:
     first = [next(templates) for _ in range(30)]
     assert [template.chapter for template in first[:3]] == list(CHAPTERS)
     assert len({template.name for template in first}) == 30
-    assert Quiz.of("ann", count=60).questions[-1].number == 60
+    assert Quiz.for_student("ann", count=60).questions[-1].number == 60
 
 
 def test_a_question_does_not_contain_its_answer() -> None:
-    quiz = Quiz.of("ann", count=20)
+    quiz = Quiz.for_student("ann", count=20)
     text = json.dumps(quiz.to_dict())
     assert '"correct_answer"' not in text
     for question in quiz.questions:
@@ -241,7 +241,7 @@ def test_tolerances() -> None:
 
 
 def test_a_quiz_is_graded_as_a_whole() -> None:
-    quiz = Quiz.of("ann", count=3)
+    quiz = Quiz.for_student("ann", count=3)
     answers: dict[str, object] = {str(each.number): each.correct_answer for each in quiz.questions}
     assert [result.ok for result in quiz.grade(answers)] == [True] * 3
     seen: list[int] = []
@@ -256,7 +256,7 @@ def test_a_quiz_is_graded_as_a_whole() -> None:
     with pytest.raises(ConfigError, match="question 1 has no answer yet; predict first"):
         quiz.answer(1, ...)
     with pytest.raises(ConfigError, match="count"):
-        Quiz.of("ann", count=0)
+        Quiz.for_student("ann", count=0)
 
 
 def test_a_question_with_two_true_choices_is_refused() -> None:
@@ -267,7 +267,7 @@ def test_a_question_with_two_true_choices_is_refused() -> None:
 
 
 def test_a_quiz_is_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
-    quiz = Quiz.of("ann", count=3, seed=1)
+    quiz = Quiz.for_student("ann", count=3, seed=1)
     student, key = (json.loads(to_text(quiz_notebook(quiz, answer_key=answers))) for answers in (False, True))
     for made in (student, key):
         assert (made["nbformat"], made["nbformat_minor"]) == (4, 5)

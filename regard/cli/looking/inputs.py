@@ -165,7 +165,7 @@ def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides"
 
 
 def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
-    """Check that the model can take these tokens, else raise ConfigError.
+    """Check that the number of tokens fits the model and that all are in its vocabulary, else raise ConfigError.
 
     There must be at least one, not too many, and all in the vocabulary.
 
@@ -188,7 +188,7 @@ def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
 
 
 def _quote_text(text: str) -> str:
-    """Return Python code for a text: a literal, or code that reads a file if the text is long."""
+    """Return Python code for a text: a string literal, or code that reads a file if the text is long."""
     return repr(text) if len(text) <= LONGEST_TEXT else "open('text.txt').read()"
 
 
@@ -243,7 +243,8 @@ def build_image_input(loaded: "LoadedModel", path: str, device: str) -> ModelInp
 
 
 def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
-    """Return the mean and standard deviation of pixels, the resampling filter, and where these were read.
+    """Return the mean and standard deviation for normalising pixels, the resampling filter, and the file they were read
+    from.
 
     They are read from preprocessor_config.json in the model's folder; without the file they have default
     values.
@@ -264,7 +265,7 @@ def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float
 
 
 def patch_sides(loaded: "LoadedModel") -> Callable[["Record"], "Sides"]:
-    """Return a function from an attention record of an image model to the labels of its positions.
+    """Return a function that maps an attention record of an image model to the labels of its queries and keys.
 
     Patches are labelled by row and column in the image or the window, channels by number.
     """

@@ -16,7 +16,7 @@ KINDS = {"GPT": "text", "BERT": "text", "Transformer": "pair", "RNN": "pair", "V
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, what it takes as input, and the Python code that loads it.
+    """A loaded model, the kind of input it takes, and the Python code that loads it.
 
     folder       folder of its files; None for a preset
     weights      where the weights are from, in words

@@ -112,7 +112,9 @@ def dropout_in_eval(a: MeasuredAttention) -> Failure | None:
 
 
 def _seed_lines(*lines: str) -> list[str]:
-    """Return Python code that runs the lines with two random seeds; the lines append their results to `found`."""
+    """Return Python code that runs the given lines with two random seeds and appends each result to the list
+    `found`.
+    """
     seeded = "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)"
     return ["import random", "import numpy", "found = []", "for seed in (0, 1):", seeded, *lines]
 
@@ -205,7 +207,9 @@ def state_between_calls(a: MeasuredAttention) -> Failure | None:
 
 
 def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if a call after other calls gives another output than as the first call, else None."""
+    """Return a failure if a call gives another output after earlier calls than it gives as the first call, else
+    None.
+    """
     # lengths that were not used before: state that depends on them is created now
     sizes = ((2, 6, 2, 4), (6, 6, 2, 4), (11, 11, 1, 4), (4, 4, 3, 4), (6, 6, 2, 12), (3, 13, 2, 4), (17, 17, 1, 4))
     dtype = a.dtype if a.reset is None else fresh_dtype(a.probe)

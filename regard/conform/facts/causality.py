@@ -104,7 +104,7 @@ def diagonal_hidden(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "causal-off-by-one")
 def causal_off_by_one(a: MeasuredAttention) -> Failure | None:
-    """A token that sees the next one sees the answer.
+    """A token does not see the next token, which it has to predict.
 
     Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. All earlier keys and one
     later one are reported here, unless causal=False or window_after=1 is declared.
@@ -180,7 +180,7 @@ def _changed_by_later_keys(a: MeasuredAttention, n: int, b: int = 1) -> Failure 
 
 
 def _window_length(a: MeasuredAttention) -> int:
-    """Return a number of keys that is large enough to show the declared window."""
+    """Return a number of keys greater than the declared window, so that keys outside the window exist."""
     return max(a.declared.window_before or 0, a.declared.window_after or 0) + 7
 
 
@@ -256,7 +256,7 @@ def mask_pattern(a: MeasuredAttention) -> Failure | None:
 def _inconsistent_mask(
     a: MeasuredAttention, n: int, changes: Callable[[AttentionInputs], dict[str, Any]], words: str
 ) -> Failure:
-    """Return the failure of a mask that differs between heads, rows or lengths.
+    """Return the failure of an attention whose visible keys differ between heads, rows or lengths.
 
     n        number of queries and keys
     changes  returns the conventions of the expected output that replace the measured ones, for given inputs
@@ -282,7 +282,7 @@ def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Ten
 
 
 def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: Tensor, declare: str = "") -> Failure:
-    """Return the failure of a mask for i queries and more than i keys; the example shows which keys head 0 sees.
+    """Return the failure of a wrong mask for i queries and j > i keys; the example shows which keys head 0 sees.
 
     words     describes the failure
     expected  the keys that should be visible

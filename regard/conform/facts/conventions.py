@@ -106,7 +106,7 @@ def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
 
 
 def _most_unequal_row(weights: Float[Tensor, "h i j"]) -> Float[Tensor, "j"]:
-    """Return the row with the largest ratio of its largest to its smallest nonzero weight."""
+    """Return the row of weights with the largest ratio between its largest and its smallest nonzero weight."""
     rows = weights.flatten(0, 1)
     smallest = rows.masked_fill(rows == 0, torch.inf).amin(-1)
     return rows[(rows.amax(-1) / smallest).nan_to_num(0.0).argmax()]
@@ -150,7 +150,7 @@ def scores(a: MeasuredAttention) -> Failure | None:
 
 
 def _softcap_before_scale(a: MeasuredAttention) -> str:
-    """Describe a soft-cap that is applied before the scale; empty if there is none.
+    """Describe a soft-cap that is applied before the scale instead of after it; empty if there is none.
 
     Such a soft-cap varies with the head width, or it equals the declared soft-cap times the scale.
     """
@@ -178,7 +178,7 @@ def _score_declarations(a: MeasuredAttention) -> Iterator[str]:
 
 @fact(FACTS, "scale")
 def scale(a: MeasuredAttention) -> Failure | None:
-    """Longer vectors have larger products, so products are divided by the square root of the length.
+    """Wider vectors have larger dot products, so the products are divided by the square root of the width.
 
     The factor of q . k is 1/sqrt(c), where c is the width per head of q and k, unless a scale is declared; a scale
     argument changes it.
@@ -208,7 +208,7 @@ def scale(a: MeasuredAttention) -> Failure | None:
 
 
 def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if the scale argument changes nothing, else None.
+    """Return a failure if the scale argument of the attention has no effect, else None.
 
     The value 0 is tried too, since the argument may be a switch.
     """

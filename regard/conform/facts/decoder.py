@@ -435,7 +435,7 @@ def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) 
 
 
 def _padding_seen(d: DecoderUnderTest, real: int, n: int, b: int) -> Failure | None:
-    """Return a failure if logits of `real` tokens change with the contents of padding on their left, else None.
+    """Return a failure if the logits of `real` tokens depend on the padding tokens on their left, else None.
 
     n, b  padded length and batch size
     """
@@ -469,7 +469,7 @@ def padding_leaks(d: DecoderUnderTest) -> Failure | None:
 
 @fact(FACTS, "left-padding", explained_by="padding-leaks causality targets-leaked")
 def left_padding(d: DecoderUnderTest) -> Failure | None:
-    """A sequence that is padded on the left starts with its first token all the same.
+    """With padding on the left, positions are counted from the first real token.
 
     Tokens padded on the left, with positions that count real tokens, give the logits that they give alone.
 

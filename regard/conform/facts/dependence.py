@@ -51,7 +51,7 @@ def softmax_axis(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "input-ignored", fatal=True)
 def input_ignored(a: MeasuredAttention) -> Failure | None:
-    """Queries and keys decide how much of each value is used, and the output is made of the values.
+    """Queries and keys decide how much of each value is used. All three affect the output.
 
     The output changes with q, with k and with v.
 
@@ -85,7 +85,7 @@ def _last_row(inputs: AttentionInputs) -> Tensor:
 
 @fact(FACTS, "k-and-v-swapped", fatal=True)
 def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
-    """Queries are compared with keys, and the output is made of values, not the other way round.
+    """Queries are compared with keys, and the output is a mean of values. Keys and values are not exchanged.
 
     The output is linear in v and scores are made of q and k; it is not linear in k with scores of q and v.
 
@@ -360,7 +360,7 @@ def _same_in_batch(dtype: torch.dtype, together: Tensor, alone: Tensor) -> bool:
 
 @fact(FACTS, "memory-ignored")
 def memory_ignored(a: MeasuredAttention) -> Failure | None:
-    """A layer that is given another sequence to attend to attends to that one.
+    """In cross-attention, keys and values come from the other sequence that is passed to the layer.
 
     If a layer takes a memory besides x, keys and values come from it: outputs change with it, and no row of the
     output changes with another row of x.
@@ -402,7 +402,8 @@ def memory_argument(a: MeasuredAttention) -> str | None:
 
 
 def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple[Any, list[str]]:
-    """Execute lines of Python code with a layer `module`, a random sequence `x` and a longer memory sequence.
+    """Execute lines of Python code in which `module` is the layer and `x` a random sequence, with a longer random
+    memory.
 
     Returns the value that the last line assigns, and all lines including those that create the inputs.
 

@@ -116,7 +116,7 @@ def _hides_key_one(
 
 @fact(FACTS, "boolean-mask-added", grade=POLICY)
 def boolean_mask_added(a: MeasuredAttention) -> Failure | None:
-    """True and False are not the numbers one and zero.
+    """A Boolean mask hides keys. It is not added to the scores as the numbers 1 and 0.
 
     A boolean mask is obeyed or raises; it is not added to the scores as 1 and 0.
 
@@ -160,7 +160,7 @@ def mask_polarity_fact(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "masked-outputs", explained_by="outputs")
 def masked_outputs(a: MeasuredAttention) -> Failure | None:
-    """With a mask the output is the weighted mean of the visible values. Every query and sequence has its own mask.
+    """With a mask the output is the weighted mean of the visible values, for every query and sequence.
 
     Outputs under a random mask, which differs along all axes of the mask, are at most 2x as far from float64 as the
     naive method, plus one ulp.
@@ -335,7 +335,7 @@ def masked_gradient(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "nan-in-masked-input", grade=POLICY, explained_by="masked-outputs")
 def nan_in_masked_input(a: MeasuredAttention) -> Failure | None:
-    """A hidden key or value may hold anything, even NaN.
+    """A hidden key or value may contain anything, even NaN.
 
     NaN in a key or value that the mask hides from all queries reaches no output, unless masked_nan='propagates' is
     declared.

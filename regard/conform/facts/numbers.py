@@ -86,7 +86,7 @@ def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | N
 
 
 def off_by(error: float, most: float) -> str:
-    """Describe an error and the largest allowed error in words, with enough digits to tell them apart."""
+    """Describe an error and the largest allowed error in words, with enough digits to distinguish them."""
     pairs = ((f"{error:.{digits}e}", f"{most:.{digits}e}") for digits in range(1, 17))
     first, second = next((pair for pair in pairs if pair[0] != pair[1]), (repr(error), repr(most)))
     return f"off by {first}, {second} is allowed"
@@ -94,7 +94,7 @@ def off_by(error: float, most: float) -> str:
 
 @fact(FACTS, "one-key", explained_by="causality one-query")
 def one_key(a: MeasuredAttention) -> Failure | None:
-    """With one key the output is its value.
+    """With a single key the output is the value of this key.
 
     i = j = 1 works, and a single key has weight 1.
 
@@ -154,7 +154,7 @@ def gradient_mode(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "rotary-precision", grade=INEXACT, explained_by="outputs output-dtype")
 def rotary_precision(a: MeasuredAttention) -> Failure | None:
-    """Rotary angles need enough digits, or late positions look alike.
+    """Rotary angles need enough digits, otherwise positions far from the start look alike.
 
     Rotary phases are float32 at least, whatever the dtype of q: positions 200 and 201 differ in bfloat16 too.
 
@@ -246,7 +246,7 @@ def _mark_keys(inputs: AttentionInputs, keys: slice) -> AttentionInputs:
 
 
 def _scale_scores(a: MeasuredAttention, dtype: torch.dtype, size: float) -> AttentionInputs:
-    """Return random inputs whose largest score has a magnitude of about `size`."""
+    """Return random inputs whose largest score has about the absolute value `size`."""
     inputs = a.random_inputs(7, 7, dtype=dtype)
     k = inputs.k.double().repeat_interleave(inputs.q.shape[1] // inputs.k.shape[1], 1)
     factor = size / max((inputs.q.double() @ k.mT).abs().max().item() * a.scale(inputs), 1e-9)
@@ -316,7 +316,7 @@ def with_gradients(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs) -> dict[str, Tensor]:
-    """Return the gradients of q, k and v by name, for a fixed output gradient with varying entries.
+    """Return the gradients of q, k and v by name, for a fixed gradient of the output.
 
     run  computes the output
     """
@@ -369,7 +369,7 @@ def _detect_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> Violatio
 
 @fact(FACTS, "gradients", explained_by="outputs inputs-changed gradient-mode")
 def gradients_of_inputs(a: MeasuredAttention) -> Failure | None:
-    """The gradients of q, k and v belong to the output that was computed.
+    """The gradients of q, k and v are the derivatives of the output.
 
     The gradients of q, k and v are at most 3x as far from float64 as the naive method's, plus one ulp.
 
@@ -391,7 +391,7 @@ def gradients_of_inputs(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "dropout")
 def dropout(a: MeasuredAttention) -> Failure | None:
-    """Weights that dropout keeps are enlarged, so that the mean output stays the same.
+    """Dropout scales the weights that it keeps, so that the mean output stays the same.
 
     With dropout p, or in train(), a share p of weights is zero and the others are divided by 1 - p.
 
@@ -526,7 +526,7 @@ def _train_lines(call: CallWriter) -> list[str]:
 
 @fact(FACTS, "compile", slow=True)
 def compiled(a: MeasuredAttention) -> Failure | None:
-    """Compiled code computes the same thing.
+    """torch.compile does not change the output.
 
     torch.compile with backend="aot_eager" gives the numbers of the plain call.
 

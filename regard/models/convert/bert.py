@@ -69,7 +69,7 @@ DISTILBERT_ATTENTION = concatenate("distilbert.transformer.layer.*.attention.{}_
 
 
 def encoder_names(prefix: str, layer: str, block: Mapping[str, str], projections: WeightRule) -> dict[str, Any]:
-    """Return the table from regard's names of embeddings and blocks to Hugging Face's names.
+    """Return a table that maps regard's names of embeddings and blocks to Hugging Face's names.
 
     prefix       start of all Hugging Face names
     layer        Hugging Face's name of the list of blocks
@@ -135,7 +135,7 @@ HEADS = {
 
 
 def _family(family: type[Family], kind: str, name: str, without: str, words: str, **more: Any) -> Family:
-    """Return the converter of BERT or RoBERTa.
+    """Return the converter for one model type, BERT or RoBERTa.
 
     family   class of the converter
     kind     prefix of the names of weights in Hugging Face

@@ -99,7 +99,9 @@ class Family:
         return read_weights(self.names, kept, ours, source)
 
     def clean_weights(self, weights: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
-        """Bring older or partial variants of Hugging Face's weights to one format, before names are translated."""
+        """Convert older or incomplete variants of Hugging Face's weights to the current format, before names are
+        translated.
+        """
         return weights
 
     def write_weights(self, weights: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:

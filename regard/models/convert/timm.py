@@ -156,7 +156,7 @@ def _shape(weights: Mapping[str, Tensor], name: str, source: str) -> tuple[int, 
 
 
 def _count(weights: Mapping[str, Tensor], prefix: str) -> int:
-    """Return how many different name components directly follow the prefix, such as the number of blocks."""
+    """Return how many different name components follow the prefix directly; used to count blocks."""
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 

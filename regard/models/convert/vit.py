@@ -46,7 +46,7 @@ DINOV2_FIELDS["eps"] = Field("layer_norm_eps", fields.get_float, 1e-6)
 
 
 def encoder_names(prefix: str, up: str, down: str, norms: tuple[str, str]) -> dict[str, str | WeightRule]:
-    """Return the table from regard's names of weights to Hugging Face's names.
+    """Return a table that maps regard's names of weights to Hugging Face's names.
 
     prefix           start of all Hugging Face names
     up, down, norms  Hugging Face's names of the feed-forward layers and of the norms of a block

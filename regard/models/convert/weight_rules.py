@@ -61,14 +61,16 @@ def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
 
 
 def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
-    """Split the rows of regard's fused tensor into queries, keys and values. Keys and values may have fewer heads."""
+    """Split the rows of regard's joint tensor into those of queries, keys and values; keys and values may have fewer
+    heads.
+    """
     kv_heads = getattr(getattr(config, "mixer", None), "kv_heads", None) or config.heads
     unit = len(whole) // (config.heads + 2 * kv_heads)
     return whole.split([unit * config.heads, unit * kv_heads, unit * kv_heads])
 
 
 def find_rule(table: WeightTable, name: str) -> WeightRule:
-    """Return the rule for a tensor of regard.
+    """Return the conversion rule for a tensor of regard, given its name.
 
     The block number in its name is filled into the other library's names.
     """

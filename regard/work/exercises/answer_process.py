@@ -73,7 +73,7 @@ class AnswerProcess:
     _buffer: bytes = b""
 
     def ask(self, name: str, request: tuple[Any, ...]) -> Any:
-        """Let the process call a function or build a class of the submission, and return the result.
+        """Send a request for a function or class of the submission to the process, and return the result.
 
         name     name of the function or class
         request  what to do with it, as for `perform`

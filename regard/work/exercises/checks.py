@@ -138,7 +138,7 @@ def match_parameters(
 
 
 def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether tensors of two shapes hold the same numbers in the same order.
+    """Whether tensors of these two shapes can hold the same numbers in the same order.
 
     Axes of length 1 are ignored, and all axes after the first may be flattened, as in a convolution kernel.
     """
@@ -147,7 +147,7 @@ def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _names_missing(sources: Mapping[str, tuple[str, ...]], expected: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the student's parameters that should be in `found` but are not.
+    """Return the names of the student's parameters that should be in `found` but are not.
 
     sources   the solution's parameters that each of the student's parameters consists of
     expected  names of the solution's parameters that should be found
@@ -180,7 +180,8 @@ def _describe_parameters(
 def compare_results(
     exercise: Exercise, results: Sequence[Any], requests: Sequence[Case], transform: Callable[[Any], Any] | None = None
 ) -> CheckResult | None:
-    """Compare the results of a student's answer with those of the solution, and then of each known mistake.
+    """Compare the results of a student's answer with the solution's; if they differ, also with those of each known
+    mistake.
 
     Returns None if all results are correct, else feedback, with the name of the mistake if one is recognised.
 

@@ -35,7 +35,7 @@ Answer = Callable[[tuple[Any, ...]], Any]  # performs requests on a student's fu
 
 @dataclass(frozen=True)
 class PlantedMistake:
-    """A typical wrong solution of an exercise, with a hint for the student who wrote it.
+    """A typical wrong solution of an exercise, and a hint for students who wrote it.
 
     edits  replacements in the source of the solution that create the mistake, as pairs of old and new text
     """
@@ -116,13 +116,13 @@ class Exercise:
         return self.check(self, functools.partial(perform, answer), np.random.default_rng(CHECK_SEED))
 
     def wrong_solution(self, mistake: PlantedMistake) -> Any:
-        """Return the solution's function or class with this mistake planted."""
+        """Return the solution's function or class after adding this mistake to its source."""
         return getattr(edited_module(self.module, self.edits + mistake.edits), self.function_name)
 
 
 @functools.cache
 def edited_source(name: str, edits: Edits) -> str:
-    """Return the source code of a module with text replacements.
+    """Return the source code of a module after text replacements.
 
     name   name of the module
     edits  pairs of old and new text; every occurrence is replaced, and ValueError is raised if there is none

@@ -33,7 +33,7 @@ FILE_EVENTS = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os
 
 @dataclass(frozen=True)
 class RaisedError:
-    """An exception that an answer raised: its type, the line in the student's own code, and its message."""
+    """An exception raised by a student's code: its type, its message, and the line in the student's file."""
 
     kind: str
     location: str
@@ -220,7 +220,7 @@ def execute(sources: list[tuple[str, str]]) -> tuple[types.ModuleType, list[Rais
 
 
 def import_libraries(sources: list[tuple[str, str]]) -> None:
-    """Import the libraries that the sources import, before `restrict` forbids operations that some need on import.
+    """Import the libraries that the sources use. Some need operations on import that `restrict` forbids afterwards.
 
     sources  pairs of file name and source code
     """

@@ -10,7 +10,7 @@ from regard.work.exercises.run_answer import TorchModule
 
 
 def _draw_cases(*cases: tuple[Case, tuple[int, ...]]) -> Draw:
-    """Return a function that samples random inputs for modules.
+    """Return a function that samples random inputs for each pair of constructor arguments and input shape.
 
     cases  pairs of constructor arguments and input shape
     """

@@ -10,7 +10,7 @@ WIDTH = 80
 
 
 def write(blocks: list[Block], digits: int) -> str:
-    """Return the blocks of a document as plain text; formulas are not wrapped, so a long sum is a long line.
+    """Return the blocks of a document as plain text. Formulas are not wrapped, so lines can be long.
 
     digits  decimals to show
     """

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
+from regard.nn.attention import split_heads
 from regard.see.measure.probes.module_copies import dtypes_and_device
 from regard.see.measure.probes.probe import (
     AS_FUNCTION,
@@ -238,13 +239,3 @@ def to_layout(x: Float[Tensor, "b h n c"], layout: str) -> Tensor:
     """Permute the axes of a (b h n c) tensor to another layout; a layout without heads takes the first head."""
     axes = "bhnc" if "h" in layout else "bnc"
     return (x if "h" in layout else x[:, 0]).permute([axes.index(axis) for axis in layout.split()])
-
-
-def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
-    """Split the last axis into heads: (b n (h c)) to (b h n c)."""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
-
-
-def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
-    """Concatenate the heads along the last axis: (b h n c) to (b n (h c))."""
-    return x.transpose(1, 2).flatten(2)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
+from regard.nn.attention import merge_heads, split_heads
 from regard.see.measure.mask_argument import MASK_NAMES
 from regard.see.measure.probes.bare_weights import (
     OUTPUT_WEIGHTS,
@@ -19,7 +20,6 @@ from regard.see.measure.probes.bare_weights import (
     heads_before_output,
     set_bare_weight,
 )
-from regard.see.measure.probes.functions import merge_heads, split_heads
 from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
 from regard.see.measure.probes.probe import AS_FUNCTION, Probe, ProbeOptions, ProbeSizes, first_tensor, first_working
 from regard.see.measure.probes.projections import LayerSizes, Projections, has_known_heads, layer_sizes

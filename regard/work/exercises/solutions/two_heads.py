@@ -19,7 +19,7 @@ def attend_head(X: Float[np.ndarray, "d n"], head: tuple[np.ndarray, ...]) -> Fl
 
 
 def two_heads(X: Float[np.ndarray, "d n"], first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Return the outputs of both heads, those of the first above those of the second."""
+    """Return the outputs of both heads, stacked along rows."""
     # TODO: call attend_head twice and stack the results
     return np.concatenate([attend_head(X, first), attend_head(X, second)], axis=0)
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class ImagePatches(nn.Module):
-    """Cut images into patches and project each patch to a token."""
+    """Patch embedding: split an image into patches and project each patch to a token."""
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
@@ -46,7 +46,9 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """A pre-norm Transformer block: attention and a feed-forward part, each with a norm before and a residual."""
+    """A pre-norm Transformer block: attention and a feed-forward network, each after a norm and with a residual
+    connection.
+    """
 
     def __init__(self, width: int, hidden: int, attention: nn.Module) -> None:
         super().__init__()
