@@ -72,7 +72,7 @@ class Positions:
         return at if self.offsets is None else at + self.offsets.to(row.device)[:, None, None, None]
 
     def square(self, i: int, j: int) -> bool:
-        """Return whether i equals j and query r and key r have the same position for every r.
+        """Return whether i equals j and, for every r, query r and key r have the same position.
 
         False if positions are given as tensors.
         """

@@ -268,7 +268,7 @@ def select_rows(held: tuple[Tensor, ...], rows: Int[Tensor, "r"]) -> tuple[Tenso
 
 
 def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:
-    """Return for each key position whether a query at position `start` or later may see it."""
+    """Return for each key position whether some query at position `start` or later may see it."""
     return _expand_flag(mask.box(start, FAR, keys, keys).none, keys).logical_not()
 
 
@@ -282,7 +282,7 @@ def _expand_flag(flag: bool | Tensor, like: Tensor) -> Tensor:
 
 
 def _compact_positions(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
-    """Return the first position if the positions are consecutive, else the tensor. More kernels take a number."""
+    """Return the first position if the positions are consecutive, else the tensor; more kernels accept a number."""
     if not len(positions):
         return 0
     with _disable_current_modes():

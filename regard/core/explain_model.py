@@ -132,7 +132,7 @@ def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterat
 
 
 def _pop(stack: list[str]) -> None:
-    """Remove the last element.
+    """Remove the last element of a list and return None.
 
     It is not returned, because a forward hook's return value replaces the module's output.
     """

@@ -306,7 +306,7 @@ def _add_keys(
 
 
 def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int], device: str) -> int:
-    """Return the number of chunks in one batched product: as many as the memory limit for their states allows.
+    """Return the number of chunks to compute in one batched product, limited by the memory for their states.
 
     It is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
     rescaled from chunk to chunk.
@@ -392,7 +392,7 @@ def _squared_relu(x: Tensor) -> Tensor:
 
 
 def _or_zero(peak: Tensor) -> Tensor:
-    """Replace -inf, which means no keys yet, by 0, so that the peak can be subtracted."""
+    """Replace -inf, which means that there are no keys yet, by 0."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
@@ -468,7 +468,7 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
 
 
 def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
-    """Return the number of keys that the algorithm `form` processes at once."""
+    """Return the number of keys that the algorithm `form` processes in one step."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
         near = get_close_matches(str(form), FORMS, n=1)

@@ -39,7 +39,7 @@ class ScoreTerm(ABC):
         """Return this term for one attention call, as a function of (scores, grid) that returns the new scores."""
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
-        """Raise an error if the term was made for another number of heads or positions than q and j keys have."""
+        """Raise an error if the term does not fit the number of heads of q, or the numbers of queries and keys."""
 
     def may_hide(self) -> bool:
         """Return whether this term may hide keys by adding -inf to their scores."""
@@ -54,7 +54,9 @@ class ScoreTerm(ABC):
         return ()
 
     def key(self) -> Hashable | None:
-        """Return a cache key that identifies what this term adds. None if it depends on q, is learned or large."""
+        """Return a cache key that identifies what this term adds; None if it depends on q, is learned or has a large
+        tensor.
+        """
         return None
 
     def settings(self) -> Hashable:

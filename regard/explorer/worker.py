@@ -89,7 +89,7 @@ class Worker:
                 self._settling = asyncio.create_task(self._settle())
 
     async def _settle(self) -> None:
-        """Wait up to GRACE seconds for a task whose client disconnected; kill the process if it does not end."""
+        """Wait up to GRACE seconds for a task whose client disconnected, then kill the process."""
         try:
             end = time.monotonic() + GRACE
             while self._pipe is not None and time.monotonic() < end:

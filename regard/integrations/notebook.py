@@ -155,7 +155,7 @@ def _explain(
 
 
 def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[str]:
-    """Yield the off-by-one and alignment conventions by which a mask would equal the visible pairs of another.
+    """Yield the conventions (off by one, other alignment) under which a mask would equal the visible pairs of another.
 
     These are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
     """
@@ -172,7 +172,7 @@ def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[st
 
 
 def _rule(mask: Any) -> Mask | None:
-    """Return a mask or mask_mod as a `Mask` that depends on positions only; None for tensors and pair-wise masks."""
+    """Return a mask or mask_mod as a `Mask` that depends on positions only; None for tensors and other masks."""
     if isinstance(mask, Mask):
         return None if mask.by_pair() else mask
     if callable(mask) and not isinstance(mask, Tensor):

@@ -16,7 +16,8 @@ _ORIGINAL = "_replaced_by_regard"  # the layer of torch, kept for `restore`
 
 @dataclass(frozen=True)
 class Replacement:
-    """The report of `replace`: which modules were replaced, which were not, and how much the outputs changed.
+    """The report of `replace`: the modules that were replaced, those that were not, and the largest change of the
+    output.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> replace(layer, example=(torch.zeros(1, 5, 16),)).replaced

@@ -90,7 +90,7 @@ def _probe_module(module: nn.Module, name: str, options: ProbeOptions) -> Probe:
 
 
 def _attentions_inside(module: nn.Module) -> list[str]:
-    """Return the paths of the attention modules inside a module, without attention modules nested in those."""
+    """Return the paths of the outermost attention modules inside a module."""
     found: list[str] = []
     for path, part in module.named_modules():
         within = not path or any(path.startswith(f"{other}.") for other in found)

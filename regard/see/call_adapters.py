@@ -36,7 +36,7 @@ class OutputTransform(Protocol):
         """Recover the output of the heads from the output of the operation; None if that is not possible."""
 
     def pull_back(self, gradient: Tensor) -> Tensor:
-        """Map the gradient of the operation's output to the gradient of the output of the heads, (..., i, e)."""
+        """Convert the gradient of the operation's output to the gradient of the output of the heads, (..., i, e)."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class MeasuredScores(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UniformRows(ScoreTerm):
-    """A score term that gives the marked rows equal scores, and so equal weights.
+    """A score term that gives all keys of the marked rows equal scores, and so equal weights.
 
     This is what happens if the lowest number of the dtype is added to all scores of a row: they round to one
     value.
@@ -380,7 +380,7 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
 
 
 def _negligible(bound: float) -> float:
-    """Return the gap below all other scores at which the weight of a score is below rounding error.
+    """Return how far below all other scores a score must be for its weight to be less than rounding error.
 
     bound  upper bound of the absolute scores
     """
@@ -388,7 +388,7 @@ def _negligible(bound: float) -> float:
 
 
 def collapse_repeated(x: Tensor) -> Tensor:
-    """Reduce the leading axes (all but the last two) to size 1 where all entries along an axis are equal."""
+    """Reduce each leading axis (all but the last two) to size 1 if all entries along it are equal."""
     for axis in range(x.ndim - 2):
         if x.shape[axis] > 1 and (x.stride(axis) == 0 or bool((x == x.narrow(axis, 0, 1)).all())):
             x = x.narrow(axis, 0, 1)
@@ -410,7 +410,7 @@ def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
 
 
 def copy_record(record: Record, device: torch.device | None, values: bool) -> Record:
-    """Copy all tensors of a record, because the model may overwrite them later, as in a KV cache.
+    """Return a copy of a record and its tensors, because the model may overwrite these later, as in a KV cache.
 
     device  device of the copies; None keeps the device
     values  whether to keep v
@@ -512,7 +512,7 @@ def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
 
 
 def term_values(term: ScoreTerm, record: Record, rows: Int[Tensor, "r"] | None = None) -> Float[Tensor, "b h r j"]:
-    """Return the number that an additive score term adds to the score of each query-key pair.
+    """Return the number that an additive score term adds to the score of each query-key pair, (b h r j).
 
     rows  indices of the queries; None is all
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadSummary:
-    """Statistics of one attention head, averaged over sequences and queries; None if one does not apply.
+    """Statistics of one attention head, averaged over sequences and queries. A statistic that does not apply is None.
 
     entropy    entropy of the weights of a query, in nats
     spread     entropy divided by its maximum, the log of the number of visible keys
@@ -143,7 +143,7 @@ def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]
 
 
 def spread(record: Record) -> Float[Tensor, "b h i"]:
-    """Return the entropy of each query's weights divided by its maximum, the log of the number of visible keys.
+    """Return the entropy of each query's weights divided by its maximum, the logarithm of the number of visible keys.
 
     It is 0 for a query that sees one key or none.
     """
@@ -172,7 +172,7 @@ def hidden_cells(record: Record, rows: int, columns: int) -> Bool[Tensor, "b h r
 
 
 def iterate_visible(record: Record) -> Iterator[tuple[Int[Tensor, "r"], Bool[Tensor, "#b #h r j"]]]:
-    """Yield the query indices in chunks, each with a boolean tensor of the keys that these queries see."""
+    """Yield chunks of query indices, each with a Boolean tensor of the keys that these queries see."""
     (_, _, i, _), j = record.q.shape, record.k.shape[2]
     for rows in torch.arange(i, device=record.q.device).split(max(1, (1 << 20) // max(1, j))):
         yield rows, see_rows(record.mask, pair_grid(record, rows))
@@ -197,7 +197,7 @@ def first_token(record: Record) -> Float[Tensor, "h"] | None:
 
 
 def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"]) -> Float[Tensor, "h"] | None:
-    """Return, for each head, the mean over queries of the weight on one wanted key; None if no wanted key exists.
+    """Return, for each head, the mean weight of the queries on their wanted key; None if no wanted key exists.
 
     wanted  position of the key for each query; queries without a key at this position are not counted
     j       positions of the keys
@@ -251,7 +251,7 @@ def _previous_occurrence(tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
 
 
 def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "#b p"]) -> Float[Tensor, "b h p"]:
-    """Return the attention weights exp(score - lse) of single query-key pairs.
+    """Return the attention weights of single query-key pairs, exp(score - lse).
 
     rows     query indices of the pairs
     columns  key indices of the pairs

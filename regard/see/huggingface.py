@@ -115,7 +115,7 @@ def is_library_function(function: Callable[..., Any]) -> bool:
 
 
 def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trusted: bool = False) -> Record:
-    """Check a record built from the arguments of a function against the function's output.
+    """Check that a record built from a function's arguments reproduces the function's output.
 
     Returns the record with a note that says how it was made. Raises an error if the outputs differ.
 

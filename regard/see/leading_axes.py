@@ -18,7 +18,7 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class LeadingAxes:
-    """How the axes before (n, c) map to batch and heads.
+    """Which of the axes before (n, c) are the batch and which are the heads.
 
     Axes `first` to `last` (excluded) are the heads, all others the batch.
 

@@ -53,7 +53,7 @@ class _ResidualGraph:
         return total
 
     def _levels(self, source: int, sink: int) -> list[list[int]] | None:
-        """Breadth-first search: return the positions by distance from the source; None if the sink is unreachable.
+        """Breadth-first search: return the positions at each distance from the source; None if the sink is unreachable.
 
         Entry d has one bit mask for each layer: the positions at distance d.
         """

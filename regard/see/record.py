@@ -27,7 +27,7 @@ CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")  # in t
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Record(Statistics):
-    """One recorded attention call: its inputs and statistics, its module, and how it was intercepted.
+    """One recorded attention call: its inputs, its statistics, the module that made it, and how it was intercepted.
 
     route            the function that the model called: "sdpa", "flex", "softmax" (written by hand),
                      "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
@@ -200,7 +200,7 @@ class Seen(Mapping[str, Record]):
         return load(path, device=device)
 
     def add(self, record: Record) -> None:
-        """Append a record; raise ConfigError if there is already a record of this name."""
+        """Append a record; raise ConfigError if its name is taken."""
         if record.name in self._records:
             raise ConfigError(f"{record.name!r} is already recorded")
         self._records[record.name] = record

@@ -188,7 +188,7 @@ def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> EncoderDecoderRel
 
 
 def normalise_off_identity(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
-    """Subtract the identity, divide each row by its sum, and add the identity. A row of zeros is not divided."""
+    """Subtract the identity, divide each row by its sum, and add the identity; rows of zeros are not divided."""
     own = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     return normalise_rows(relevance - own) + own
 
@@ -294,7 +294,7 @@ def patch_map(
 
 
 def fuse_heads(layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b i j"]:
-    """Combine the weights of the heads of a layer by "mean", "max" or "min".
+    """Combine the weights of a layer's heads by their "mean", "max" or "min".
 
     After "max" or "min", rows are divided by their sum.
     """
@@ -320,7 +320,7 @@ def _identity(layer: Record | Tensor) -> Float[Tensor, "b n n"]:
 
 
 def _multiply_rows(x: Float[Tensor, "b r i"], layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b r j"]:
-    """Multiply rows by the weights of a layer; for a record with heads="mean", without forming the weight matrix."""
+    """Multiply rows by the weights of a layer. A record with heads="mean" needs no weight matrix for this."""
     if isinstance(layer, Tensor) or heads != "mean":
         return x @ fuse_heads(layer, heads)
     return torch.stack([layer.mixed(x[:, row]).mean(1) for row in range(x.shape[1])], 1)

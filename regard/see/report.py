@@ -30,7 +30,9 @@ WHITESPACE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 @dataclass(frozen=True, eq=False)
 class TokenLabels:
-    """The labels of the positions of a sequence, its token ids, and the name of the Python variable of the ids."""
+    """A sequence of tokens: the labels of its positions, its token ids, and the name of the Python variable for the
+    ids.
+    """
 
     labels: tuple[str, ...]
     ids: Int[Tensor, "1 n"] | None = None
@@ -70,7 +72,7 @@ class TokenRelevance:
 
 @dataclass(frozen=True, eq=False)
 class Overlay:
-    """A grid of numbers to draw over the image, and the Python code that computes it."""
+    """A grid of numbers to draw on top of the image, and the Python code that computes it."""
 
     title: str
     values: Float[Tensor, "rows columns"]
@@ -130,7 +132,7 @@ class AttentionReport:
 
     @property
     def small_cells(self) -> int:
-        """The largest number of rows and columns of a small map; it is lower if there are many heads."""
+        """The maximum number of rows and columns of a small map; it is smaller if there are many heads."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 

@@ -25,7 +25,7 @@ SPANS = 64  # rows of the map that is computed together with the statistics of e
 
 @dataclass(frozen=True)
 class Top:
-    """The keys with the largest weights for each query; exact.
+    """The keys with the largest weights of each query, computed exactly.
 
     keys     indices of the keys; -1 if fewer keys are visible
     weights  weights of these keys, largest first
@@ -189,7 +189,7 @@ class Statistics:
         return self._weights(torch.arange(self.q.shape[2], device=self.q.device))
 
     def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
-        """Return the vector-matrix product of x and the weights, sum_i x_i w_ij, without forming the matrix."""
+        """Return the product of the vector x and the weights, sum_i x_i w_ij, without forming the matrix."""
         b, h, _, i, _, _, _ = self._request.sizes
         x = x[:, None] if x.ndim == 2 else x
         if x.ndim != 3 or x.shape[0] != b or x.shape[1] not in (1, h) or x.shape[2] != i:

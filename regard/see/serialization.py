@@ -88,7 +88,7 @@ def _classes() -> dict[str, type]:
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON; tensors are added to `tensors` and replaced by their key.
+    """Convert a value to JSON. Tensors are stored in `tensors`, and their key is written instead.
 
     key  the key of the value if it is a tensor, and the prefix of the keys of tensors inside
     """

@@ -202,7 +202,7 @@ class Operation:
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
-        """Whether the output contains the single entries of `source`, not only sums or a larger product of them."""
+        """Whether the output contains entries of `source` themselves, not only sums of them or a matrix product."""
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()
         return self.name not in REDUCTIONS
@@ -269,7 +269,7 @@ class SoftmaxTracer:
         self._traced[x] = (traced, version(x))
 
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
-        """Return the `Traced` entry of a tensor; None if the tensor is not traced.
+        """Return the trace entry of a tensor; None if the tensor is not traced.
 
         changed  whether the current operation itself has written into the tensor
         """
@@ -626,7 +626,7 @@ def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -
 
 
 def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, source: Tensor) -> TracedScores:
-    """Return the scores after masked_fill with a low value, as a low number that is added at the hidden pairs.
+    """Return the scores after masked_fill with a low value: the value is added at the hidden pairs.
 
     The scores are marked as not exact if the value is not low enough to hide a pair.
     """
@@ -692,7 +692,9 @@ def _scores(q: Tensor, k: Tensor, out: Tensor, learned: bool) -> TracedScores:
 
 
 def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | None:
-    """Recognise an elementwise product of queries (..., i, 1, c) and keys (..., 1, j, c); None if it is not one."""
+    """Return a trace entry for the elementwise product of queries (..., i, 1, c) and keys (..., 1, j, c); None if it is
+    not one.
+    """
     if len(args) != 2 or not all(isinstance(x, Tensor) and x.ndim >= 2 for x in args) or out.ndim < 4:
         return None
     leading, (i, j, c) = out.shape[:-3], out.shape[-3:]
@@ -708,7 +710,9 @@ def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | No
 def _read_weighted_values(
     traced: TracedWeights | Unsupported, operation: Operation, source: Tensor
 ) -> WeightedValues | None:
-    """Recognise an elementwise product of weights (..., i, j, 1) and values (..., 1, j, e); None if it is not one."""
+    """Return a trace entry for the elementwise product of weights (..., i, j, 1) and values (..., 1, j, e); None if it
+    is not one.
+    """
     values = next((x for x in operation.args[:2] if isinstance(x, Tensor) and x is not source), None)
     if values is None or values.ndim < 2 or source.ndim < 3 or source.shape[-1] != 1:
         return None
@@ -752,7 +756,7 @@ def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
 
 
 def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor], out: Tensor) -> TracedScores | None:
-    """Recognise an einsum that may compute scores; None if it does not.
+    """Return the traced scores of an einsum that may compute scores; None if it does not.
 
     The keys are the operand with the last letter of the result. The product of all other operands is the
     queries.

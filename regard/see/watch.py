@@ -166,7 +166,9 @@ class Watcher(TorchFunctionMode):
         return out if changed is None else _replace_output(out, changed, kwargs.get("out"))
 
     def _is_disabled(self) -> bool:
-        """Whether the current call must not be recorded: `_is_foreign`, or part of a call recorded as a whole."""
+        """Whether the current call must not be recorded, because of `_is_foreign` or as part of a call that is recorded
+        as a whole.
+        """
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:

@@ -160,7 +160,7 @@ def _call_key(mask: Mask, q: Tensor, k: Tensor) -> Hashable | None:
 
 
 def _remember(mask: Mask, name: str, request: Request) -> None:
-    """Cache the chosen kernel and its preparation for later CPU calls with the same mask, sizes and dtype."""
+    """Cache the chosen kernel and its prepared call, for later CPU calls with the same mask, sizes and dtype."""
     if request.q.device.type != "cpu" or not can_read_values(request.q) or 0 in request.sizes:
         return
     call = sdpa.prepare(request) if name == "sdpa" else blocked.prepare(request) if name == "blocked" else None

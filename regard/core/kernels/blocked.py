@@ -86,7 +86,9 @@ class BlockGroup:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """For one mask and one size: the groups of query blocks, and the key blocks that each group reads."""
+    """The blocks to compute for one mask and one size: groups of query blocks, and the key blocks that each group
+    reads.
+    """
 
     spans: Spans  # the blocks that rows and columns of the groups index
     groups: tuple[BlockGroup, ...]
@@ -118,7 +120,7 @@ def refusals(request: Request) -> list[str]:
 
 
 def own_refusals(request: Request) -> list[str]:
-    """Return why this kernel cannot compute the attention call, without reasons that apply to `sdpa` too."""
+    """Return why this kernel cannot compute the attention call, except reasons that apply to `sdpa` too."""
     reasons = []
     if isinstance(request.mask, Full):
         reasons.append("the mask hides nothing, so no block can be skipped")

@@ -142,7 +142,7 @@ def _fill_zeros(x: Tensor, where: Tensor | None) -> Tensor:
 
 
 class _Parts:
-    """The inputs of each fused-kernel call that an attention call consists of.
+    """The fused-kernel calls that make up one attention call: their inputs.
 
     Also has functions that join their outputs and split the gradient of the joined output.
     """

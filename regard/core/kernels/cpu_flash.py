@@ -108,7 +108,7 @@ def _differentiable(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causa
 
 
 def _is_small(lse: Tensor, limit: float) -> bool:
-    """Return whether every |log-sum-exp| is at most `limit`. False if there is a NaN."""
+    """Return whether every |log-sum-exp| is at most `limit`; False if one is NaN."""
     low, high = torch.aminmax(lse.detach())
     return high.item() <= limit and low.item() >= -limit
 

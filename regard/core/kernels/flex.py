@@ -40,7 +40,8 @@ FINE = 64  # skips more of a sparse mask
 
 
 def _tiles(width: int) -> dict[str, int]:
-    """Return flex_attention's kernel options for sparse masks: small tiles (measured on an H200, see docs/log.md).
+    """Return flex_attention's kernel options for sparse masks, which set small tiles (measured on an H200, see
+    docs/log.md).
 
     width  width of a head
     """

@@ -119,7 +119,7 @@ class Spans:
         return BoxVisibility(~some, every) if mask.batch() else BoxVisibility(~some[0], every[0])
 
     def equal_labels(self, rows: Int[Tensor, "*b q s"], columns: Int[Tensor, "*b k s"]) -> BoxVisibility:
-        """Return the block table of a mask that shows exactly the pairs with equal labels.
+        """Return the block table of a mask in which exactly the pairs with equal labels are visible.
 
         rows     labels of the queries in each block
         columns  labels of the keys in each block
@@ -157,7 +157,7 @@ class BlockTable:
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
-        """Return one table for all sequences: 0 (none) or 2 (all visible) where all sequences agree, else 1 (some)."""
+        """Return one table for all sequences: 0 or 2 where the sequences agree on none or all, otherwise 1."""
         if self.state.ndim == 2:
             return self.state
         low, high = self.state.amin(0), self.state.amax(0)
@@ -250,7 +250,7 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Return for each sequence and block whether `hit` is True in any entry with that `batch` and `block`."""
+    """Return, for each sequence and block, whether `hit` is True in any entry with this `batch` and `block`."""
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
 
@@ -274,7 +274,7 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Return the slot of each row, for rows sorted by their remainders.
+    """Return the slot of each row; rows are sorted by their remainders.
 
     All rows with the same remainders start in the current block if they fit there, else in a new block.
     """

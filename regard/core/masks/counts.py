@@ -61,7 +61,7 @@ def _positions(span: range) -> Tensor:
 
 
 def _check_size(span: range) -> None:
-    """Raise ConfigError if one integer per position of this range would take gigabytes."""
+    """Raise ConfigError if a tensor with one integer per position of this range would take gigabytes."""
     if len(span) > _MOST_POSITIONS:
         raise ConfigError(
             f"counting pairs of {len(span):,} positions would take {8 * len(span):,} bytes or more for this mask; "
@@ -198,7 +198,7 @@ def _count_rows(term: frozenset[Mask], i: Tensor, columns: range, sequence: int)
 
 
 def _count_labelled(labels: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor, low: Tensor, high: Tensor) -> int:
-    """Count the pairs with equal labels whose column is at least `low` and below `high`.
+    """Count the pairs with equal labels whose key index is at least `low` and below `high`.
 
     Keys are sorted by label. Then two binary searches per query count its keys.
     """

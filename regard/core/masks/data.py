@@ -147,7 +147,7 @@ def format_data(data: Tensor) -> str:
 
 
 def can_read(data: Tensor) -> bool:
-    """Return whether the values can be read at no cost: they are on the CPU, not traced, and there are any."""
+    """Return whether the values can be read cheaply: they are on the CPU, not traced, and not empty."""
     traced = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(data)
     return not traced and data.device.type == "cpu" and data.numel() > 0
 

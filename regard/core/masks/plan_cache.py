@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Create real CPU tensors inside the `with` block, even under a fake tensor mode or another default device."""
+    """Context manager: tensors made inside are real CPU tensors, even under a fake tensor mode or another default
+    device.
+    """
     with _disable_current_modes(), torch.device("cpu"):
         yield
 
@@ -27,7 +29,7 @@ def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
 
 
 class Memo(Generic[T]):
-    """A cache of the last `most` results by key.
+    """A cache of the last `most` results.
 
     The mask of each result is stored too. Keys contain the ids of its tensors, which must not be freed.
     """

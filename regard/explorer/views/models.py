@@ -28,7 +28,7 @@ LABEL_FROM = 0.5  # a head has a kind if it spends at least half of its weight o
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A loaded model together with one input.
+    """A loaded model and one input for it.
 
     run     runs one forward pass and returns the model's output
     tokens  labels of the positions
@@ -221,7 +221,7 @@ def _row(logits: Tensor, position: int | None) -> Float[Tensor, "classes"]:
 
 
 def _top(opened: OpenedModel, row: Tensor, count: int = TOP, more: Tensor | None = None) -> list[dict[str, Any]]:
-    """Return the most likely outputs, from high to low probability, with token, id, probability and logit.
+    """Return the `count` most likely outputs, each with token, id, probability and logit.
 
     row    logits of one position
     count  number of outputs
@@ -236,7 +236,7 @@ def _top(opened: OpenedModel, row: Tensor, count: int = TOP, more: Tensor | None
 
 
 def _target(opened: OpenedModel, logits: Tensor | None, position: int | None, asked: str) -> int | None:
-    """Return the id of the output to follow; None without logits.
+    """Return the id of the output that is followed on the page; None without logits.
 
     It is the output labelled `asked` if this is among the 50 most likely, else the most likely output.
     """
@@ -379,7 +379,7 @@ def _flow(opened: OpenedModel, position: int | None, target: int | None) -> dict
 
 
 def _part_place(part: str, layers: list[str]) -> dict[str, int]:
-    """Return the layer and head indices of a component such as "NAME head 3"; an empty dict if it is not a head.
+    """Return the layer and head indices of a component such as "NAME head 3"; an empty dictionary for other components.
 
     part    name of a component in a direct logit attribution
     layers  names of the attention layers, in order

@@ -161,7 +161,7 @@ def _freeze_heads(edit: Interventions, clean: Seen, source: Seen, sender: Head) 
 def _run_receiver(
     model: nn.Module, run: Callable[[], Any], receiver: Head, clean: Record, changed: Record, inputs: Sequence[str]
 ) -> Any:
-    """Run the model with one head's output recomputed from changed queries, keys or values.
+    """Run the model with the output of one head, the receiver, recomputed from changed queries, keys or values.
 
     clean    record of the head's layer in the unchanged forward pass
     changed  record of the layer in the changed forward pass

@@ -45,7 +45,7 @@ class AttentionCall:
         return attend_record(self.record) if heads is None else heads
 
     def output(self, heads: Float[Tensor, "b h i e"]) -> Tensor:
-        """Convert an output of the heads to the output of the call, in the shape that the model expects."""
+        """Convert an output of the heads to the output of the call, with the shape and dtype that the model expects."""
         return self.transform.apply(heads.to(self.out.dtype), self.out)
 
 
@@ -53,7 +53,7 @@ OutputChange = Callable[[AttentionCall], Float[Tensor, "b h i e"] | None]
 
 
 def attend_record(record: Record) -> Float[Tensor, "b h i e"]:
-    """Compute the attention output of a record's inputs, with its dropout and with gradients."""
+    """Compute the attention output from the inputs in a record, with the dropout of the call and with gradients."""
     assert record.v is not None
     return attend(
         record.q,

@@ -70,7 +70,7 @@ class Edit(ABC):
 
 
 class ScoreEdit(Edit):
-    """Base class of edits of queries, keys or mask; the attention of the chosen heads is then computed again."""
+    """Base class of edits of queries, keys or mask, after which the attention of the chosen heads is computed again."""
 
     stage = 0
 

@@ -129,7 +129,8 @@ def direct_logit_attribution(
 def _contributions(
     logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
 ) -> tuple[Float[Tensor, "b parts"], dict[str, Tensor]]:
-    """Return each component's contribution to the logit (leaf times gradient), and the heads' gradients by layer.
+    """Return the contribution of each component to the logit (output times gradient), and the gradients of the heads by
+    layer.
 
     The columns are those of the leaves in order, with one column for each head; the last is that of all biases.
 

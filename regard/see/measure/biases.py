@@ -15,7 +15,9 @@ NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY = "none", "ALiBi, -m |i - j|", "ALiBi, +m j"
 
 @dataclass(frozen=True, kw_only=True)
 class BiasReading:
-    """The measured additions to the scores besides q . k: a bias, ALiBi slopes and the logits of attention sinks."""
+    """What is added to the scores besides q . k, as measured: a bias, ALiBi slopes and the logits of attention
+    sinks.
+    """
 
     bias: Float[Tensor, "h i j"] | None = None  # added to the scores, with a mean of zero in each row
     bias_name: str | None = None
@@ -24,7 +26,8 @@ class BiasReading:
 
 
 def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
-    """Measure the bias that is added to the scores: the log of the weights at q = 0, centred in each row.
+    """Measure the bias that is added to the scores: the logarithm of the weights at q = 0, shifted to mean zero in each
+    row.
 
     normalised  which axis of the weights sums to one, as in `LinearityReading`
     """
@@ -52,7 +55,7 @@ def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
 def name_bias(
     bias: Float[Tensor, "h i j"], visible: Bool[Tensor, "h i j"], near: float
 ) -> tuple[str, tuple[float, ...] | None]:
-    """Return the name of a centred bias, and the slope of each head if the bias is ALiBi.
+    """Return the name of a measured bias with rows of mean zero, and the slope of each head if it is ALiBi.
 
     Under a causal mask both ALiBi variants are equal.
 

@@ -32,7 +32,7 @@ class DropoutReading:
 
 
 def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
-    """Correct the measured weights for dropout in eval mode; also return its probability, which should be 0."""
+    """Return the measured weights corrected for dropout in eval mode, and its probability, which should be 0."""
     if raw.deterministic or not bool(raw.nonempty.any()):
         return raw, 0.0
     factor = float(raw.flat.sum(-1)[raw.nonempty].median())  # every weight was kept in some reading
@@ -60,7 +60,7 @@ def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | N
 
 
 def _read_dropout(raw: RawWeights, read_factor: Callable[[], float]) -> DropoutReading:
-    """Measure dropout by the share of weights that are zero in 16 calls.
+    """Measure dropout in 16 calls: the share of weights that are zero, and the factor of the others.
 
     read_factor  measures the factor by which the kept weights are multiplied
     """

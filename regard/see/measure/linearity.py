@@ -10,7 +10,7 @@ OTHER_AXES = ("columns", "heads", "batch")  # of a softmax after which log weigh
 
 @dataclass(frozen=True, kw_only=True)
 class LinearityReading:
-    """The measured normalisation of the weights, and whether the output is linear in v."""
+    """The measured axis along which the weights sum to one, and whether the output is linear in v."""
 
     linear: bool | None = None  # f(8 v - 4 u) = 8 f(v) - 4 f(u); None if two equal calls differ
     equals_weights_at_v: bool | None = None  # False if a gate or a projection acts on columns of v

@@ -41,7 +41,7 @@ class MaskArgument:
 
     @property
     def per_row(self) -> bool:
-        """Whether the mask has an axis of queries, so that each query can have its own."""
+        """Whether the mask has an axis of queries, so that queries can have different masks."""
         return "i" in self.axes
 
     def reshape(self, x: Shaped[Tensor, "b h i j"]) -> Tensor:
@@ -141,7 +141,7 @@ def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int
 
 
 def hide_one_row(argument: MaskArgument, shape: tuple[int, ...]) -> Bool[Tensor, "b h i j"]:
-    """Return a mask that hides all keys from query 2, and key 1 from all queries.
+    """Return a Boolean mask that hides all keys from query 2, and key 1 from all queries.
 
     It hides everything if the mask argument has no axis of queries.
     """

@@ -55,7 +55,7 @@ class VisibleBand:
 
 
 def smallest_band(visible: Bool[Tensor, "n n"]) -> VisibleBand | None:
-    """Return the smallest band that contains all visible pairs; None if no pair is visible."""
+    """Return the smallest band around the diagonal that contains all visible pairs; None if no pair is visible."""
     n = len(visible)
     distance = (torch.arange(n)[None, :] - torch.arange(n)[:, None])[visible]
     return VisibleBand(-int(distance.min()), int(distance.max())).cut_to(n) if len(distance) else None
@@ -75,7 +75,7 @@ def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """Return the name of each known mask with its visible pairs, by alignment of the queries."""
+    """Return (name, {alignment: visible pairs}) of each known mask."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})
@@ -84,7 +84,7 @@ def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
 
 
 def _masks(n: int) -> Iterator[Mask]:
-    """Yield all known masks for n positions, alone and combined with causal(); the simplest come first."""
+    """Yield the known masks for n positions, alone and combined with causal(), the simplest first."""
     alone = list(candidates(n))
     combined = [mask for each in alone if each.as_window() is None for mask in (causal() & each, causal() | each)]
     yield from sorted(

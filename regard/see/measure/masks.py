@@ -42,7 +42,7 @@ def read_mask(raw: RawWeights) -> MaskReading:
 
 
 def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
-    """Return the name of the mask, and its alignment, which is visible only with more keys than queries."""
+    """Return the name of the mask, and its alignment, which can only be measured with more keys than queries."""
     reader, visible = raw.reader, raw.visible
     names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
     if not bool((visible == visible[:1]).all()):
@@ -94,7 +94,7 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 
 
 def _note_finite_mask_value(raw: RawWeights) -> None:
-    """Add a note if hidden keys get weight when all visible scores are very negative: the mask value is finite."""
+    """Add a note if the mask value is finite: hidden keys then get weight when all visible scores are very negative."""
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):
         return

@@ -33,7 +33,7 @@ class AttentionMeasurement:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks in words: what could not be measured, and what is unusual."""
+        """Remarks on what could not be measured and on what is unusual."""
         return self.raw.notes
 
     @property
@@ -90,12 +90,12 @@ class AttentionMeasurement:
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """The linearity reading, with normalised="rows and a sink" if an attention sink was found."""
+        """The linearity reading; `normalised` is "rows and a sink" if an attention sink was found."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager
     def _isolated(self) -> Iterator[None]:
-        """Context manager: run in eval mode with a fixed seed, and restore the mode and the random state on exit."""
+        """Context manager: run in eval mode with a fixed seed; restore the mode and the RNG state on exit."""
         with _isolated(self.raw.reader.probe, self.seed):
             yield
 

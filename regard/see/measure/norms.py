@@ -48,7 +48,7 @@ def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.
 
 
 def read_norm(reader: ScoreReader) -> QKNorm:
-    """Measure whether q and k are normalised: then a vector of twice the length gives the same scores.
+    """Measure whether q and k are normalised: if so, a vector of twice the length gives the same scores.
 
     The vectors are made long, so that the epsilon of the norm has no effect.
     """
@@ -91,7 +91,7 @@ def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | Non
 def _coordinate_products(
     q: Float[Tensor, "b h i c"], k: Float[Tensor, "b h j c"], rotation: Rotation | None
 ) -> Float[Tensor, "b h i j terms"]:
-    """Return the products of single coordinates of q and k that sum to a score, with rotary positions if given."""
+    """Return the products of single coordinates of q and k, which sum to a score, after a rotary embedding if given."""
     q, k = q[:, :, :, None], k[:, :, None]
     if rotation is None:
         return q * k

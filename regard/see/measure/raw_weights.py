@@ -34,16 +34,16 @@ class RawWeights:
 
     @property
     def nonempty(self) -> Bool[Tensor, "b h i"]:
-        """Boolean tensor: whether each query sees at least one key."""
+        """Whether each query sees at least one key, as a Boolean tensor."""
         return self.visible.any(-1)
 
     @property
     def neutral(self) -> tuple[Tensor, Tensor]:
-        """A q and k for which every visible key has weight: zeros if possible, else the random ones."""
+        """A q and k at which every visible key has weight: zeros if possible, else the random ones."""
         return (self.q, self.k) if self.flat_unusable else (0 * self.q, 0 * self.k)
 
     def changes_weights(self, q: Tensor, k: Tensor) -> bool:
-        """Whether this q and k give different weights than zeros."""
+        """Whether the weights for this q and k differ from those for zeros."""
         return bool((self.reader.weights(q, k) - self.flat)[self.visible].abs().max() > 1e-6)
 
 
@@ -108,6 +108,6 @@ def _visible_key_by_key(reader: WeightReader, q: Tensor, k: Tensor) -> Bool[Tens
 
 
 def visible_pairs(weights: Float[Tensor, "b h i j"], threshold: float = HIDDEN) -> Bool[Tensor, "b h i j"]:
-    """Return the pairs whose weight is above `threshold` times the largest weight of the row."""
+    """Return a Boolean tensor of the pairs whose weight is above `threshold` times the largest weight of the row."""
     size = weights.abs()
     return (size > threshold * size.nan_to_num().amax(-1, keepdim=True)) & weights.isfinite()

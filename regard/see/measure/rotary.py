@@ -195,7 +195,7 @@ def _scores_of_pairs(reader: ScoreReader, a: list[int], b: list[int]) -> Float[T
 
 
 def _frequency(phases: list[float]) -> float:
-    """Fit the frequency in radians per position to the angles at distances 0, 1, ...
+    """Fit a frequency, in radians per position, to the angles measured at distances 0, 1, ...
 
     The angles are known up to multiples of 2 pi.
     """

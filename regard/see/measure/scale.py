@@ -48,7 +48,7 @@ class ScoreReading:
 
 
 def read_scores(raw: RawWeights, key_heads: tuple[int, ...], normalised: str | None, steady: bool) -> ScoreReading:
-    """Measure the scale, soft-cap, norm and rotary positions behind the scores.
+    """Measure how scores are computed: scale, soft-cap, norm and rotary positions.
 
     key_heads   the key head of each query head
     normalised  which axis of the weights sums to one, as in `LinearityReading`
@@ -153,7 +153,7 @@ def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | N
 def _fit(
     reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
 ) -> ScoreReading | None:
-    """Fit scores = scale * q . k after this norm and rotation; returns None if the fit is bad."""
+    """Fit scores = scale * q . k after applying this norm and rotation; None if the fit is bad."""
     each, residual = fit_slopes(scores, prepare_products(reader, q, k, norm, rotation))
     if residual >= _slack(rotation, norm) * reader.raw.reader.rounding:
         return None
@@ -163,7 +163,7 @@ def _fit(
 def _fit_capped(
     reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
 ) -> ScoreReading | None:
-    """Fit scores = cap * tanh(scale q . k / cap) after this norm and rotation; returns None if the fit is bad."""
+    """Fit scores = cap * tanh(scale q . k / cap) after applying this norm and rotation; None if the fit is bad."""
     scale, cap, residual = fit_softcap(scores, prepare_products(reader, q, k, norm, rotation))
     # a cap far beyond every score fits rounding
     if residual >= 3 * _slack(rotation) * reader.raw.reader.rounding or cap >= 30 * float(
@@ -174,7 +174,7 @@ def _fit_capped(
 
 
 def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
-    """Return how many times the rounding error the residual of a fit may be.
+    """Return the allowed residual of a fit as a multiple of the rounding error.
 
     It is larger with a rotation, whose frequencies are measured, and with a norm, whose epsilon is unknown.
     """

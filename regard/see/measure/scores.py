@@ -38,11 +38,11 @@ class ScoreReader:
         return scores.masked_fill(~visible | ~scores.isfinite(), math.nan)
 
     def products(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:
-        """Return q . k, each query head with its key head."""
+        """Return q . k of each query head with its key head, (b h i j)."""
         return torch.einsum("bhic,bhjc->bhij", q, self.repeat_heads(k))
 
     def repeat_heads(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b h j c"]:
-        """Return the keys that each query head uses, one key head for each query head."""
+        """Return one key head for each query head: the one that it uses."""
         return k[:, list(self.key_heads)]
 
     def _log_weights(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:

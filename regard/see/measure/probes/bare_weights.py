@@ -21,7 +21,7 @@ Replace = Callable[[Tensor, Axes], Tensor]  # the result of the product of a wei
 
 @dataclass(frozen=True, eq=False)
 class BareWeight:
-    """Replaces a weight parameter: its product with another tensor returns the result of `replace` instead.
+    """Stands in for a weight parameter: its product with another tensor is computed by `replace` instead.
 
     weight      the original parameter
     replace     returns the result for the other tensor and the axes of positions
@@ -96,7 +96,8 @@ def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: 
 
 
 def heads_before_output(heads: Tensor, axes: Axes) -> Tensor:
-    """Return the input of an output projection as (b n (h e)); a tensor of three axes is returned unchanged.
+    """Return the input of an output projection with heads joined, (b n (h e)); a tensor of three axes is returned
+    unchanged.
 
     axes  the axes of positions in the input and in the product
     """

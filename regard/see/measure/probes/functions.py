@@ -96,7 +96,7 @@ def probe_function(
 
 @dataclass(frozen=True)
 class _Function:
-    """An attention function with the keyword arguments of every trial call.
+    """An attention function, with the keyword arguments that are passed in every trial call.
 
     filled_in  names of required arguments that are passed as None
     """
@@ -111,7 +111,7 @@ class _Function:
     def attempts(
         self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[Probe, ProbeSizes] | Exception]:
-        """Try all layouts: yield a probe for each layout that works, and the exception for each that raises one."""
+        """Try all layouts; yield a probe for each layout that works, or the exception that it raises."""
         options, axes = self.options, ""  # axes of all layouts that worked
         for layout in [options.layout] if options.layout else LAYOUTS:
             if "h" not in layout:

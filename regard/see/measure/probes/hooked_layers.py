@@ -69,7 +69,8 @@ def probe_layer(module: nn.Module, known: Projections, name: str, options: Probe
 def _count_heads(
     module: nn.Module, known: Projections, name: str, options: ProbeOptions, transposed: bool
 ) -> int | None:
-    """Find the number of heads by a call with equal columns of v: outputs then differ between heads only.
+    """Find the number of heads with a trial call in which all columns of v are equal, so that outputs differ between
+    heads only.
 
     Returns None if no call works.
 
@@ -154,7 +155,7 @@ class _Chosen:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def output(self, parts: str) -> Tensor:
-        """Return the output of a projection.
+        """Return what a replaced projection returns: the chosen tensors, joined as in the layer.
 
         parts  what the projection computes: "q", "kv", "qkv" and so on
         """
@@ -197,7 +198,7 @@ class _ChosenProjection(nn.Module):
 
 
 class FirstArgument(nn.Module):
-    """A module that replaces an output projection: it returns its first argument."""
+    """A module that returns its first argument, in place of an output projection."""
 
     def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
         return x
@@ -243,7 +244,9 @@ class _LayerCall:
 
     @property
     def filled_in(self) -> tuple[str, ...]:
-        """Names of arguments that get an automatic value: those required or in FILLED_VALUES that were not passed."""
+        """Names of the arguments that are filled in: required ones and those in FILLED_VALUES, unless the caller passed
+        them.
+        """
         filled = dict.fromkeys((*self.required, *(each for each in FILLED_VALUES if each in self.takes)))
         return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))
 
@@ -289,7 +292,7 @@ FILLED_VALUES = {
 
 
 def _fill_in(argument: str, module: nn.Module, layer: _LayerCall, x: Tensor) -> object:
-    """Return the automatic value of an argument in FILLED_VALUES, such as position_ids."""
+    """Return the value passed for an argument in FILLED_VALUES, such as position_ids."""
     b, n = x.shape[:2]
     if argument == "position_embeddings":
         return rotary_phases(module, layer.name, x, n)

@@ -34,7 +34,9 @@ class ModuleCopies:
 
 
 def dtypes_and_device(module: nn.Module | None, options: ProbeOptions) -> tuple[list[torch.dtype], torch.device]:
-    """The dtypes to try and the device to use: those of the module, if it has parameters or buffers."""
+    """Return the dtypes to try and the device to use: those of the module, or defaults if it has no parameters and
+    buffers.
+    """
     own = None if module is None else next(_floating(module), None)
     if own is not None:
         return [own.dtype], own.device

@@ -106,7 +106,7 @@ class ProbeOptions:
 
 
 def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> Probe | Exception:
-    """Return the first probe that mixes no sequences or heads, else the first that runs, else the first exception.
+    """Return the first probe that mixes no sequences or heads, else the first one that runs, else the first exception.
 
     A probe that mixes in every layout is also returned, so that `check` can report the mistake.
     """
@@ -139,7 +139,7 @@ def missing_argument_hint(name: str, filled_in: tuple[str, ...]) -> str:
 
 
 def fewer_kv_heads(heads: int) -> int:
-    """Return a smaller number of key heads: the largest divisor of `heads` between 1 and `heads`, both excluded.
+    """Return the largest divisor of `heads` between 1 and `heads`, both excluded, as a number of key heads.
 
     Returns `heads` itself if there is no such divisor.
     """

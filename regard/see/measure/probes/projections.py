@@ -41,7 +41,9 @@ WIDTHS = ("head_width", "head_dim", "dim_head", "attention_head_size", "head_siz
 
 
 def known_projections(module: nn.Module) -> Projections | None:
-    """Return the first known set of projection names that a module has as submodules or as parameters, else None."""
+    """Return the first known set of projection names that all exist in a module, as submodules or parameters; None if
+    there is none.
+    """
     modules = {name for name, _ in module.named_modules(remove_duplicate=False)}
     bare = {name for name, weight in module.named_parameters(recurse=False) if weight.ndim in (2, 3)}
     return next((known for own in (modules, bare) for known in KNOWN if own.issuperset(known.names)), None)
@@ -121,7 +123,7 @@ def projection_widths(projection: nn.Module, name: str = "", path: str = "") -> 
 
 
 def _bare_widths(weight: Tensor, transposed: bool) -> tuple[int, int]:
-    """Return the input and output widths of a bare weight parameter: (in, out), or (heads, in, width of a head).
+    """Return the input and output widths of a weight parameter, (in, out) or (heads, in, width of a head).
 
     transposed  whether a matrix is (out, in)
     """

@@ -47,7 +47,7 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
 
 
 def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
-    """Whether `batch_first` is False on the module.
+    """Whether the module takes (n, b, d), that is, its attribute `batch_first` is False.
 
     If a torch.nn module has no such attribute, that of the attention inside counts.
     """
@@ -171,7 +171,9 @@ class _WrapperCall:
 
 
 class _ReplacedAttention(nn.Module):
-    """A module that replaces the inner attention: same arguments and return type, but for the chosen q, k and v."""
+    """A module in place of the inner attention: it takes the same arguments, but computes with the chosen q, k and
+    v.
+    """
 
     def __init__(self, part: nn.Module, call: _WrapperCall) -> None:
         super().__init__()
