@@ -13,6 +13,7 @@ from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
 from regard.core.cache import Cache, Stream
+from regard.core.heads import merge_heads as merge_heads, split_heads as split_heads
 from regard.core.masks.algebra import Mask
 from regard.core.positions import Rotary
 from regard.core.scores import ScoreTerm
@@ -194,16 +195,6 @@ class Attention(nn.Module):
         if self.training and self.dropout:
             raise ConfigError(f"dropout={self.dropout} is active in training; call eval() before streaming")
         return Stream(mask, scores=self.term(), beta=self.beta, kernel=self.kernel)
-
-
-def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
-    """Split the last axis into heads: (b n d) to (b h n c)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:
-    """Concatenate heads: (b h n c) to (b n d)."""
-    return x.transpose(1, 2).flatten(2)
 
 
 def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width: int | None = None) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.nn.attention import split_heads
+from regard.core.heads import split_heads
 from regard.see.measure.probes.hooked_layers import OUTPUT_MODULES, FirstArgument, rotary_phases
 from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
 from regard.see.measure.probes.probe import AS_FUNCTION, Probe, ProbeOptions, first_tensor

@@ -21,7 +21,7 @@ Replace = Callable[[Tensor, Axes], Tensor]  # the result of the product of a wei
 
 @dataclass(frozen=True, eq=False)
 class BareWeight:
-    """Stands in for a weight parameter: its product with another tensor is computed by `replace` instead.
+    """Replaces a weight parameter by an object whose product with another tensor is computed by `replace`.
 
     weight      the original parameter
     replace     returns the result for the other tensor and the axes of positions

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.nn.attention import split_heads
+from regard.core.heads import split_heads
 from regard.see.measure.probes.module_copies import dtypes_and_device
 from regard.see.measure.probes.probe import (
     AS_FUNCTION,

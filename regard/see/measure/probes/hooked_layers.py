@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.nn.attention import merge_heads, split_heads
+from regard.core.heads import merge_heads, split_heads
 from regard.see.measure.mask_argument import MASK_NAMES
 from regard.see.measure.probes.bare_weights import (
     OUTPUT_WEIGHTS,

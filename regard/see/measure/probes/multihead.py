@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from regard.nn.attention import merge_heads, split_heads
+from regard.core.heads import merge_heads, split_heads
 from regard.see.measure.probes.functions import read_signature
 from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
 from regard.see.measure.probes.probe import Probe, ProbeOptions, first_tensor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
-from regard.nn.attention import merge_heads
+from regard.core.heads import merge_heads
 from regard.see.measure.probes.module_copies import ModuleCopies
 from regard.see.measure.probes.probe import Probe, ProbeOptions, first_tensor
 from regard.see.measure.probes.projections import known_projections, projection_widths
