@@ -4,10 +4,10 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, TypeVar, Union
 
 from regard.base.errors import ConfigError
+from regard.base.validation import suggest
 
 T = TypeVar("T")
 
@@ -140,8 +140,7 @@ def _describe(hint: Any) -> str:
 def _check_name(config: object, name: str) -> None:
     known = [field.name for field in dataclasses.fields(config) if field.init]  # type: ignore[arg-type]
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = suggest(name, known)
         raise ConfigError(f"{type(config).__name__} has no setting {name!r}{hint} (there are: {', '.join(known)})")
 
 

@@ -1,8 +1,10 @@
-"""Validate numbers from users and convert them to Python numbers."""
+"""Validate numbers and names from users."""
 
 import math
 import operator
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from numbers import Real
 
 from regard.base.errors import ConfigError
@@ -11,6 +13,12 @@ from regard.base.errors import ConfigError
 # largest finite number at every call
 LARGEST_FLOAT = sys.float_info.max
 LARGEST_INTEGER = 1 << 40  # larger than any position; sums of a few fit 64 bits
+
+
+def suggest(name: object, known: Iterable[str]) -> str:
+    """Return "; did you mean 'NAME'?" with the most similar known name, or "" if no name is similar."""
+    near = get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_integer(what: str, value: object, least: int, counts: str = "") -> int:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any
 
 from regard.base.errors import ConfigError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_number, suggest
 
 LAYOUTS = ("b h n c", "b n h c", "n b h c", "b n c", "n b c", "n c")
 
@@ -83,7 +82,7 @@ class CheckOptions:
         names = [each.name for each in fields(cls)]
         for name in given:
             if name not in names:
-                raise ConfigError(f"check has no option {name!r}{_nearest(name, names)} (options: {', '.join(names)})")
+                raise ConfigError(f"check has no option {name!r}{suggest(name, names)} (options: {', '.join(names)})")
         return cls(**given)
 
     @property
@@ -107,7 +106,7 @@ def _check_value(option: "Field[Any]", value: Any) -> None:
     """Check that the value of an option has the right type and is one of the choices, else raise ConfigError."""
     name, choices, kind = option.name, option.metadata["choices"], option.type
     if choices and value not in choices:
-        raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{_nearest(value, choices)}")
+        raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, not {value!r}{suggest(value, choices)}")
     if kind == bool | None and not isinstance(value, bool):
         raise ConfigError(f"{name} is True, False or None to measure it, not {value!r}")
     if kind in (int, int | None):
@@ -116,8 +115,3 @@ def _check_value(option: "Field[Any]", value: Any) -> None:
         raise ConfigError(f"{name} is a positive number, not {value!r}")
     if kind == Iterable[str] and not isinstance(value, Iterable):
         raise ConfigError(f"{name} takes names of facts, as {name}=['scale'], not {value!r}")
-
-
-def _nearest(value: object, choices: Iterable[str]) -> str:
-    near = get_close_matches(str(value), list(choices), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.registry import Registry
 from regard.base.seeds import make_generator
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_number, suggest
 from regard.core.absolute_positions import Positions
 from regard.core.input_checks import check_inputs, is_autocasting
 from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
@@ -471,8 +470,6 @@ def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
     """Return the number of keys that the algorithm `form` processes in one step."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
-        near = get_close_matches(str(form), FORMS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"unknown form {form!r}{hint} (there are: {', '.join(FORMS)})")
+        raise ConfigError(f"unknown form {form!r}{suggest(form, FORMS)} (there are: {', '.join(FORMS)})")
     check_integer("chunk", chunk, 1, "keys taken at once")
     return {"parallel": max(j, 1), "chunked": chunk, "recurrent": 1}[form]

@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +11,7 @@ from torch import Tensor
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.base.registry import Registry
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_number, suggest
 
 PAIRINGS = ("half", "interleaved")
 
@@ -224,8 +223,7 @@ class Rotary:
     def __post_init__(self) -> None:
         _check_base(self.base)
         if self.pairing not in PAIRINGS:
-            near = get_close_matches(str(self.pairing), PAIRINGS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = suggest(self.pairing, PAIRINGS)
             raise ConfigError(f"unknown pairing {self.pairing!r}{hint} (there are: {', '.join(PAIRINGS)})")
         check_integer("axes", self.axes, 1, "the coordinates of a position")
         if self.width is not None and check_integer("width", self.width, 1, "the coordinates that turn") % (

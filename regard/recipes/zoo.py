@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+import tomllib
 import wave
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,9 +40,9 @@ class ZooModel:
     """How a pretrained model of the zoo is trained and measured, and the text of its model card.
 
     recipe    name of the recipe; `variant` and `changes` modify its settings
-    measure   function from settings, model, tokenizer and number of test records (None for all) to the metric
     at_least  the metric has to be at least this; `at_most` is an upper bound
     subset    number of test records for a quick check
+    example   an input; None if it is made from the test data
     """
 
     name: str
@@ -49,7 +50,6 @@ class ZooModel:
     recipe: str
     variant: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
-    measure: Measure
     metric: str
     unit: str = "%"
     at_least: float | None = None
@@ -57,8 +57,13 @@ class ZooModel:
     subset: int | None = None
     data: str
     licence: str
-    make_example: MakeExample
+    example: str | None = None
     example_command: str
+
+    @property
+    def measure(self) -> Measure:
+        """The function from settings, model, tokenizer and number of test records (None for all) to the metric."""
+        return MEASURES[self.name]
 
     @property
     def command(self) -> str:
@@ -127,86 +132,22 @@ def question_example(settings: Any, folder: Path) -> str:
     return birthplaces.load_data(None, settings).test[0].text
 
 
-MODELS = (
-    ZooModel(
-        name="induction-gpt",
-        about="GPT, two layers of attention only; a head of the second layer copies what followed the same character",
-        recipe="language",
-        variant="induction",
-        measure=measure_induction,
-        metric="induction score of the best head, on 64 new sequences of 40 random characters written twice",
-        unit="",
-        at_least=0.9,
-        data="random strings of printable characters, each written twice",
-        licence="generated, none needed",
-        make_example=lambda settings, folder: "Kx7mQzPvR Kx7mQz",
-        example_command='regard look induction-gpt "{example}" --sort induction',
-    ),
-    ZooModel(
-        name="digits-vit",
-        about="Vision Transformer that classifies handwritten digits of 8 x 8 pixels",
-        recipe="vision",
-        measure=measure_digits,
-        metric="accuracy on 360 test images",
-        at_least=0.98,
-        data="Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak 1998, doi 10.24432/C50P49",
-        licence="CC BY 4.0",
-        make_example=image_example,
-        example_command="regard look digits-vit",
-    ),
-    ZooModel(
-        name="biographies-gpt",
-        about="GPT that has read biographies of invented people and says where they were born",
-        recipe="birthplaces",
-        measure=measure_birthplaces,
-        metric="exact answers about 50 people never asked about in training",
-        at_least=0.95,
-        data="biographies of 100 invented people",
-        licence="generated, none needed",
-        make_example=question_example,
-        example_command='regard ask "{example}"',
-    ),
-    ZooModel(
-        name="number-words",
-        about="encoder-decoder Transformer that translates numbers in words from English to German",
-        recipe="translation",
-        measure=measure_translation,
-        metric="exact translations of 500 test numbers, none of them in training",
-        at_least=0.99,
-        subset=100,
-        data="the numbers 0 to 9,999 in words",
-        licence="generated, none needed",
-        make_example=lambda settings, folder: "seven thousand four hundred twenty three",
-        example_command='regard translate number-words "{example}"',
-    ),
-    ZooModel(
-        name="tone-digits",
-        about="streaming speech model that recognises the digits of telephone tones",
-        recipe="speech",
-        measure=measure_speech,
-        metric="token error rate on 200 test strings, streamed",
-        at_most=0.01,
-        subset=20,
-        data="strings of telephone tones (DTMF) with noise and silences",
-        licence="generated, none needed",
-        make_example=sound_example,
-        example_command="regard listen tone-digits",
-    ),
-    ZooModel(
-        name="text-gpt",
-        about="GPT that writes in the style of Python's help",
-        recipe="language",
-        changes={"gpt.model.width": 96, "gpt.plan.steps": 800},
-        measure=measure_text,
-        metric="cross-entropy on the test text, its last tenth; trigrams have 1.85",
-        unit="nats per character",
-        at_most=1.5,
-        data="the topics of Python's help, read from the Python installation",
-        licence="Python Software Foundation License; the text itself is not redistributed",
-        make_example=lambda settings, folder: "The for statement",
-        example_command='regard generate text-gpt "{example}"',
-    ),
-)
+# the function that measures a model, and the one that makes its example if zoo.toml has none
+MEASURES: dict[str, Measure] = {
+    "induction-gpt": measure_induction,
+    "digits-vit": measure_digits,
+    "biographies-gpt": measure_birthplaces,
+    "number-words": measure_translation,
+    "tone-digits": measure_speech,
+    "text-gpt": measure_text,
+}
+EXAMPLES: dict[str, MakeExample] = {
+    "digits-vit": image_example,
+    "biographies-gpt": question_example,
+    "tone-digits": sound_example,
+}
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["model"]
+MODELS = tuple(ZooModel(**each) for each in _TEXTS)
 
 
 def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
@@ -231,7 +172,7 @@ def write_card(entry: ZooModel) -> Card:
     """Load a model of the zoo, measure it, and write and return its model card."""
     target = ZOO / entry.name
     _, settings, model, tokenizer = load_finished_run(target)
-    example = entry.make_example(settings, target)
+    example = entry.example or EXAMPLES[entry.name](settings, target)
     (target / CARD).unlink(missing_ok=True)
     fields = ("name", "about", "command", "metric", "unit", "at_least", "at_most", "subset", "data", "licence")
     card = Card(

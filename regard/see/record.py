@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from regard.base.display import show_grids, show_text
 from regard.base.errors import ConfigError, UnknownNameError
+from regard.base.validation import suggest
 from regard.core.absolute_positions import Grid, key_positions
 from regard.core.masks.drawing import shade_cells
 from regard.see.row_statistics import Statistics
@@ -148,9 +148,8 @@ class Seen(Mapping[str, Record]):
                 f"there is no record of {name!r}: no attention was recorded; run the model inside "
                 "`with watch(model) as seen:`"
             )
-        near = get_close_matches(name, self._records, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UnknownNameError(f"there is no record of {name!r}{hint} (recorded: {', '.join(self._records)})")
+        recorded = f"(recorded: {', '.join(self._records)})"
+        raise UnknownNameError(f"there is no record of {name!r}{suggest(name, self._records)} {recorded}")
 
     def __contains__(self, name: object) -> bool:
         return name in self._records

@@ -3,11 +3,11 @@
 import ast
 import inspect
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from regard.base.errors import ConfigError, RegardError
 from regard.base.registry import Registry
+from regard.base.validation import suggest
 
 if TYPE_CHECKING:
     from regard.core.masks.algebra import Mask
@@ -72,8 +72,7 @@ def _called(name: str, node: ast.Call, known: Registry[Maker]) -> "Mask":
         if keyword.arg is None:
             raise ConfigError(f"{name} takes its settings one by one: {ast.unparse(node)}")
         if keyword.arg not in signature.parameters:
-            near = get_close_matches(keyword.arg, signature.parameters, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = suggest(keyword.arg, signature.parameters)
             there = ", ".join(signature.parameters) or "nothing"
             raise ConfigError(f"{name} has no setting {keyword.arg!r}{hint} (it takes: {there})")
         if keyword.arg in settings:
