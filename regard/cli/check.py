@@ -216,10 +216,9 @@ def load_target(source: str, name: str) -> object:
 
 
 def _guard(run: Callable[[], object], words: str, advice: str) -> object:
-    """Call `run`, which runs code of the user, and return its result; raise ConfigError if it raises anything,
-    sys.exit() included.
+    """Call `run`, which runs code of the user, and return its result; convert anything that it raises into ConfigError.
 
-    Otherwise sys.exit(0) would look like a successful check.
+    This includes sys.exit(0), which would look like a successful check.
 
     words   begin of the error message
     advice  end of the error message

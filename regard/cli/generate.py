@@ -222,7 +222,7 @@ def load_model(name: str) -> "GPT | Transformer":
 def prepare_model(
     name: str, model: "GPT | Transformer", tokens: list[int]
 ) -> "tuple[GPT | GenerationAdapter, list[int]]":
-    """Return the model to generate with and the token ids of its prompt.
+    """Return the model or adapter to generate with, and the token ids of its prompt.
 
     For a GPT they are the model and `tokens`. For an encoder-decoder `tokens` are the source of an adapter, and
     the prompt is the start token.

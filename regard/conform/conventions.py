@@ -120,8 +120,6 @@ class MeasuredAttention(AttentionUnderTest):
     def leak_in_batch(self) -> tuple[int, ...] | None:
         """The index (sequence, head, row, key) of a later key that is visible in one sequence of a batch but not in the
         first sequence; None if there is none.
-
-        The key is given as (sequence, head, row, key).
         """
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0
         later = (seen & ~seen[:1]).triu(1).nonzero()

@@ -51,8 +51,6 @@ def detect_lines(
     """Return a function that runs lines of code on inputs; it returns a violation if the last value is wrong, else
     None.
 
-    The detector returns a violation for inputs with a wrong value, else None.
-
     words     describes what is wrong; {} in it is replaced by the largest difference
     write     returns the lines; they assign `expected`, unless it is passed
     same      compares the value of the last line with the expected value

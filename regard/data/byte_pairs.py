@@ -212,10 +212,7 @@ def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...
 
 
 def _placeholders(symbols: Sequence[str]) -> dict[str, str]:
-    """Return a private-use Unicode character, not among the symbols, for each symbol that ends a word.
-
-    These characters are different from all symbols.
-    """
+    """Return a private-use Unicode character, different from all symbols, for each symbol that ends a word."""
     taken = set(symbols)
     free = (chr(code) for code in range(0xF0000, 0x110000) if chr(code) not in taken)
     return {symbol: next(free) for symbol in symbols if symbol.endswith(WORD_END)}

@@ -51,9 +51,8 @@ class GenerationAdapter(ABC):
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
-        """Run the model on tokens that continue the state; update the state and return the logits after the last token.
-
-        Updates the state, returns the logits after the last token.
+        """Run the model on tokens that continue the state, update the state, and return the logits after the last
+        token.
         """
 
     @abstractmethod

@@ -153,9 +153,8 @@ def build_with_weights(
 
 
 def pretrained_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a model, given its path, or the name of a pretrained or downloaded model.
-
-    Raises CheckpointError otherwise.
+    """Return the folder of a model, given its path, or the name of a pretrained or downloaded model; raise
+    CheckpointError if there is none.
     """
     folder = find_folder(path)
     if folder is None:
@@ -166,8 +165,6 @@ def pretrained_folder(path: str | os.PathLike[str]) -> Path:
 def find_folder(path: str | os.PathLike[str]) -> Path | None:
     """Return the folder of a model, given its path, or the name of a pretrained or downloaded model; None if there is
     none.
-
-    None if there is none.
     """
     folder, name = Path(path), str(path)
     if folder.exists() or folder.suffix in PICKLED:

@@ -160,8 +160,6 @@ class Speech(Model):
     def stream(self, batch: int = 1) -> "SpeechStream":
         """Return the state of streaming inference, whose `push` takes frames and returns rows of logits that are final.
 
-        `push` of the result takes frames and returns rows of logits as soon as they are final.
-
         batch  number of sequences
         """
         return SpeechStream(self, batch)

@@ -165,10 +165,7 @@ class Attention(nn.Module):
         cache: Cache | None,
         stream: Stream | None,
     ) -> Float[Tensor, "b h r c"]:
-        """Append k and v to the cache or the stream, if there is one; then return the attention output of each head.
-
-        First append k and v to the cache or the stream, if there is one.
-        """
+        """Append k and v to the cache or the stream, if there is one; then return the attention output of each head."""
         if stream is not None:
             return stream.push(q, k, v)
         positions: Positions | None = None

@@ -350,8 +350,6 @@ def evaluate(
 ) -> dict[str, float]:
     """Return metrics on the test questions: the exact-match accuracy, and measures of the answers that reach the
     confidence threshold.
-
-    The model gives an answer if its calibrated confidence reaches the threshold.
     """
     assert isinstance(model, GPT)
     return evaluate_with_confidence(settings, model, tokenizer, load_data(location.data, settings))[0]

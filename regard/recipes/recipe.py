@@ -333,10 +333,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _check_extension(phase: Phase, later: tuple[Phase, ...], location: RunLocation) -> None:
-    """Raise ConfigError if a resumed run gets more steps in this phase although a later phase has begun.
-
-    The later phase would have to be trained again.
-    """
+    """Raise ConfigError if a resumed run gets more steps in this phase although a later phase has begun."""
     if location.folder is None or not location.resume:
         return
     done = {each.name: CheckpointFolder(location.folder / each.name / CHECKPOINTS).steps() for each in (phase, *later)}

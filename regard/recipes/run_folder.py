@@ -20,8 +20,6 @@ def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -
     """Check that a run can be written to the folder; raise ConfigError if the folder has a run that is not resumed, or
     one with other settings.
 
-    An error is a run in the folder that is not resumed, or one with other settings.
-
     settings  the settings as JSON values
     """
     with convert_os_errors(folder):
@@ -51,8 +49,6 @@ def begin_run(folder: Path, recipe: str, settings: Any, data: Path | None, *, re
 def has_restarted(folder: Path) -> bool:
     """Return whether torchrun restarted this process after the run in the folder began, so that the run has to be
     resumed.
-
-    The run has to be resumed then.
     """
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0" or not (folder / RUN_FILE).is_file():
         return False

@@ -257,7 +257,7 @@ def judge_step(
 
 
 def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
-    """Return the matrix of a step under a hypothesis, if that explains the student's wrong rows; otherwise None.
+    """Return the matrix of a step under a hypothesis if that explains the student's wrong rows, otherwise None.
 
     A hypothesis that affects single rows changes only the wrong rows; the others keep the values of `matrix`.
 

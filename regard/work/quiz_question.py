@@ -103,8 +103,6 @@ def sheet_choice(claim: str, index: int = 0) -> AnswerChoice:
     """Return a known wrong answer of the exercise sheets as an answer choice; the experiment decides whether it is
     false.
 
-    It is false if the experiment refutes it, as expected.
-
     claim  id of the lab claim
     index  which of the claim's wrong answers
     """

@@ -141,10 +141,7 @@ def tokenizer_code(loaded: "LoadedModel", tokenizer: Path | None) -> tuple[tuple
 
 
 def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
-    """Return the labels of the queries and keys of an attention record, for encoder, decoder and cross-attention.
-    Positions are numbered if their number is not that of the tokens.
-
-    The roles are encoder, decoder and cross-attention. Positions are numbered if there are not as many as
+    """Return the labels of the queries and keys of an attention record; numbers if there are not as many positions as
     tokens.
 
     words  labels of the source and the target tokens, or of the only text, by name
@@ -165,9 +162,8 @@ def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides"
 
 
 def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
-    """Check that the number of tokens fits the model and that all are in its vocabulary, else raise ConfigError.
-
-    There must be at least one, not too many, and all in the vocabulary.
+    """Check that there is at least one token, that there are not too many, and that all are in the vocabulary, else
+    raise ConfigError.
 
     name  what the tokens are, for the error message
     """

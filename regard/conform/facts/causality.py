@@ -270,9 +270,6 @@ def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Ten
     """Return which of j keys the last i queries see when they are passed alone, as in decoding with a KV cache.
     Returns the visible keys in this step, the visible keys of the same queries when all j queries are passed, and the
     band of visible keys. Raises NotApplicableError if the attention has no decoding steps or no band.
-
-    Returns the visible keys if these queries are passed alone, the visible keys if all j queries are passed,
-    and the band of visible keys. Raises NotApplicableError if there are no decoding steps or no band.
     """
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")

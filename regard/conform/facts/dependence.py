@@ -51,7 +51,7 @@ def softmax_axis(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "input-ignored", fatal=True)
 def input_ignored(a: MeasuredAttention) -> Failure | None:
-    """Queries and keys decide how much of each value is used. All three affect the output.
+    """Queries and keys decide how much of each value is used in the output.
 
     The output changes with q, with k and with v.
 

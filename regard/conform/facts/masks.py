@@ -116,7 +116,7 @@ def _hides_key_one(
 
 @fact(FACTS, "boolean-mask-added", grade=POLICY)
 def boolean_mask_added(a: MeasuredAttention) -> Failure | None:
-    """A Boolean mask hides keys. It is not added to the scores as the numbers 1 and 0.
+    """A Boolean mask hides keys; it is not a matrix of the numbers 1 and 0.
 
     A boolean mask is obeyed or raises; it is not added to the scores as 1 and 0.
 

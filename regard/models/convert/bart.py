@@ -74,7 +74,7 @@ class BARTFamily(Family):
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Add an output bias of zeros if it is missing. Check tables of sinusoidal positions, then drop them.
 
-        Our model computes sinusoidal positions, so it does not store them.
+        Regard's model computes sinusoidal positions and does not store them.
         """
         some = next(iter(weights.values()), torch.zeros(0))
         weights.setdefault("final_logits_bias", some.new_zeros(1, config.vocab))

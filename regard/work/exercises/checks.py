@@ -116,9 +116,6 @@ def match_parameters(
     match.
     A convolution is accepted for a linear layer on patches, and one joint layer for query, key and value.
 
-    Returns None if they do not match. A convolution is accepted for a linear layer on patches, and one fused
-    layer for query, key and value.
-
     weights  parameters of the solution, by name
     shapes   shapes of the student's parameters, by name
     """
