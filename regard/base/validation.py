@@ -35,7 +35,7 @@ def check_integer(what: str, value: object, least: int, counts: str = "") -> int
     except TypeError:
         raise ConfigError(f"{what} takes a whole number, not {value!r}") from None
     if number > LARGEST_INTEGER:
-        raise ConfigError(f"{what} is {number}, which no tensor can count to")
+        raise ConfigError(f"{what} is {number}, which is too large for a position or size")
     if number < least:
         raise ConfigError(f"{what} is {number}, but must be at least {least}{counts and ': it counts '}{counts}")
     return number

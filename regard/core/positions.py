@@ -226,7 +226,7 @@ class Rotary:
             hint = suggest(self.pairing, PAIRINGS)
             raise ConfigError(f"unknown pairing {self.pairing!r}{hint} (there are: {', '.join(PAIRINGS)})")
         check_integer("axes", self.axes, 1, "the coordinates of a position")
-        if self.width is not None and check_integer("width", self.width, 1, "the coordinates that turn") % (
+        if self.width is not None and check_integer("width", self.width, 1, "the rotated coordinates") % (
             2 * self.axes
         ):
             raise ConfigError(f"width must be a positive multiple of 2 * axes = {2 * self.axes}: width={self.width}")
@@ -253,9 +253,9 @@ class Rotary:
         if not isinstance(x, Tensor):
             raise DtypeError(f"x must be a tensor of heads, (b h n c), not {type(x).__name__}")
         if x.ndim != 4:
-            raise ShapeError(f"x is {tuple(x.shape)}, but rotary turns heads, (b h n c)")
+            raise ShapeError(f"x is {tuple(x.shape)}, but rotary rotates heads, (b h n c)")
         if not x.is_floating_point():
-            raise DtypeError(f"rotary turns floating-point heads, but x is {x.dtype}; call x.float() first")
+            raise DtypeError(f"rotary rotates floating-point heads, but x is {x.dtype}; call x.float() first")
         if isinstance(self.scaling, DynamicNTK):
             return replace(self, scaling=self._dynamic_scaling(self.scaling, x.shape[2], positions))(x, positions)
         width = self._rotated_width(x.shape[-1])
@@ -288,12 +288,12 @@ class Rotary:
         width = c if self.width is None else self.width
         if width > c:
             raise ShapeError(
-                f"rotary turns width={width} coordinates, but x has {format_axis('c', c)}; use width <= {c}"
+                f"rotary rotates width={width} coordinates, but x has {format_axis('c', c)}; use width <= {c}"
             )
         if width % (2 * self.axes):
             raise ShapeError(
-                f"rotary over {self.axes} axes turns a multiple of {2 * self.axes} coordinates, but x has "
-                f"{format_axis('c', c)}; widen the heads or turn a part of them with width="
+                f"rotary over {self.axes} axes rotates a multiple of {2 * self.axes} coordinates, but x has "
+                f"{format_axis('c', c)}; widen the heads or rotate a part of them with width="
             )
         return width
 

@@ -53,7 +53,7 @@ def assign_roles(seen: Seen) -> Roles:
     if not encoder or not decoder or len(cross) != len(decoder):
         raise ConfigError(
             f"by their names there are {len(encoder)} encoder, {len(decoder)} decoder and {len(cross)} cross attention "
-            "calls, which is no encoder-decoder; build Roles(encoder, decoder, cross) from the records by hand"
+            "calls, which is not an encoder-decoder; build Roles(encoder, decoder, cross) from the records by hand"
         )
     return Roles(encoder, decoder, cross)
 
@@ -277,7 +277,7 @@ def patch_map(
     rows, columns = (side, side) if grid is None else grid
     if rows * columns != patches or patches < 1:
         raise ShapeError(
-            f"{n} tokens less a prefix of {prefix} are {patches} patches, which are no {rows} x {columns} grid; "
+            f"{n} tokens less a prefix of {prefix} are {patches} patches, which do not form a {rows} x {columns} grid; "
             "give prefix= (class token and registers) and grid=(rows, columns)"
         )
     if pool == "class":

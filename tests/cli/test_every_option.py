@@ -58,7 +58,8 @@ def test_the_help_has_at_most_20_lines(name):
     # on a terminal of 80 columns, two of which stay empty
     context = COMMANDS[name].make_context(name, [], resilient_parsing=True, terminal_width=78)
     shown = COMMANDS[name].get_help(context)
-    assert shown.startswith("Usage: ") and "Example: " in shown
+    assert shown.startswith("Usage: ")
+    assert "Example: " in shown
     assert len(shown.splitlines()) <= 20, "move rare options into a group with rich_help_panel="
 
 

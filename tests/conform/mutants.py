@@ -799,7 +799,7 @@ def turns_queries_alone(q, k, v):
     return attend(Rotary()(q, k.shape[2] - q.shape[2]), k, v, triangle(q.shape[2], k.shape[2]))
 
 
-@mutant("scores", "rotary turns q and k in opposite directions (half pairs, base 10000)")
+@mutant("scores", "rotary rotates q and k in opposite directions (half pairs, base 10000)")
 def turns_keys_backwards(q, k, v):
     turn = Rotary()
     half = k.shape[-1] // 2  # exchanging the halves turns in the other direction

@@ -325,7 +325,7 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
         ShapeError,
         lambda: rotary(width=12)(heads()),
     ),
-    r"2 axes turns a multiple of 4 coordinates, but x has c=10": (ShapeError, lambda: rotary(axes=2)(heads())),
+    r"2 axes rotates a multiple of 4 coordinates, but x has c=10": (ShapeError, lambda: rotary(axes=2)(heads())),
     r"x is \(3, 7, 10\).*\(b h n c\)": (ShapeError, lambda: rotary()(heads(H, N, C))),
     r"x is torch.int64; call x.float\(\)": (DtypeError, lambda: rotary()(heads().long())),
     r"positions is \(6,\), but x has b=2 \(batch\) and n=7 \(positions\); give \(7,\) or \(2, 7\)": (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.base.errors import ConfigError
-from regard.data.repeated_text import ALPHABET, LENGTH, repeated_text, repeated_permutations
+from regard.data.repeated_text import ALPHABET, LENGTH, repeated_permutations, repeated_text
 
 
 def test_every_string_is_written_twice_and_has_no_character_twice() -> None:

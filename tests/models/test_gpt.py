@@ -320,7 +320,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         "Rotary rotates queries and keys, and SyntheticAttention has none": (dense, {"positions": Rotary()}),
         "mixer.context is 0, but must be at least 1": (TINY, {"mixer": SyntheticAttention(context=0)}),
         "one position each: axes=2; use axes=1": (TINY, {"positions": Rotary(axes=2)}),
-        "turns a multiple of 2 coordinates": (VARIANTS["rotary"], {"mixer": DotProductAttention(head_width=5)}),
+        "rotates a multiple of 2 coordinates": (VARIANTS["rotary"], {"mixer": DotProductAttention(head_width=5)}),
         "eps is between 0 and 1": (TINY, {"eps": -3.0}),
         "GPTConfig.tied takes True or False, not 'no'": (TINY, {"tied": "no"}),
         "GPTConfig.activation takes a word, not 3": (TINY, {"activation": 3}),

@@ -434,7 +434,7 @@ def test_a_vit_is_explained_by_its_class_token_and_by_its_mean() -> None:
 
 def test_errors_of_patch_map() -> None:
     with pytest.raises(
-        ShapeError, match=r"14 tokens less a prefix of 1 are 13 patches, which are no 4 x 4 grid; give prefix="
+        ShapeError, match=r"14 tokens less a prefix of 1 are 13 patches, which do not form a 4 x 4 grid; give prefix="
     ):
         patch_map(torch.rand(2, 14, 14))
     with pytest.raises(ConfigError, match=r"pool='class' takes the row of the class token, but prefix=0"):
@@ -462,7 +462,7 @@ def test_maps_that_are_not_a_stack_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"heads are fused by 'mean', 'max' or 'min', not 'sum'"):
         rollout(maps(), heads="sum")  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match=r"2 encoder, 0 decoder and 0 cross attention calls, which is no encoder-decoder"
+        ConfigError, match=r"2 encoder, 0 decoder and 0 cross attention calls, which is not an encoder-decoder"
     ):
         encoder_decoder_rollout(watched("by hand"))
     case = CASES["by hand"]()

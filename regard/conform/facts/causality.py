@@ -274,7 +274,7 @@ def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Ten
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")
     if a.band is None or a.band == VisibleBand(None, None):
-        raise NotApplicableError("every key is visible, or the visible keys are no band")
+        raise NotApplicableError("every key is visible, or the visible keys do not form a band")
     return a.visible(i, j), a.visible(j, j)[..., j - i :, :], a.band
 
 

@@ -68,7 +68,7 @@ def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h 
         yield f"rotary positions are applied to q alone {turned}", _weights(a, scale, turn(q), k)
         yield f"rotary positions are applied to k alone {turned}", _weights(a, scale, q, turn(k))
         both = _weights(a, scale, turn(q), backwards.apply(k))
-        yield f"rotary turns q and k in opposite directions {turned}, so that scores depend on i + j", both
+        yield f"rotary rotates q and k in opposite directions {turned}, so that scores depend on i + j", both
         for shift in (-1, 1):
             words = f"rotary positions of keys are {shift:+d} from those of queries {turned}"
             yield words, _weights(a, scale, turn(q, 1), turn(k, 1 + shift))

@@ -292,7 +292,7 @@ ODD_LLAMAS = {
         {"num_key_value_heads": 4},
         "has settings that no model can have: heads must be a multiple of kv_heads",
     ),
-    "heads of an odd width": ({"head_dim": 3}, "has settings that no model can have: rotary over 1 axes turns"),
+    "heads of an odd width": ({"head_dim": 3}, "has settings that no model can have: rotary over 1 axes rotates"),
     "no eps": ({"rms_norm_eps": []}, "says rms_norm_eps=[], which should be a number"),
 }
 
