@@ -70,7 +70,7 @@ def tasks() -> "dict[str, Task]":
 
 
 @cache
-def _loaded(name: str) -> "LoadedModel":
+def _load_shown_model(name: str) -> "LoadedModel":
     return load_model(name, "cpu")
 
 
@@ -81,7 +81,7 @@ def open_model(name: str, text: str) -> "OpenedModel":
     """
     from regard.explorer.views.models import OpenedModel
 
-    loaded = _loaded(name)
+    loaded = _load_shown_model(name)
     if loaded.kind == "pair":
         raise ConfigError(
             f"{name} is an encoder-decoder; the page shows models of one text or image: regard look {name}"

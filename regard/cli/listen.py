@@ -142,11 +142,11 @@ class StreamRecognizer:
     def words(self, pieces: "Iterator[Tensor]") -> "Iterator[RecognizedWord]":
         """Yield the words in a sound that arrives in pieces, each as soon as it is recognised."""
         for piece in pieces:
-            yield from self._timed(self.listener.push(self.resampler.push(piece)))
-        yield from self._timed(self.listener.push(self.resampler.finish()))
-        yield from self._timed(self.listener.finish())
+            yield from self._set_times(self.listener.push(self.resampler.push(piece)))
+        yield from self._set_times(self.listener.push(self.resampler.finish()))
+        yield from self._set_times(self.listener.finish())
 
-    def _timed(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
+    def _set_times(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
         """Yield each word with the time at which enough sound for its chunk had arrived; at most the length of the
         sound.
         """

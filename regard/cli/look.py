@@ -196,9 +196,9 @@ def explain_empty(name: str, layers: list[str] | None, left_out: dict[str, int])
 
 def nan_notes(table: "HeadTable") -> tuple[str, ...]:
     """Return a note about heads with NaN or infinite scores; empty if there are none."""
-    if not table.broken:
+    if not table.nonfinite:
         return ()
-    first, count = table.broken[0], len(table.broken)
+    first, count = table.nonfinite[0], len(table.nonfinite)
     return (
         f"NaN: {count} of {len(table)} heads have scores that are NaN or inf, first {first.layer}, head {first.head}; "
         "their statistics are NaN.",

@@ -67,7 +67,7 @@ class Splits(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """The estimated time of a training run.
 
     seconds           of the run, or of its training steps only
@@ -99,7 +99,7 @@ class RunLocation:
     on_message: Callable[[str], None] = lambda text: None
     on_progress: Callable[[str, Progress], None] = lambda phase, progress: None
     on_start: Callable[[], None] = lambda: None
-    on_estimate: Callable[["Estimate"], None] = lambda estimate: None
+    on_estimate: Callable[["TimeEstimate"], None] = lambda estimate: None
 
     def fit_arguments(self, phase: str) -> dict[str, Any]:
         """Return the keyword arguments of `fit` for one phase of the run, such as its folder and callbacks."""
@@ -143,7 +143,7 @@ class TrainingSetup:
         if location.group.device.type == "cpu" and location.group.world_size == 1 and not location.resume:
             plan = self.phases[0].plan
             step = measure_step_seconds(self.model, self.phases[0].task, plan)
-            location.on_estimate(Estimate(step * self._count_steps(plan), before=True))
+            location.on_estimate(TimeEstimate(step * self._count_steps(plan), before=True))
         location.group.run_on_main(location.on_start)
         for number, phase in enumerate(self.phases):
             _check_extension(phase, self.phases[number + 1 :], location)
@@ -158,7 +158,7 @@ class TrainingSetup:
                 evaluations = (timing.validation or 0.0) * (timing.validations_left + later + self.final_validations)
                 done = time.perf_counter() - begin
                 location.on_estimate(
-                    Estimate(done + timing.step * steps + evaluations, with_evaluations=with_evaluations)
+                    TimeEstimate(done + timing.step * steps + evaluations, with_evaluations=with_evaluations)
                 )
 
             started = time.perf_counter()
@@ -244,7 +244,7 @@ class Recipe:
         command = self.module.NEXT_COMMAND
         return (command if isinstance(command, str) else command[settings.architecture]).format(folder=folder)
 
-    def describe_time(self, estimate: Estimate, device: str) -> str | None:
+    def describe_time(self, estimate: TimeEstimate, device: str) -> str | None:
         """Return a sentence with the estimated time of a run. Before a long run on a CPU it suggests smaller
         settings.
         """
@@ -272,7 +272,7 @@ class Recipe:
             location = replace(location, on_start=lambda: begin_run(folder, self.name, as_json, data, resume=resume))
         device, message, started = location.group.device.type, location.on_message, time.perf_counter()
 
-        def on_estimate(estimate: Estimate) -> None:
+        def on_estimate(estimate: TimeEstimate) -> None:
             if text := self.describe_time(estimate, device):
                 message(text)
 

@@ -66,8 +66,8 @@ class HeadTable(TextDisplay):
         return HeadTable((*nan, *ordered, *missing))
 
     @property
-    def broken(self) -> tuple[HeadSummary, ...]:
-        """The heads whose entropy is NaN, because a query has NaN or infinite scores."""
+    def nonfinite(self) -> tuple[HeadSummary, ...]:
+        """The heads whose entropy is NaN because a query has NaN or infinite scores."""
         return tuple(head for head in self.heads if math.isnan(head.entropy))
 
     def __iter__(self) -> Iterator[HeadSummary]:

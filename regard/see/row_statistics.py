@@ -267,7 +267,7 @@ class Statistics:
             empty = ~(block.lse > -torch.inf)
             where = torch.zeros_like(block.where) if not len(index) else index[block.where]
             total = weights.sum(-1)
-            distance = _mean_distance(block, self._request) / total.masked_fill(total == 0, 1)
+            distance = _summed_distance(block, self._request) / total.masked_fill(total == 0, 1)
             parts.append((block.lse, block.entropy, block.largest, where.masked_fill(empty, -1), distance))
         if not parts:
             empty = torch.zeros(b, h, 0, device=device, dtype=exact)
@@ -277,7 +277,7 @@ class Statistics:
         return RowStatistics(lse, entropy, largest, where, distance, received, None, kept)
 
 
-def _mean_distance(block: RowBlock, call: Request) -> Float[Tensor, "b h r"]:
+def _summed_distance(block: RowBlock, call: Request) -> Float[Tensor, "b h r"]:
     """Return the sum of w_ij |i - j| for each query of the block."""
     i, j = (each.to(block.weights.dtype) for each in (block.grid.i, block.grid.j))
     band = call.mask.as_window()

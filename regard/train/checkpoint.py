@@ -81,7 +81,7 @@ class CheckpointFolder:
 
     def steps(self) -> list[int]:
         """Return the step numbers of all finished checkpoints, damaged ones included."""
-        return self.group.run_on_main(lambda: [_step(file) for file in _finished(self.folder)])
+        return self.group.run_on_main(lambda: [_step(file) for file in _list_finished(self.folder)])
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and remove old ones. If writing fails, existing checkpoints stay valid."""
@@ -100,7 +100,7 @@ class CheckpointFolder:
 
         Raise CheckpointError if all of them are damaged.
         """
-        files = self.group.run_on_main(lambda: _finished(self.folder)[::-1])
+        files = self.group.run_on_main(lambda: _list_finished(self.folder)[::-1])
         found = self._load_first_valid(files, "the one before it is used")
         if files and found is None:
             raise CheckpointError(f"all checkpoints in {self.folder} are damaged; start again in another folder")
@@ -293,7 +293,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return about
 
 
-def _finished(folder: Path) -> list[Path]:
+def _list_finished(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("step-*.json") if NAME.fullmatch(file.stem))
 
 
@@ -304,7 +304,7 @@ def _step(file: Path) -> int:
 def _by_score(folder: Path) -> list[Path]:
     """Return the JSON files of checkpoints with a validation score, best first, the latest of equal scores first."""
     scored: list[tuple[float, Path]] = []
-    for file in _finished(folder):
+    for file in _list_finished(folder):
         try:
             score = _read_json(file)["score"]
         except CheckpointError:
@@ -319,9 +319,9 @@ def _remove_old(folder: Path, step: int, keep: int) -> None:
 
     Checkpoints of later steps are removed too: they were damaged, and the run was resumed from an earlier one.
     """
-    past = [file for file in _finished(folder) if _step(file) <= step]
+    past = [file for file in _list_finished(folder) if _step(file) <= step]
     kept = {*past[-keep:], *[file for file in _by_score(folder) if file in past][:1]}
-    for file in _finished(folder):
+    for file in _list_finished(folder):
         if file not in kept:
             file.unlink()
     _remove_unfinished(folder)

@@ -112,7 +112,7 @@ class DDPGroup(DistributedGroup):
         return DistributedDataParallel(prepared, device_ids=ids)
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
-        ddp = _uncompiled(wrapped)
+        ddp = _unwrap_compiled(wrapped)
         assert isinstance(ddp, DistributedDataParallel)
         return ddp.no_sync()
 
@@ -158,7 +158,7 @@ class FSDPGroup(DistributedGroup):
 
     @contextmanager
     def no_sync(self, wrapped: nn.Module) -> Iterator[None]:
-        sharded = _uncompiled(wrapped)
+        sharded = _unwrap_compiled(wrapped)
         assert isinstance(sharded, FSDPModule)
         sharded.set_requires_gradient_sync(False)
         try:
@@ -177,7 +177,7 @@ class FSDPGroup(DistributedGroup):
         return torch.empty_like(like.detach(), dtype=dtype)
 
 
-def _uncompiled(module: nn.Module) -> nn.Module:
+def _unwrap_compiled(module: nn.Module) -> nn.Module:
     """Return the original module of a module that torch.compile returned; any other module is returned unchanged."""
     inside: nn.Module = getattr(module, "_orig_mod", module)
     return inside

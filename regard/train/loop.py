@@ -468,7 +468,9 @@ def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Context manager: eval mode without gradients. Training mode and the RNG state are restored on exit."""
+    """Context manager: eval mode without gradients. On exit the model is in training mode again and the RNG state is
+    restored.
+    """
     model.eval()
     try:
         with torch.no_grad(), rng_state.preserve_rng_state(device):

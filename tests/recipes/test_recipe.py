@@ -18,9 +18,9 @@ from regard.models.presets import build_from_config
 from regard.recipes import birthplaces
 from regard.recipes.recipe import (
     RECIPES,
-    Estimate,
     Phase,
     RunLocation,
+    TimeEstimate,
     TrainingSetup,
     find_plans,
     format_duration,
@@ -90,13 +90,13 @@ def test_the_next_command_is_a_command(name: str, tmp_path: Path) -> None:
 
 def test_a_long_run_on_a_cpu_is_reported_before_it_starts_with_smaller_settings() -> None:
     recipe = get_recipe("vision")
-    assert recipe.describe_time(Estimate(70, before=True), "cpu") is None
-    text = recipe.describe_time(Estimate(72_000, before=True), "cpu")
+    assert recipe.describe_time(TimeEstimate(70, before=True), "cpu") is None
+    text = recipe.describe_time(TimeEstimate(72_000, before=True), "cpu")
     assert text == (
         "this run would take about 20 hours on this CPU. Settings for a CPU: `regard train vision --variant cpu`. "
         "Fewer steps: --set steps=N. Ctrl-C saves a checkpoint and stops"
     )
-    first, second = (Estimate(95, with_evaluations=both) for both in (False, True))
+    first, second = (TimeEstimate(95, with_evaluations=both) for both in (False, True))
     assert recipe.describe_time(first, "cuda") == (
         "the training steps take about 1.6 minutes on this GPU, without validations"
     )
@@ -109,7 +109,7 @@ def test_the_estimate_counts_all_phases_validations_and_the_final_evaluation(mon
     plans = [TrainingPlan(steps=20, batch_size=8, evaluate_every=5), TrainingPlan(steps=10, batch_size=4)]
     phases = tuple(Phase(str(number), Points(each.batch_size), each) for number, each in enumerate(plans))
     setup = TrainingSetup(build_from_config(birthplaces.built_in().model, seed=0), phases, final_validations=3)
-    found: list[Estimate] = []
+    found: list[TimeEstimate] = []
 
     def fit(*args: object, on_timing: Callable[[Timing], None], **rest: object) -> Any:
         on_timing(Timing(2.0, 16, None, 4))
@@ -123,9 +123,9 @@ def test_the_estimate_counts_all_phases_validations_and_the_final_evaluation(mon
     setup.train(RunLocation(on_estimate=found.append, on_start=lambda: begun.append(len(found))))
     assert begun == [1], "the first estimate is made before the run begins"
     assert found == [
-        Estimate(4.0 * (20 + 5), before=True),
-        Estimate(2.0 * (16 + 5)),
-        Estimate(1.0 * (15 + 5) + 10.0 * (3 + 1 + 3), with_evaluations=True),
+        TimeEstimate(4.0 * (20 + 5), before=True),
+        TimeEstimate(2.0 * (16 + 5)),
+        TimeEstimate(1.0 * (15 + 5) + 10.0 * (3 + 1 + 3), with_evaluations=True),
     ]
 
 

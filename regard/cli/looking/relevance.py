@@ -45,7 +45,7 @@ def compute_relevance(
     head      the head to draw
     complete  whether all layers and rows were recorded, which attention rollout needs
     """
-    if table.broken:
+    if table.nonfinite:
         return no_relevance("some weights are NaN")
     kind = type(loaded.model).__name__
     if kind == "DaViT":

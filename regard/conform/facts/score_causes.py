@@ -60,7 +60,7 @@ def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h 
     inputs = a.random_inputs(7, 7, b=1)
     scale = a.expected_scale(inputs)
     yield "the softmax is applied twice", _weights(a, scale).softmax(-1)
-    q, k, _ = _prepared(a)
+    q, k, _ = _prepare_inputs(a)
     rotations = list(usual_rotations(inputs.sizes[5]))
     for rotation in rotations:
         turn, turned = rotation.apply, f"({_describe(rotation)})"
@@ -82,7 +82,7 @@ def _describe(rotation: Rotation) -> str:
     return f"{rotation.pairing} pairs, base {rotation.base():g}"
 
 
-def _prepared(a: MeasuredAttention) -> tuple[Tensor, Tensor, Tensor]:
+def _prepare_inputs(a: MeasuredAttention) -> tuple[Tensor, Tensor, Tensor]:
     """Return random q, k and v in float64, normalised as declared, with one key head per query head."""
     inputs = a.random_inputs(7, 7, b=1).to(torch.float64)
     q, k, v = replace(a.expected(inputs), rotation=None).prepare(inputs)
@@ -98,7 +98,7 @@ def _weights(
     """
     expected = a.expected(a.random_inputs(7, 7, b=1))
     if q is None or k is None:
-        q, k, _ = _prepared(a)
+        q, k, _ = _prepare_inputs(a)
         q, k = (x if expected.rotation is None else expected.rotation.apply(x) for x in (q, k))
     scores = q @ k.mT * scale
     scores = scores if expected.bias is None else scores + expected.bias.double()

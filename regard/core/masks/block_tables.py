@@ -181,9 +181,9 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """Return the block table with the fewest non-empty blocks.
+    """Return the block table with the fewest non-empty blocks, for positions in order or sorted by the periods of the
+    mask.
 
-    Positions are in the given order, or sorted by the periods of the mask.
     A sorted table is returned only if it saves more than the sorting costs.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order

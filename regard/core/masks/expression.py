@@ -55,7 +55,7 @@ def _mask(node: ast.expr, known: Registry[Maker], depth: int) -> "Mask":
         case ast.UnaryOp(ast.Invert(), part):
             return ~_mask(part, known, depth - 1)
         case ast.Call(ast.Name(name)):
-            return _called(name, node, known)
+            return _build_call(name, node, known)
         case ast.Name(name):
             known[name]  # an unknown name raises first, with the nearest one
             raise ConfigError(f"{name} is a function that makes a mask; write {name}(...)")
@@ -64,7 +64,7 @@ def _mask(node: ast.expr, known: Registry[Maker], depth: int) -> "Mask":
     raise ConfigError(f"{ast.unparse(node)} is not a mask; masks are {', '.join(known)}, combined with & | ~")
 
 
-def _called(name: str, node: ast.Call, known: Registry[Maker]) -> "Mask":
+def _build_call(name: str, node: ast.Call, known: Registry[Maker]) -> "Mask":
     make = known[name]
     signature = inspect.signature(make)
     settings: dict[str, Value] = {}
