@@ -4,7 +4,9 @@ from regard.base.errors import ConfigError
 
 
 def is_untrained(name: str) -> bool:
-    """Return whether the name is that of a preset, and of no folder, pretrained or downloaded model."""
+    """Return whether a name is that of a preset, and not also that of a folder or of a pretrained or downloaded
+    model.
+    """
     from regard.models.presets import PRESETS
     from regard.models.saving import find_folder
 

@@ -31,7 +31,7 @@ def distance(x: Tensor, y: Tensor) -> float:
 def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
     """Return the largest allowed error of an output: a multiple of the error of the naive output, plus one ulp.
 
-    For float64 it is a fixed number of ulps; for float32 it is at least some ulps.
+    For float64 it is FLOAT64_ULPS ulps; for float32 it is at least FLOAT32_ULPS ulps.
 
     naive      the output computed by the definition in the dtype under test
     reference  the output computed in float64

@@ -140,7 +140,7 @@ TokenLists = Sequence[Sequence[int]]
 
 
 class BatchReader:
-    """Runs a model on a batch of sequences of different lengths without padding, every token at its own position.
+    """Runs a model on a batch of sequences of different lengths without padding; each token has its own position.
 
     The first pass reads as many tokens as the shortest prompt has. Then the shortest sequences are extended
     while the others still read their own prompts, so that the KV cache has no gaps.

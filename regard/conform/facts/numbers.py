@@ -292,7 +292,7 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "overflow", explained_by="outputs extreme-scores half-precision")
 def overflow(a: MeasuredAttention) -> Failure | None:
-    """Weights are between 0 and 1 however large the scores are.
+    """Large scores do not overflow: weights stay between 0 and 1.
 
     Scores of 1e4 in float32, of 40 in float16, and of 4e4 in float16, whose products q . k exceed the largest float16
     number before they are scaled, give what float64 gives.

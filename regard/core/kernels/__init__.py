@@ -129,9 +129,9 @@ _prepared: Memo[PreparedCall] = Memo(16)
 
 
 def run_prepared(q: object, k: object, v: object, mask: object, beta: object) -> Tensor | None:
-    """Compute a simple attention call on the CPU without building a `Request`. Returns None if that is impossible.
+    """Compute a simple attention call on the CPU without building a `Request`; return None for any other call.
 
-    Possible are calls without a mask, causal calls, and calls whose mask and sizes were prepared by an earlier
+    Simple calls are those without a mask, causal calls, and calls whose mask and sizes were prepared by an earlier
     call. This takes a fraction of the usual time for small calls. After None, `attend` takes the usual path
     with all checks.
     """

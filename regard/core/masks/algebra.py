@@ -68,7 +68,8 @@ class Mask:
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        """Return `box` for every pair of a query block and a key block.
+        """Return for each pair of a query block and a key block whether none or all of its pairs are visible, as `box`
+        does for one.
 
         Masks without `box` are evaluated pair by pair.
         """

@@ -274,7 +274,8 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Return the slot of each row; rows are sorted by their remainders.
+    """Return, for each row, the index of its slot among the slots of all blocks. The rows are sorted by their
+    remainders.
 
     All rows with the same remainders start in the current block if they fit there, else in a new block.
     """
