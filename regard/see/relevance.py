@@ -114,8 +114,9 @@ def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> En
 def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusion = "mean") -> Float[Tensor, "b r n"]:
     """Attention flow: the maximum flow from each input to some outputs. Abnar and Zuidema 2020, arXiv:2005.00928.
 
-    The capacity of an edge is its entry of A = residual I + (1 - residual) W. A flow is at least the rollout and at most
-    one. Capacities are rounded to 1e-9, so with L layers of n positions a flow is exact to L n 1e-9.
+    The capacity of an edge is its entry of A = residual I + (1 - residual) W. A flow is at least
+    the rollout and at most one. Capacities are rounded to 1e-9, so with L layers of n positions a flow is exact to
+    L n 1e-9.
 
     maps, residual, heads  as in `rollout`
     rows                   indices of the outputs
