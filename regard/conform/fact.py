@@ -16,7 +16,7 @@ class Failure:
 
     found    describes what was found
     example  Python code that reproduces it
-    declare  the options that make it correct, if it is intended
+    declare  options of `check` that declare this behaviour as intended
     grade    grade of the failure, if it differs from the grade of the fact
     fatal    whether later facts cannot be tested
     """

@@ -90,7 +90,7 @@ def smallest_failure(
 
     detect   returns a violation for inputs that break the rule, else None
     found    description to use in place of that of the violation
-    declare  the options that make it correct, if it is intended
+    declare  options of `check` that declare this behaviour as intended
     square   keep as many queries as keys
     grade    grade of the failure, if it differs from the grade of the fact
     """

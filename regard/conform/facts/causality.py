@@ -62,7 +62,7 @@ def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", cau
 
     n        number of queries and keys
     words    describes the failure
-    declare  the options that make it correct, if it is intended
+    declare  options of `check` that declare this behaviour as intended
     causal   whether the expected output sees no later key, whatever is declared
     """
     causal = causal or bool(
@@ -155,7 +155,7 @@ def finite_mask(a: MeasuredAttention, number: float, words: str, declare: str) -
 
     number   the number that is added to the scores
     words    describes the failure
-    declare  the options that make it correct, if it is intended
+    declare  options of `check` that declare this behaviour as intended
     """
     inputs = a.random_inputs(3, 3, b=1)
     got = a.flat_weights(3, 3, inputs.causal, inputs.sizes[1])
@@ -283,7 +283,7 @@ def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: 
 
     words     describes the failure
     expected  the keys that should be visible
-    declare   the options that make it correct, if it is intended
+    declare   options of `check` that declare this behaviour as intended
     """
     inputs = a.random_inputs(i, j, b=1, h=1, dtype=torch.float32).neutral()
 

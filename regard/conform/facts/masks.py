@@ -102,7 +102,7 @@ def _hides_key_one(
 
     words     describes the failure
     argument  the mask argument to use, if it is not that of the attention
-    declare   the options that make it correct, if it is intended
+    declare   options of `check` that declare this behaviour as intended
     """
     tested = a if argument is None else replace(a, mask=argument)
     inputs = a.random_inputs(3, 3, b=1, h=1, causal=False, dtype=torch.float32).neutral()
