@@ -31,10 +31,9 @@ OTHER_COMMANDS = {
 CONFIG_FILES = ("generation_config.json", "config.json")  # files of Hugging Face with special tokens; the first wins
 
 
-StrategyName = StrEnum("StrategyName", ["greedy", "sample", "beam", "kth"])  # decoding strategies
 EarlyStopping = StrEnum("EarlyStopping", ["true", "false", "never"])
 
-SEARCH = "Beam search and other strategies"
+SEARCH = "Beam search"
 OTHER = "Other"
 
 
@@ -52,24 +51,14 @@ def command(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [default: 0]")] = None,
-    num_beams: Annotated[int | None, typer.Option(help="Beam search: number of beams", rich_help_panel=SEARCH)] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Number of beams", rich_help_panel=SEARCH)] = None,
     length_penalty: Annotated[
         float | None,
-        typer.Option(
-            help="Beam search: alpha of log-probability / tokens ** alpha [default: 0]", rich_help_panel=SEARCH
-        ),
+        typer.Option(help="Alpha of log-probability / tokens ** alpha [default: 0]", rich_help_panel=SEARCH),
     ] = None,
     early_stopping: Annotated[
         EarlyStopping | None,
-        typer.Option(help="Beam search: end once enough texts are finished [default: false]", rich_help_panel=SEARCH),
-    ] = None,
-    strategy: Annotated[
-        StrategyName | None,
-        typer.Option(help="Decoding strategy [default: by the options above, else greedy]", rich_help_panel=SEARCH),
-    ] = None,
-    kth: Annotated[
-        int | None,
-        typer.Option(help="--strategy kth: always the k-th most likely token [default: 2]", rich_help_panel=SEARCH),
+        typer.Option(help="End once enough texts are finished [default: false]", rich_help_panel=SEARCH),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated")] = None,
     num_return_sequences: Annotated[
@@ -91,7 +80,7 @@ def command(
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     early = None if early_stopping is None else {"true": True, "false": False}.get(early_stopping, "never")
     beam = {"num_beams": num_beams, "length_penalty": length_penalty, "early_stopping": early}
-    strategies = make_strategies(strategy, kth, num_return_sequences, **sampling, **beam)
+    strategies = make_strategies(num_return_sequences, **sampling, **beam)
     text = read_prompt(prompt, model)
     folder = find_model(model)
     untrained = is_untrained(folder)
@@ -115,22 +104,17 @@ def command(
         show_json({**about, "max_new_tokens": max_new_tokens, "texts": texts})
 
 
-def make_strategies(
-    strategy: StrategyName | None, kth: int | None, count: int, **settings: float | int | str | None
-) -> "list[Strategy]":
+def make_strategies(count: int, **settings: float | int | str | None) -> "list[Strategy]":
     """Return one decoding strategy for each text to generate.
 
     Several texts are possible for sampling only; each has its own stream of random numbers.
 
-    kth    for the strategy `kth`: always take the k-th most likely token
-    count  number of texts
+    count     number of texts
+    settings  the settings of the strategy, as keywords of `regard.generate`
     """
-    from regard.models.sampling import KthLargest, Sample, make_strategy
+    from regard.models.sampling import Sample, make_strategy
 
-    if kth is not None and strategy != StrategyName.kth:
-        raise ConfigError(f"--kth {kth} is for --strategy kth; leave it out")
-    chosen = KthLargest(2 if kth is None else kth) if strategy == StrategyName.kth else strategy and strategy.value
-    made = make_strategy(chosen, **settings)  # type: ignore[arg-type]
+    made = make_strategy(**settings)  # type: ignore[arg-type]
     if check_integer("--num-return-sequences", count, 1) == 1:
         return [made]
     if not isinstance(made, Sample):

@@ -31,10 +31,9 @@ def command(
         ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="A file with a sentence on each line")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Greedy decoding instead of beam search")] = False,
-    num_beams: Annotated[int | None, typer.Option(help="Number of beams [default: as in the run]")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Number of beams; 1 is greedy [default: as in the run]")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="alpha of log-probability / tokens ** alpha [default: as chosen in the run]")
+        float | None, typer.Option(help="Alpha of log-probability / tokens ** alpha [default: as chosen in the run]")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -42,14 +41,12 @@ def command(
 
     Example: regard translate number-words 'two hundred seven'
     """
-    if greedy and (num_beams is not None or length_penalty is not None):
-        raise ConfigError("--num-beams and --length-penalty are for beam search; leave out --greedy")
     if text is None and file is None:
         text = example_input(str(folder), "give one of: a sentence, - for lines from stdin, or --file")
         print_message(f"the text is {text!r}, the example of {folder}")
     origin, lines = read_sentences(text, file)
     run = load_run(folder)
-    strategy = run.strategy(greedy, num_beams, length_penalty)
+    strategy = run.strategy(num_beams, length_penalty)
     translations = run.translate(lines, strategy, origin)
     for number, each in enumerate(translations, 1):
         if each.unknown:
@@ -118,14 +115,14 @@ class TranslationRun:
     pairs: "BytePairTokenizer"
     length_penalty: float  # chosen in the run
 
-    def strategy(self, greedy: bool, num_beams: int | None, length_penalty: float | None) -> "Strategy":
-        """Return the decoding strategy: greedy decoding or beam search.
+    def strategy(self, num_beams: int | None, length_penalty: float | None) -> "Strategy":
+        """Return the decoding strategy: beam search, or greedy decoding if one beam and no length penalty is asked for.
 
         Options that are None are as in the training run.
         """
         from regard.models.sampling import BeamSearch, Greedy
 
-        if greedy:
+        if num_beams == 1 and length_penalty is None:
             return Greedy()
         beams = self.settings.num_beams if num_beams is None else num_beams
         return BeamSearch(beams, self.length_penalty if length_penalty is None else length_penalty)

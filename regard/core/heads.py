@@ -6,7 +6,8 @@ from torch import Tensor
 
 def split_heads(x: Float[Tensor, "b n d"], heads: int) -> Float[Tensor, "b h n c"]:
     """Split the last axis into heads: (b n d) to (b h n c)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    split: Tensor = x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return split
 
 
 def merge_heads(x: Float[Tensor, "b h n c"]) -> Float[Tensor, "b n d"]:

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer as Library, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.generate import StrategyName
 from regard.core.cache import DynamicCache
 from regard.data.characters import CharacterTokenizer
 from regard.data.tokenizers import ByteTokenizer, load_tokenizer
@@ -21,7 +20,7 @@ from regard.models.caches import Caches
 from regard.models.generation import generate
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build, build_from_config
-from regard.models.sampling import STRATEGIES, BeamSearch, Greedy, KthLargest, Sample, Strategy
+from regard.models.sampling import STRATEGIES, BeamSearch, Greedy, Sample, Strategy
 from regard.models.saving import save
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.recipe import RecipeResult, get_recipe, save_result
@@ -86,15 +85,12 @@ def written(*words: str, stdin: str | None = None) -> str:
     [
         ([], Greedy()),
         (["--no-cache"], Greedy()),
-        (["--strategy", "kth"], KthLargest(2)),
-        (["--strategy", "kth", "--kth", "3"], KthLargest(3)),
-        (["--strategy", "sample"], Sample()),
+        (["--temperature", "1"], Sample()),
         (
-            ["--strategy", "sample", "--temperature", "1.5", "--top-k", "40", "--top-p", "0.9", "--seed", "7"],
+            ["--temperature", "1.5", "--top-k", "40", "--top-p", "0.9", "--seed", "7"],
             Sample(1.5, 40, 0.9, 7),
         ),
-        (["--strategy", "beam"], BeamSearch(4)),
-        (["--strategy", "beam", "--num-beams", "2", "--length-penalty", "0.6"], BeamSearch(2, 0.6)),
+        (["--num-beams", "2", "--length-penalty", "0.6"], BeamSearch(2, 0.6)),
         (["--num-beams", "2", "--early-stopping", "never"], BeamSearch(2, 0.0, "never")),
         (["--num-beams", "2", "--early-stopping", "true"], BeamSearch(2, 0.0, True)),
     ],
@@ -119,7 +115,7 @@ def test_only_no_cache_makes_no_cache(folder: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_json_has_the_options(folder: str) -> None:
-    asked = run_json(folder, "Hi", "--strategy", "sample", "--top-p", "0.5", "--max-new-tokens", "3")
+    asked = run_json(folder, "Hi", "--top-p", "0.5", "--max-new-tokens", "3")
     assert (asked["model"], asked["prompt"], asked["max_new_tokens"]) == (folder, "Hi", 3)
     chosen = {"name": "sample", "temperature": 1.0, "top_k": None, "top_p": 0.5, "seed": 0, "stream": 0}
     assert asked["strategy"] == chosen
@@ -127,7 +123,7 @@ def test_json_has_the_options(folder: str) -> None:
 
 
 def test_several_samples_are_those_of_a_batch(folder: str, model: GPT) -> None:
-    words = ["--strategy", "sample", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens", "6"]
+    words = ["--temperature", "1", "--seed", "5", "--num-return-sequences", "3", "--max-new-tokens", "6"]
     truth = generate(model, [list(b"ab")] * 3, strategy=Sample(seed=5), max_new_tokens=6)
     assert [text["tokens"] for text in run_json(folder, "ab", *words)["texts"]] == [list(text.tokens) for text in truth]
     assert written(folder, "ab", *words) == "".join(ByteTokenizer().decode(text.tokens) + "\n" for text in truth)
@@ -149,7 +145,7 @@ def test_a_stop_ends_the_text_and_is_not_shown(folder: str, model: GPT) -> None:
             for at in plain
             if at and all(byte < 128 for byte in whole.tokens[at : at + size])
         )
-        words = ["Where", "--strategy", "sample", "--temperature", "0.3", "--stop", bytes(stop).decode()]
+        words = ["Where", "--temperature", "0.3", "--stop", bytes(stop).decode()]
         assert written(folder, *words, "--stop", "never") == ByteTokenizer().decode(before) + "\n"
         (text,) = run_json(folder, *words)["texts"]
         assert (text["finish_reason"], text["stop"], text["text"]) == (
@@ -167,7 +163,7 @@ def test_the_eos_token_of_a_folder_ends_the_text(model: GPT, tmp_path: Path) -> 
     about = json.loads((tmp_path / "config.json").read_text())
     for named in (end, [end, 999], None):
         (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": named}))
-        (text,) = run_json(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
+        (text,) = run_json(str(tmp_path), "Where", "--temperature", "1", "--max-new-tokens", "9")["texts"]
         expected = whole.tokens if named is None else whole.tokens[: before + 1]
         assert tuple(text["tokens"]) == expected
         assert text["stop"] == ([] if named is None else [end])
@@ -181,7 +177,7 @@ def test_generation_config_overrides_the_end_token(model: GPT, tmp_path: Path) -
     for ours, theirs, end in ((None, late, late), (early, late, late), (late, [early], early), (late, None, late)):
         (tmp_path / "config.json").write_text(json.dumps({**about, "eos_token_id": ours}))
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": theirs}))
-        (text,) = run_json(str(tmp_path), "Where", "--strategy", "sample", "--max-new-tokens", "9")["texts"]
+        (text,) = run_json(str(tmp_path), "Where", "--temperature", "1", "--max-new-tokens", "9")["texts"]
         assert (text["stop"], len(text["tokens"])) == ([end], whole.tokens.index(end) + 1)
     (tmp_path / "generation_config.json").write_text("{")
     result = run.invoke(app, ["generate", str(tmp_path), "Where"])
@@ -208,7 +204,7 @@ def test_an_encoder_decoder_answers_the_prompt(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({**about, "decoder_start_token_id": 257, "eos_token_id": end, "pad_token_id": 258})
     )
-    words = [str(tmp_path), "Where", "--strategy", "sample", "--seed", "5", "--max-new-tokens", "9"]
+    words = [str(tmp_path), "Where", "--temperature", "1", "--seed", "5", "--max-new-tokens", "9"]
     (text,) = run_json(*words)["texts"]
     before = whole.tokens[: whole.tokens.index(end)]
     assert (text["prompt"], text["tokens"], text["stop"]) == ([257], [*before, end], [end])
@@ -273,28 +269,22 @@ def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPa
         (["FOLDER", "x" * 32], "tokens[0] has 32 tokens, but the model can read 31; keep the last ones"),
         (["FOLDER", "x", "--max-new-tokens", "0"], "max_new_tokens is 0, but must be at least 1"),
         (
-            ["FOLDER", "x", "--strategy", "greedy", "--top-k", "3"],
-            "top_k=3 is for strategy='sample', but strategy='greedy'",
-        ),
-        (
             ["FOLDER", "x", "--num-return-sequences", "3"],
             "--num-return-sequences 3 is for sampling; set --temperature, --top-k or --top-p too",
         ),
         (
-            ["FOLDER", "x", "--strategy", "sample", "--num-beams", "3"],
-            "num_beams=3 is for strategy='beam', but strategy='sample'",
+            ["FOLDER", "x", "--top-k", "2", "--num-beams", "3"],
+            "top_k=2 is for strategy='sample', but num_beams=3 was chosen; leave it out",
         ),
-        (["FOLDER", "x", "--strategy", "beam", "--kth", "3"], "--kth 3 is for --strategy kth; leave it out"),
-        (["FOLDER", "x", "--strategy", "beam", "--length-penalty", "nan"], "length_penalty is nan"),
-        (["FOLDER", "x", "--strategy", "beam", "--num-beams", "0"], "num_beams is 0, but must be at least 1"),
+        (["FOLDER", "x", "--num-beams", "2", "--length-penalty", "nan"], "length_penalty is nan"),
+        (["FOLDER", "x", "--num-beams", "0"], "num_beams is 0, but must be at least 1"),
         (
-            ["FOLDER", "x", "--strategy", "sample", "--num-return-sequences", "0"],
+            ["FOLDER", "x", "--temperature", "1", "--num-return-sequences", "0"],
             "--num-return-sequences is 0, but must be at least 1",
         ),
-        (["FOLDER", "x", "--strategy", "sample", "--top-p", "1.5"], "above 0 and at most 1, not 1.5"),
-        (["FOLDER", "x", "--strategy", "sample", "--temperature", "0"], "leave it out (greedy decoding)"),
-        (["FOLDER", "x", "--strategy", "sample", "--top-k", "257"], "but the vocabulary has only 256 tokens"),
-        (["FOLDER", "x", "--strategy", "kth", "--kth", "257"], "k is 257, but the vocabulary has only 256"),
+        (["FOLDER", "x", "--top-p", "1.5"], "above 0 and at most 1, not 1.5"),
+        (["FOLDER", "x", "--temperature", "0"], "leave it out (greedy decoding)"),
+        (["FOLDER", "x", "--top-k", "257"], "but the vocabulary has only 256 tokens"),
         (["FOLDER", "x", "--stop", ""], "an empty sequence, which would end every text at once"),
         (["FOLDER", "x", "--tokenizer", "absent.json"], "absent.json does not exist; pass a tokenizer.json"),
         (["gtp2", "x"], "there is no folder 'gtp2', and no model of this name; did you mean 'gpt2'?"),
@@ -394,15 +384,8 @@ def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     assert "has a run of language that is not finished; `regard train language --resume --folder" in result.stderr
 
 
-def test_an_unknown_strategy_is_a_usage_error(folder: str) -> None:
-    result = run.invoke(app, ["generate", folder, "x", "--strategy", "lucky"])
-    assert result.exit_code == 2
-    assert "'lucky' is not one of" in result.stderr
-
-
-def test_help_names_every_strategy_and_its_settings() -> None:
-    assert set(StrategyName) == {*STRATEGIES, "kth"}
-    result = run.invoke(app, ["generate", "--help"], env={"COLUMNS": "120"})
+def test_the_whole_help_names_the_settings_of_every_strategy() -> None:
+    result = run.invoke(app, ["generate", "--help-all"])
     for _, names in STRATEGIES.values():
         for name in names:
             assert f"--{name.replace('_', '-')} " in result.stdout

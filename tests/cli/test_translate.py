@@ -73,7 +73,7 @@ def written(*words: str, stdin: str | None = None) -> str:
     ("words", "strategy"),
     [
         ([], BeamSearch(3, 0.7)),  # as in the run
-        (["--greedy"], Greedy()),
+        (["--num-beams", "1"], Greedy()),
         (["--num-beams", "2"], BeamSearch(2, 0.7)),
         (["--length-penalty", "2"], BeamSearch(3, 2.0)),
     ],
@@ -87,8 +87,12 @@ def test_each_line_is_translated_as_the_library_does(folder: str, words: list[st
 def test_argument_stdin_and_file_give_the_same_translation(folder: str, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text(LINES[0] + "\n", encoding="utf-8")
-    said = written(folder, LINES[0], "--greedy")
-    assert said == written(folder, "-", "--greedy", stdin=LINES[0]) == written(folder, "--greedy", "--file", str(file))
+    said = written(folder, LINES[0], "--num-beams", "1")
+    assert (
+        said
+        == written(folder, "-", "--num-beams", "1", stdin=LINES[0])
+        == written(folder, "--num-beams", "1", "--file", str(file))
+    )
     assert said.count("\n") == 1
 
 
@@ -109,7 +113,9 @@ def test_json_has_tokens_and_log_probabilities(folder: str) -> None:
         "unknown": "",
     }
     assert [first["unknown"], last["unknown"]] == ["", ""]
-    assert json.loads(written(folder, "-", "--json", "--greedy", stdin=LINES[0]))["strategy"] == {"name": "greedy"}
+    assert json.loads(written(folder, "-", "--json", "--num-beams", "1", stdin=LINES[0]))["strategy"] == {
+        "name": "greedy"
+    }
 
 
 def test_unknown_characters_are_reported_once_for_each_line(folder: str) -> None:
@@ -133,7 +139,6 @@ def test_unknown_characters_are_reported_once_for_each_line(folder: str) -> None
         (["one", "--file", "lines.txt"], "give one of: a sentence"),
         (["--file", "nowhere.txt"], "nowhere.txt cannot be read"),
         ([" "], "there is nothing to translate: every line is empty"),
-        (["one", "--greedy", "--num-beams", "3"], "--num-beams and --length-penalty are for beam search"),
         (["one", "--num-beams", "0"], "num_beams is 0, but must be at least 1"),
         (["one " * 30], "has 30 tokens, but the model reads from 1 to 19"),
     ],
@@ -177,7 +182,7 @@ def test_invalid_utf8_is_refused_from_every_source(folder: str, tmp_path: Path) 
 
 def test_stdin_is_utf8_whatever_the_system_thinks(folder: str) -> None:
     alone = {"PATH": "", "PYTHONIOENCODING": "ascii:surrogateescape", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "regard", "translate", folder, "-", "--greedy"]
+    command = [sys.executable, "-m", "regard", "translate", folder, "-", "--num-beams", "1"]
     refused = subprocess.run(command, input=b"one\n\xff\n", env=alone, capture_output=True)
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert b"stdin, line 2, byte 4: 0xFF is not UTF-8" in refused.stderr

@@ -70,12 +70,12 @@ def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResul
 
     The output token is the last one in a causal model such as GPT, else the first one, as in BERT.
     """
-    from regard.see.heads import visible_keys
+    from regard.see.heads import count_visible_keys
     from regard.see.relevance import rollout
     from regard.see.report import TokenRelevance
 
     record = seen.records[0]
-    is_causal = bool((visible_keys(record)[:, :, 0] < record.k.shape[2]).all())
+    is_causal = bool((count_visible_keys(record)[:, :, 0] < record.k.shape[2]).all())
     row, where = (-1, "last") if is_causal else (0, "first")
     words = next(iter(sides.values())).keys
     values = rollout(seen, rows=[row])[0, 0].cpu()
