@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    name: Annotated[
-        str, typer.Argument(metavar="model", help="A pretrained model, a saved folder, or a preset such as gpt2")
-    ],
+    name: Annotated[str, typer.Argument(metavar="model", help="A pretrained model, a folder or a preset")],
     length: Annotated[
         int | None, typer.Option(help="Positions, frames or pixels a side [default: the model's own]")
     ] = None,

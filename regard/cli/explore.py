@@ -25,7 +25,7 @@ WORKED: dict[str, Any] = {
 def command(
     model: Annotated[str | None, typer.Argument(help="A model to open: a name or a folder")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one")] = 8765,
-    host: Annotated[str, typer.Option(help="Address to listen on; others need a token")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address; all but 127.0.0.1 need a token")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser")] = True,
     lesson: Annotated[Path | None, typer.Option(help="A lesson of your own, a Markdown file")] = None,
     report: Annotated[Path | None, typer.Option(help="A report of `regard check --save`")] = None,

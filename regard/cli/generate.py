@@ -65,7 +65,10 @@ def command(
         int, typer.Option(help="Sample: number of independent texts", rich_help_panel=OTHER)
     ] = 1,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Run a whole pass for every token", rich_help_panel=OTHER)
+        bool,
+        typer.Option(
+            "--no-cache", help="Do not use a KV cache: run a whole pass for every token", rich_help_panel=OTHER
+        ),
     ] = False,
     tokenizer: Annotated[
         Path | None,

@@ -31,12 +31,12 @@ RECORDING = "Input, recording, printing"
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A model: pretrained, folder or preset")] = "induction-gpt",
+    model: Annotated[str, typer.Argument(help="A pretrained model, a folder or a preset")] = "induction-gpt",
     prompt: Annotated[
         str | None,
         typer.Argument(
-            metavar="TEXT|IMAGE",
-            help="Input text (- is stdin) or image [default: the model's example]",
+            metavar="input",
+            help="A text (- is stdin) or an image [default: the model's example]",
         ),
     ] = None,
     target: Annotated[

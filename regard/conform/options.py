@@ -39,7 +39,7 @@ class CheckOptions:
     without: Iterable[str] = _option("Leave this fact out; may be repeated", default=())
     seed: int = _option("Seed of the random inputs", default=0, least=0)
     quick: bool = _option("Leave out facts that take seconds (torch.compile)", default=False)
-    causal: bool | None = _option("No query sees a later key, or some do")
+    causal: bool | None = _option("Whether no query sees a later key")
     window_before: int | None = _option("Number of earlier keys that a query sees, besides its own", least=0)
     window_after: int | None = _option("Number of later keys that a query sees", least=0)
     alignment: str | None = _option("how fewer queries than keys are aligned", "bottom-right", "top-left")
