@@ -1,8 +1,10 @@
 """The worked solution of an attention problem: every step in order, and how each entry follows from earlier numbers."""
 
+import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -48,7 +50,7 @@ from regard.work.problem import ROLES, LinearProjection, Problem
 
 T = TypeVar("T")
 Workings = tuple[tuple[Expression | None, ...], ...]  # how each entry is calculated; None if there is nothing to show
-NOUNS = {"q": "queries", "k": "keys", "v": "values"}
+TEXTS = tomllib.loads(Path(__file__).with_name("solution_steps.toml").read_text(encoding="utf-8"))
 AGREEMENT = 1e-9  # relative to the largest value: far above rounding in float64, far below any mistake
 
 
@@ -156,6 +158,18 @@ def _check_float_range(steps: list[SolutionStep]) -> None:
                     ) from None
 
 
+def _make_step(
+    key: str, head: int | None, formula: Expression, values: Matrix, workings: Workings, **words: object
+) -> SolutionStep:
+    """Return a step of the solution with its texts from solution_steps.toml.
+
+    words  what is filled into the texts
+    """
+    texts = {name: text.format(**words) for name, text in TEXTS[key].items()}
+    symbol = Symbol(texts["symbol"], above=head)
+    return SolutionStep(key, head, texts["title"], texts["explanation"], symbol, formula, values, workings)
+
+
 def _solve_head(problem: Problem, index: int, mark: int | None) -> list[SolutionStep]:
     steps: list[SolutionStep] = []
     vectors: dict[str, Matrix] = {}
@@ -169,16 +183,7 @@ def _solve_head(problem: Problem, index: int, mark: int | None) -> list[Solution
     q, k, v = (Symbol(role.upper(), above=mark) for role in ROLES)
     formula, values, workings = _ordered_product(problem, (q, vectors["q"]), (Transpose(k), transpose(vectors["k"])))
     factors = "query r and key c" if problem.by_rows else "key r and query c"
-    scores = SolutionStep(
-        key="scores",
-        head=mark,
-        title="Scores: every query with every key",
-        explanation=f"Entry [r,c] is the dot product of {factors}.",
-        symbol=Symbol("S", above=mark),
-        formula=formula,
-        values=values,
-        workings=workings,
-    )
+    scores = _make_step("scores", mark, formula, values, workings, factors=factors)
     steps.append(scores)
     _check_float_range(steps)
     if problem.scaled:
@@ -188,18 +193,7 @@ def _solve_head(problem: Problem, index: int, mark: int | None) -> list[Solution
     steps += _softmax_steps(problem, steps[-1])
     weights = steps[-1]
     formula, values, workings = _ordered_product(problem, (weights.symbol, weights.values), (v, vectors["v"]))
-    steps.append(
-        SolutionStep(
-            key="output",
-            head=mark,
-            title="Output: the weighted sum of the values",
-            explanation=f"Each {problem.token_axis} is the sum of all values, each times its weight.",
-            symbol=Symbol("O", above=mark),
-            formula=formula,
-            values=values,
-            workings=workings,
-        )
-    )
+    steps.append(_make_step("output", mark, formula, values, workings, axis=problem.token_axis))
     return steps
 
 
@@ -287,47 +281,24 @@ def _apply_projection(
 def _projection_step(problem: Problem, role: str, projection: LinearProjection, mark: int | None) -> SolutionStep:
     assert problem.inputs is not None
     formula, values, workings = _apply_projection(problem, role, mark, (Symbol("X"), problem.inputs), projection)
-    return SolutionStep(
-        key=role,
-        head=mark,
-        title=f"{NOUNS[role].capitalize()}: a projection of the inputs",
-        explanation=f"Each {problem.token_axis} of the inputs gives one of the {NOUNS[role]}.",
-        symbol=Symbol(role.upper(), above=mark),
-        formula=formula,
-        values=values,
-        workings=workings,
-    )
+    return _make_step(role, mark, formula, values, workings, axis=problem.token_axis)
 
 
 def _scaling_step(scores: SolutionStep, width: int) -> SolutionStep:
     root = Root(Number(width))
-    return SolutionStep(
-        key="scaled",
-        head=scores.head,
-        title="Scaled scores",
-        explanation=f"Every score is divided by the square root of the width of a query, {width}.",
-        symbol=Symbol("Z", above=scores.head),
-        formula=Quotient(scores.symbol, root),
-        values=tuple(tuple(divide_by_sqrt(value, width) for value in row) for row in scores.values),
-        workings=tuple(tuple(Quotient(format_value(value), root) for value in row) for row in scores.values),
-    )
+    values = tuple(tuple(divide_by_sqrt(value, width) for value in row) for row in scores.values)
+    workings = tuple(tuple(Quotient(format_value(value), root) for value in row) for row in scores.values)
+    return _make_step("scaled", scores.head, Quotient(scores.symbol, root), values, workings, width=width)
 
 
 def _masking_step(problem: Problem, before: SolutionStep) -> SolutionStep:
     visible = _flip(problem.visible, problem.by_rows)
-    return SolutionStep(
-        key="masked",
-        head=before.head,
-        title="Masked scores",
-        explanation=f"The mask {problem.mask!r} hides some pairs: their scores become minus infinity.",
-        symbol=Symbol("M", above=before.head),
-        formula=FunctionCall("mask", (before.symbol,)),
-        values=tuple(
-            tuple(value if seen else HIDDEN for value, seen in zip(row, line, strict=True))
-            for row, line in zip(before.values, visible, strict=True)
-        ),
-        workings=_no_workings(before.values),
+    values = tuple(
+        tuple(value if seen else HIDDEN for value, seen in zip(row, line, strict=True))
+        for row, line in zip(before.values, visible, strict=True)
     )
+    formula = FunctionCall("mask", (before.symbol,))
+    return _make_step("masked", before.head, formula, values, _no_workings(values), mask=problem.mask)
 
 
 def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]:
@@ -337,7 +308,7 @@ def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]
 
     before  the step of the scores
     """
-    mark, line = before.head, problem.token_axis
+    axis, each = problem.token_axis, Word(f"each {problem.token_axis}")
     rows = _flip(before.values, problem.by_rows)
     tops = [max(row, key=float) for row in rows]
     exponentials = tuple(
@@ -345,65 +316,46 @@ def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]
         for row, top in zip(rows, tops, strict=True)
     )
     sums = [sum_values(row) for row in exponentials]
-    m, e, t = (Symbol(letter, above=mark) for letter in ("m", "E", "t"))
-    top_workings = tuple(
-        None if top == HIDDEN else FunctionCall("max", tuple(format_value(value) for value in row if value != HIDDEN))
-        for row, top in zip(rows, tops, strict=True)
+
+    def step(key: str, formula: Expression, values: Matrix, workings: Workings) -> SolutionStep:
+        values, workings = _flip(values, problem.by_rows), _flip(workings, problem.by_rows)
+        return _make_step(key, before.head, formula, values, workings, axis=axis)
+
+    largest = step(
+        "largest",
+        FunctionCall("max", (before.symbol, each)),
+        tuple((top,) for top in tops),
+        tuple(
+            (None if top == HIDDEN else FunctionCall("max", tuple(format_value(x) for x in row if x != HIDDEN)),)
+            for row, top in zip(rows, tops, strict=True)
+        ),
     )
-    steps = [
-        SolutionStep(
-            key="largest",
-            head=mark,
-            title=f"The largest score of each {line}",
-            explanation="It is subtracted before the exponentials. This changes no weight and keeps all numbers small.",
-            symbol=m,
-            formula=FunctionCall("max", (before.symbol, Word(f"each {line}"))),
-            values=tuple((top,) for top in tops),
-            workings=tuple((working,) for working in top_workings),
+    shifted = step(
+        "exponentials",
+        Power(Symbol("e"), Difference(before.symbol, largest.symbol)),
+        exponentials,
+        tuple(tuple(_exponential_working(value, top) for value in row) for row, top in zip(rows, tops, strict=True)),
+    )
+    totals = step(
+        "sums",
+        FunctionCall("sum", (shifted.symbol, each)),
+        tuple((total,) for total in sums),
+        tuple((Sum(tuple(map(format_value, row))),) for row in exponentials),
+    )
+    softmax = (FunctionCall("softmax", (before.symbol,)), Quotient(shifted.symbol, totals.symbol))
+    weights = step(
+        "weights",
+        Chain(softmax, ("=",)),
+        tuple(
+            tuple(ZERO if total == 0 else divide(value, total) for value in row)
+            for row, total in zip(exponentials, sums, strict=True)
         ),
-        SolutionStep(
-            key="exponentials",
-            head=mark,
-            title="Exponentials",
-            explanation=f"e to the power of every score minus the largest of its {line}.",
-            symbol=e,
-            formula=Power(Symbol("e"), Difference(before.symbol, m)),
-            values=exponentials,
-            workings=tuple(
-                tuple(_exponential_working(value, top) for value in row) for row, top in zip(rows, tops, strict=True)
-            ),
+        tuple(
+            tuple(None if total == 0 else Quotient(format_value(value), format_value(total)) for value in row)
+            for row, total in zip(exponentials, sums, strict=True)
         ),
-        SolutionStep(
-            key="sums",
-            head=mark,
-            title="Sums of the exponentials",
-            explanation=f"The exponentials of each {line}, added up.",
-            symbol=t,
-            formula=FunctionCall("sum", (e, Word(f"each {line}"))),
-            values=tuple((total,) for total in sums),
-            workings=tuple((Sum(tuple(map(format_value, row))),) for row in exponentials),
-        ),
-        SolutionStep(
-            key="weights",
-            head=mark,
-            title="Weights: the attention map",
-            explanation=f"Every exponential divided by the sum of its {line}, so that each {line} adds up to 1.",
-            symbol=Symbol("A", above=mark),
-            formula=Chain((FunctionCall("softmax", (before.symbol,)), Quotient(e, t)), ("=",)),
-            values=tuple(
-                tuple(ZERO if total == 0 else divide(value, total) for value in row)
-                for row, total in zip(exponentials, sums, strict=True)
-            ),
-            workings=tuple(
-                tuple(None if total == 0 else Quotient(format_value(value), format_value(total)) for value in row)
-                for row, total in zip(exponentials, sums, strict=True)
-            ),
-        ),
-    ]
-    return [
-        replace(step, values=_flip(step.values, problem.by_rows), workings=_flip(step.workings, problem.by_rows))
-        for step in steps
-    ]
+    )
+    return [largest, shifted, totals, weights]
 
 
 def _flip(rows: tuple[tuple[T, ...], ...], by_rows: bool) -> tuple[tuple[T, ...], ...]:
@@ -432,31 +384,15 @@ def _concat_step(problem: Problem, outputs: list[SolutionStep]) -> SolutionStep:
     parts = [_flip(step.values, problem.by_rows) for step in outputs]
     joined: Matrix = tuple(tuple(value for part in row for value in part) for row in zip(*parts, strict=True))
     values = _flip(joined, problem.by_rows)
-    return SolutionStep(
-        key="concat",
-        head=None,
-        title="The concatenated heads",
-        explanation=f"The outputs of the heads {'side by side' if problem.by_rows else 'one below the other'}.",
-        symbol=Symbol("H"),
-        formula=FunctionCall("concat", tuple(step.symbol for step in outputs)),
-        values=values,
-        workings=_no_workings(values),
-    )
+    arrangement = "side by side" if problem.by_rows else "one below the other"
+    formula = FunctionCall("concat", tuple(step.symbol for step in outputs))
+    return _make_step("concat", None, formula, values, _no_workings(values), arrangement=arrangement)
 
 
 def _output_projection_step(problem: Problem, projection: LinearProjection, before: SolutionStep) -> SolutionStep:
     role = "o" if problem.by_rows else "c"
     formula, values, workings = _apply_projection(problem, role, None, (before.symbol, before.values), projection)
-    return SolutionStep(
-        key="result",
-        head=None,
-        title="The result: the output projection",
-        explanation="This last product mixes the heads: every number of the result depends on every head.",
-        symbol=Symbol("R"),
-        formula=formula,
-        values=values,
-        workings=workings,
-    )
+    return _make_step("result", None, formula, values, workings)
 
 
 def head_vectors(solution: Solution, index: int) -> dict[str, Matrix]:
