@@ -171,7 +171,7 @@ def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", he
 def grid_side(image: int, stage: int) -> int:
     """Return the number of positions along a side of the image in a stage of a DaViT.
 
-    It is a quarter of the pixels in the first stage (0), and half in each further stage, rounded up.
+    In stage 0 it is a quarter of the number of pixels; each further stage halves it, rounded up.
     """
     side = (image - 1) // 4 + 1
     for _ in range(stage):

@@ -45,7 +45,7 @@ def _change_token(d: DecoderUnderTest, tokens: Tensor, at: int | slice) -> Tenso
 def runs(d: DecoderUnderTest) -> Failure | None:
     """A decoder returns logits for tokens.
 
-    tokens (2, 9) do not raise.
+    A call with tokens of shape (2, 9) does not raise.
 
     Usual causes: a required argument, a smaller vocabulary or a shorter context
     """
@@ -85,7 +85,7 @@ def output_shape(d: DecoderUnderTest) -> Failure | None:
 def inputs_changed(d: DecoderUnderTest) -> Failure | None:
     """A call does not change its tokens.
 
-    tokens hold the same numbers after the call as before.
+    The tokens hold the same numbers after the call as before.
 
     Usual causes: an in-place shift or fill of the argument
     """

@@ -294,8 +294,8 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
 def overflow(a: MeasuredAttention) -> Failure | None:
     """Large scores do not overflow: weights stay between 0 and 1.
 
-    Scores of 1e4 in float32, of 40 in float16, and of 4e4 in float16, whose products q . k exceed the largest float16
-    number before they are scaled, give what float64 gives.
+    Scores of 1e4 in float32, and of 40 and 4e4 in float16, give what float64 gives. For the last, q . k exceeds the
+    largest float16 number before it is scaled.
 
     Usual causes: exp(scores) without subtracting the maximum of the row; (q @ k.mT) * scale in float16, in place of
     (q * scale) @ k.mT
