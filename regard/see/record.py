@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 DRAWN_HEADS, DRAWN_CELLS = 8, 32
 
 
-CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")  # in the names of cross-attention modules
+# words in the names of cross-attention modules
+CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

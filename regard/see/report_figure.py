@@ -32,7 +32,7 @@ def draw_report(report: AttentionReport) -> Figure:
     """Return a figure with the chosen head, the overlays on the image, and small maps of all heads."""
     rows = [report.small_maps(name, MOST_CELLS) for name in report.seen]
     overlays = () if report.image is None else report.overlays
-    shape = min(max(max(map(len, rows)) / len(rows), 0.5), 3.0)  # of all heads together: width by height
+    shape = min(max(max(map(len, rows)) / len(rows), 0.5), 3.0)  # width divided by height of all maps together
     ratios = [1.0] * (1 + len(overlays)) + [shape]
     figure = Figure(figsize=(6 * sum(ratios), 6), layout="constrained", dpi=120)
     chosen, *middle, last = figure.subplots(1, len(ratios), width_ratios=ratios)

@@ -39,12 +39,13 @@ from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.record import Record
 
 ROUTE = "softmax"
-AFTER_SOFTMAX = "after the softmax"  # in the note of a record whose weights are not those that are used
+AFTER_SOFTMAX = "after the softmax"  # part of the note of a record whose weights are changed after the softmax
 LARGE_SCORE = 1000.0  # bound of measured scores: lower numbers with a gap above them hide a pair
 UNKNOWN_PRODUCT = "its scores are not a traced product, so queries and keys are unknown"
 # names of torch functions, without underscores
 PRODUCTS = ("matmul", "rmatmul", "bmm", "mm", "inner", "linear")
-SUMS = {"baddbmm": ("input", "batch1", "batch2"), "addmm": ("input", "mat1", "mat2")}  # of a tensor and a product
+# functions that add a tensor to a product, with the names of their arguments
+SUMS = {"baddbmm": ("input", "batch1", "batch2"), "addmm": ("input", "mat1", "mat2")}
 RIGHT_TRANSPOSED = ("inner", "linear")  # q @ k.mT of q and k
 FACTORS = ("input", "self", "other", "mat2", "tensor", "weight")  # names of the two factors
 TIMES = ("mul", "rmul", "imul", "multiply")
@@ -89,7 +90,7 @@ class TracedWeights:
     """A traced tensor of attention weights: the scores before the softmax, and changes after the softmax."""
 
     scores: TracedScores | None  # None if they are not a traced product
-    shape: torch.Size  # of the scores at the softmax
+    shape: torch.Size  # shape of the scores at the softmax
     measured: tuple[Tensor, int] | None  # the scores themselves and their version, where they are not exact
     dropout: float = 0.0
     note: str = ""

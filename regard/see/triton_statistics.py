@@ -22,7 +22,7 @@ from regard.core.kernels.request import Request
 ROWS, KEYS = 64, 128  # a tile; the fastest on an H200 (docs/log.md)
 WARPS, STAGES = 4, 3
 SPANS = 128  # rows of the pooled map that the kernel computes
-LARGEST_LSE = 4096.0  # up to which weights in float32 have three digits
+LARGEST_LSE = 4096.0  # up to this log-sum-exp, weights in float32 have three digits
 AT_ONCE = 1 << 26  # numbers in memory at a time while a map is pooled: 256 MiB
 
 
@@ -81,7 +81,7 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
         lse = torch.empty(b, h, i, device=device)
         triton_kernels.normalise[(-(-i // ROWS), b * h)](q, k, lse, *sizes, *q.stride(), *k.stride(), **known)
     lse = lse.contiguous()
-    sums = torch.zeros(b, h, i, 2, device=device)  # of weight x its logarithm, and of weight x distance
+    sums = torch.zeros(b, h, i, 2, device=device)  # sums of weight x log weight, and of weight x distance
     best = torch.zeros(b, h, i, device=device, dtype=torch.int64)
     received = torch.empty(b, h, j, device=device)
     span = _span(i)

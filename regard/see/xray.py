@@ -39,11 +39,11 @@ class XRay(LinearityReading, MaskReading, ScoreReading, BiasReading, HeadReading
     sizes: str  # sizes, dtype and layout of the calls
     q: Float[Tensor, "b h i c"]  # random
     k: Float[Tensor, "b g j c"]
-    weights: Float[Tensor, "b h i j"]  # of this q and k
+    weights: Float[Tensor, "b h i j"]  # the weights of this q and k
     visible: Bool[Tensor, "b h i j"]
     dropout: float | None = None  # probability in training
     dropout_in_eval: float  # probability in eval mode, where it should be 0
-    deterministic: bool  # in eval mode
+    deterministic: bool  # whether two calls in eval mode give the same output
     notes: tuple[str, ...]
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ RESUMABLE = {
     "save_every",
     "keep_checkpoints",
     "patience",
-}  # may change when a run is resumed
+}  # settings that may change when a run is resumed
 THEN_RESUME = ", then --resume continues from the last checkpoint"
 NAME = re.compile(r"step-\d{8,}")
 

@@ -35,9 +35,9 @@ from regard.train.process_group import SINGLE_PROCESS, ProcessGroup, local_shard
 from regard.train.task import Task
 
 LOG_EVERY = 10  # steps between log lines; reading the loss makes the CPU wait for the GPU
-TIMED_STEPS = (4, 16, 64)  # after which the time of a run is estimated, at the latest; reading the time waits for a GPU
+TIMED_STEPS = (4, 16, 64)  # steps after which the time of a run is estimated; reading the time waits for a GPU
 TIMED_SECONDS = 2.0  # since the first step, after which the time of a run is estimated
-MEASURED_SAMPLES = 8  # from which the time of a step is estimated before a run
+MEASURED_SAMPLES = 8  # number of samples from which the time of a step is estimated before a run
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Trainer:
         self.step = 0
         self.stale_evaluations = 0  # validations since the best one
         self.seconds = 0.0
-        self.total, self.count = self._zero(), self._zero()  # of the losses since the last report
+        self.total, self.count = self._zero(), self._zero()  # sum and count of the losses since the last report
         self.losses: list[tuple[int, float]] = []
         self.metrics: list[tuple[int, dict[str, float]]] = []
 

@@ -28,7 +28,7 @@ class MemoryTracker(TorchDispatchMode):
         self.alive_activations: list[int] = []
         self.input_bytes = 0
         self._now = self._gradients = 0
-        # by address; the values keep a storage alive or notice its end, so that no other storage has its address
+        # keys are addresses; values keep a storage alive or notice its end, so that no other storage has its address
         self._known: dict[int, Any] = {}
         self._model = model
         for tensor in [*model.parameters(), *model.buffers(), *exclude]:

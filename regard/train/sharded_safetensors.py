@@ -102,7 +102,7 @@ def _sync_and_digest(file: Path) -> str:
 
 
 def _replace_folder(temporary: Path, folder: Path) -> None:
-    folder.with_suffix(".json").unlink(missing_ok=True)  # of a damaged checkpoint of the same step
+    folder.with_suffix(".json").unlink(missing_ok=True)  # the file of a damaged checkpoint of the same step
     if folder.is_dir():
         shutil.rmtree(folder)
     temporary.rename(folder)

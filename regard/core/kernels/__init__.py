@@ -33,7 +33,7 @@ class Kernel(Protocol):
     """
 
     SUMMARY: str
-    RANK: int  # its position in explanations, the fastest first
+    RANK: int  # position in explanations, the fastest kernel first
 
     def refusals(self, request: Request) -> list[str]:
         """Return every reason why this kernel cannot compute the attention call exactly.

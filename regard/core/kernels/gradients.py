@@ -19,7 +19,7 @@ from regard.core.input_checks import disable_autocast
 from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
 from regard.core.softargmax import softargmax
 
-TRACED_LIMIT = 3e4  # of the bound on scores in compiled code
+TRACED_LIMIT = 3e4  # limit of the bound on scores in compiled code
 ORDINARY_BETA = 64.0  # beta in units of c ** -0.5; above it large scores are intended
 WRONG_LSE = 1e5  # |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision
 _AT_ONCE = 1 << 24  # scores held at once

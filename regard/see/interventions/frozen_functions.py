@@ -28,7 +28,7 @@ class FrozenFunctions(TorchFunctionMode):
         if func is functional.rms_norm or name == "rms_norm":
             return _rms_norm(*args, **kwargs)
         out = func(*args, **kwargs)
-        if name == "rsqrt":  # of a norm that is written by hand
+        if name == "rsqrt":  # rsqrt occurs in norms that are written by hand
             return out.detach()
         if name in ACTIVATIONS and isinstance(out, Tensor) and isinstance(args[0], Tensor):
             x = args[0]

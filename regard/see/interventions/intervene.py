@@ -52,7 +52,7 @@ def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractCo
 def _run_block(edit: "Interventions") -> Iterator["Interventions"]:
     with edit._installed():
         yield edit
-    edit._check_effect()  # not after an error, which is what the caller should read
+    edit._check_effect()  # skipped after an error, so that the caller reads that error
 
 
 class Interventions:

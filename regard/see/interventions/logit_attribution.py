@@ -19,7 +19,7 @@ from regard.see.interventions.layer_names import LayerChoice
 from regard.see.interventions.residual_stream import SUPPORTED, find_residual_stream, read_logits
 from regard.see.record import Record
 
-TOLERANCE = 1e-4  # of the sum, relative to the sum of all magnitudes; norms may compute in float32
+TOLERANCE = 1e-4  # largest error of the sum, relative to the sum of magnitudes; norms may compute in float32
 
 
 @dataclass(frozen=True)

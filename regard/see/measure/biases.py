@@ -19,9 +19,9 @@ class BiasReading:
     sinks.
     """
 
-    bias: Float[Tensor, "h i j"] | None = None  # added to the scores, with a mean of zero in each row
+    bias: Float[Tensor, "h i j"] | None = None  # what is added to the scores, with a mean of zero in each row
     bias_name: str | None = None
-    slopes: tuple[float, ...] | None = None  # of ALiBi, for each head
+    slopes: tuple[float, ...] | None = None  # ALiBi slope of each head
     sink: tuple[float, ...] | None = None  # the logit of each head's sink
 
 

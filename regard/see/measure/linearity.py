@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from regard.see.measure.raw_weights import RawWeights
 
 AXES = {"rows": -1, "columns": -2, "heads": 1, "batch": 0}
-OTHER_AXES = ("columns", "heads", "batch")  # of a softmax after which log weights are not the scores of a row
+OTHER_AXES = ("columns", "heads", "batch")  # axes of a softmax whose log weights are not the scores of a row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from regard.see.measure.read_weights import first_line
 class MaskReading:
     """The measured mask: which keys a query sees, and how a mask is passed."""
 
-    mask: str  # in the notation of regard.core.masks
-    alignment: str | None = None  # of fewer queries than keys: "top-left" or "bottom-right"
+    mask: str  # the mask in the notation of regard.core.masks
+    alignment: str | None = None  # alignment of fewer queries than keys: "top-left" or "bottom-right"
     fully_masked_rows: str | None = None  # the output of a row that sees no key: "zeros", "nan", "mean" or "unmasked"
     mask_argument: str | None = None  # the keyword that takes a mask
-    mask_polarity: str | None = None  # what True means in it: "keep" or "drop"; "additive" if it takes numbers
+    mask_polarity: str | None = None  # what True means in that mask: "keep" or "drop"; "additive" if it takes numbers
 
 
 def read_mask(raw: RawWeights) -> MaskReading:

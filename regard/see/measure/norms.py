@@ -11,7 +11,7 @@ from regard.see.measure.rotary import Rotation
 from regard.see.measure.scores import ScoreReader
 from regard.see.measure.stats import relative_difference
 
-EPSILONS = (0.0, 1e-8, 1e-6, 1e-5)  # that norms usually add to the mean square
+EPSILONS = (0.0, 1e-8, 1e-6, 1e-5)  # epsilons that norms usually add to the mean square
 
 
 @dataclass(frozen=True)

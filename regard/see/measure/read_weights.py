@@ -13,7 +13,7 @@ from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.see.measure.probes.probe import Probe
 
-READINGS = 64  # of an attention with dropout: the largest of 64 readings is a weight that was kept
+READINGS = 64  # with dropout, the largest of 64 readings is a weight that was kept
 
 
 def read_with_identity(

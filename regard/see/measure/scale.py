@@ -34,9 +34,9 @@ class ScoreReading:
     """The measured way in which scores are computed from q and k: scale, soft-cap, norm and rotary positions."""
 
     scale: float | None = None  # None if it is unknown or differs between heads
-    scales: tuple[float, ...] | None = None  # of each head
+    scales: tuple[float, ...] | None = None  # scale of each head
     scale_name: str | None = None
-    residual: float | None = None  # the part of the scores that is not explained, as a share of them
+    residual: float | None = None  # the share of the scores that is not explained
     softcap: float | None = None
     qk_norm: str | None = None  # "rms" or "layer", or "unknown" if q or k is normalised in another way
     norm: QKNorm | None = None

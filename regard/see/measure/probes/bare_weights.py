@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 OUTPUT_WEIGHTS = ("W_O", "W_o", "w_o", "Wo", "WO", "wo", "W_out", "w_out", "out_proj_weight")
-LENGTH = 1009  # of a sequence that shows the position axis of a product
+LENGTH = 1009  # length of a sequence that shows the position axis of a product
 
-Axes = tuple[int, int]  # of the positions, in the other factor and in the product
+Axes = tuple[int, int]  # axis of positions, in the other factor and in the product
 Replace = Callable[[Tensor, Axes], Tensor]  # the result of the product of a weight with another tensor
 
 

@@ -48,7 +48,7 @@ class Signature:
 
     further: tuple[str, ...]
     required: tuple[str, ...] = ()
-    names: tuple[str, ...] | None = None  # of q, k and v, if they have to be passed by name
+    names: tuple[str, ...] | None = None  # names of q, k and v, if they have to be passed by name
     takes_qkv: bool = True
 
 

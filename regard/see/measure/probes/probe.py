@@ -22,16 +22,16 @@ class Probe:
 
     name: str
     call: Callable[..., Tensor]  # call(q, k, v, **keywords); the keywords are passed to the function
-    heads: int | None = None  # if fixed; None if any number works
+    heads: int | None = None  # the number of query heads, if fixed; None if any number works
     kv_heads: int | None = None
-    width: int | None = None  # c, if fixed
-    equal_widths: bool = False  # e must be c
-    square: bool = False  # queries and keys come from one sequence: i = j
+    width: int | None = None  # width c of q and k, if fixed
+    equal_widths: bool = False  # whether e must equal c
+    square: bool = False  # whether queries and keys come from one sequence, so that i = j
     parameters: tuple[str, ...] = ()  # names of further keyword arguments
     module: nn.Module | None = None  # the module to switch between train() and eval()
     layout: str = "b h n c"  # axes of the function itself
-    value_width: int | None = None  # e, if fixed
-    grouped: bool = False  # g may be less than h
+    value_width: int | None = None  # width e of v, if fixed
+    grouped: bool = False  # whether g may be less than h
     dtype: torch.dtype = torch.float32  # a dtype that works
     device: torch.device = CPU
     filled_in: tuple[str, ...] = ()  # required arguments that the caller did not pass

@@ -114,7 +114,7 @@ class _WrapperCall:
     own: Mapping[str, object]
     transposed: bool = False  # the attention inside takes the module's batch axis for time
     chosen: list[Tensor] = field(default_factory=list)
-    outputs: list[Tensor] = field(default_factory=list)  # of the attention inside
+    outputs: list[Tensor] = field(default_factory=list)  # outputs of the attention inside
 
     def replace_attention(self, copy: nn.Module) -> None:
         copy.set_submodule(self.path, _ReplacedAttention(copy.get_submodule(self.path), self))
