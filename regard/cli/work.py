@@ -101,7 +101,7 @@ def command(
     check: Annotated[Path | None, typer.Option(help="Find the first mistake in a student's .json file")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """Work out attention, or --check steps. See also work quiz, exercises, grade.
+    """Work out or --check attention. Also: regard work quiz, exercises, grade.
 
     Example: regard work three-tokens --format latex
     """

@@ -14,7 +14,7 @@ def count_pairs(words: dict[tuple[str, ...], int]) -> dict[tuple[str, str], int]
 
 
 def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
-    """Return the symbols in which each occurrence of the pair is merged, from left to right without overlap."""
+    """Return the symbols with every such pair merged into one, from left to right, no symbol used twice."""
     merged: list[str] = []
     at = 0
     # TODO: go along; step over two symbols where the pair is found, else over one
@@ -29,9 +29,7 @@ def merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 def learn_merges(words: dict[tuple[str, ...], int], merges: int) -> list[tuple[str, str]]:
-    """Return the merged pairs in order. Each is the most frequent pair at that point, on a tie the alphabetically
-    first.
-    """
+    """Return the merged pairs in order: always the most frequent, on a tie the alphabetically first."""
     learned: list[tuple[str, str]] = []
     # TODO: count_pairs, choose a pair, merge it in every word, count again
     for _ in range(merges):

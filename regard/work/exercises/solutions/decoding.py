@@ -20,7 +20,7 @@ def kth_likeliest(probabilities: Float[np.ndarray, "w"], k: int) -> int:
 
 
 def top_k(probabilities: Float[np.ndarray, "w"], k: int) -> Float[np.ndarray, "w"]:
-    """Return the probabilities of the k likeliest tokens, rescaled to sum to one; 0 for all others."""
+    """Return the probabilities of the k likeliest tokens, rescaled to add up to one."""
     # TODO: keep k tokens, set the others to zero, divide by the sum
     best = np.argsort(-probabilities, kind="stable")[:k]
     kept = np.zeros_like(probabilities)
@@ -29,9 +29,7 @@ def top_k(probabilities: Float[np.ndarray, "w"], k: int) -> Float[np.ndarray, "w
 
 
 def nucleus(probabilities: Float[np.ndarray, "w"], mass: float) -> Float[np.ndarray, "w"]:
-    """Return the probabilities of the smallest set of likeliest tokens with at least this mass, rescaled to sum to one;
-    0 for others.
-    """
+    """Return the fewest of the likeliest tokens that together have at least this mass, rescaled to add up to one."""
     # TODO: sort, np.cumsum, keep every token up to the one that reaches the mass, divide by the sum
     order = np.argsort(-probabilities, kind="stable")
     before = np.cumsum(probabilities[order]) - probabilities[order]
@@ -44,7 +42,7 @@ def nucleus(probabilities: Float[np.ndarray, "w"], mass: float) -> Float[np.ndar
 def beam_search(
     step: Callable[[list[int]], np.ndarray], start: int, beams: int, length: int
 ) -> tuple[list[int], float]:
-    """Return the best text found by keeping the likeliest `beams` texts at every step, and its log-probability."""
+    """Return the likeliest text found by keeping the best `beams` at every step, and its log-probability."""
     kept: list[tuple[list[int], float]] = [([start], 0.0)]
     # TODO: extend each text by each token, add the logarithm of its probability, sort, keep the best
     for _ in range(length):

@@ -1,6 +1,4 @@
-"""Reference solutions: attention with two heads, tokens in columns. A head is a tuple of three weights and three
-biases.
-"""
+"""Reference solutions: attention with two heads, tokens in columns. A head is its three weights and three biases."""
 
 import numpy as np
 from jaxtyping import Float
@@ -19,7 +17,7 @@ def attend_head(X: Float[np.ndarray, "d n"], head: tuple[np.ndarray, ...]) -> Fl
 
 
 def two_heads(X: Float[np.ndarray, "d n"], first: tuple[np.ndarray, ...], second: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Return the outputs of both heads, stacked along rows."""
+    """Return the outputs of both heads, those of the first above those of the second."""
     # TODO: call attend_head twice and stack the results
     return np.concatenate([attend_head(X, first), attend_head(X, second)], axis=0)
 
@@ -30,7 +28,7 @@ def multi_head(
     second: tuple[np.ndarray, ...],
     omega_c: Float[np.ndarray, "d c"],
 ) -> Float[np.ndarray, "d n"]:
-    """Return the outputs of both heads, concatenated and multiplied by the output projection."""
+    """Return the two heads, mixed by the output projection."""
     # TODO: two_heads, then omega_c
     return omega_c @ two_heads(X, first, second)
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class ImagePatches(nn.Module):
-    """Patch embedding: split an image into patches and project each patch to a token."""
+    """Cut images into patches and project each patch to a token."""
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
@@ -46,9 +46,7 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """A pre-norm Transformer block: attention and a feed-forward network, each after a norm and with a residual
-    connection.
-    """
+    """A pre-norm Transformer block: attention and a feed-forward part, each with a norm before and a residual."""
 
     def __init__(self, width: int, hidden: int, attention: nn.Module) -> None:
         super().__init__()
@@ -66,7 +64,7 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """A Vision Transformer: a class token is added before the patches, and the class is predicted from its output."""
+    """A class token before the patches, positions added, blocks, and the class read from the class token."""
 
     def __init__(self, patches: nn.Module, blocks: nn.Module, tokens: int, width: int, classes: int) -> None:
         super().__init__()
