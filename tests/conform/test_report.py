@@ -26,7 +26,7 @@ def test_a_report_has_two_wordings_causes_and_an_example(report: Report) -> None
     assert text.startswith("scales_twice (attention)\n")
     for words in (
         "✗ scale: q . k is multiplied by 1/c (applied twice), not by 1/sqrt(c)",
-        "for a student     Longer vectors have larger products",
+        "for a student     Wider vectors have larger dot products",
         "for an engineer   The factor of q . k is 1/sqrt(c)",
         "usual causes      scaled twice",
         "out = scales_twice(q, k, v)",
