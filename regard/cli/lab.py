@@ -158,8 +158,7 @@ def show_one(
 
     check_folder(html)
     if PLACE.fullmatch(name):
-        sheet, question = name.split(" ", 1)
-        show_sheet(sheet, question, results=results, html=html, json=json)
+        show_sheet(*name.split(" ", 1), results=results, figures=figures, html=html, json=json)
         return
     (claim,) = chosen_claims([name])
     ((_, result),) = latest_of([name], results)
@@ -184,6 +183,7 @@ def show_sheet(
         str | None, typer.Argument(metavar="QUESTION", help="A question, such as 1.2a [default: all]")
     ] = None,
     results: Results = None,
+    figures: Figures = None,
     html: Html = None,
     json: Json = False,
     markdown: Markdown = False,
@@ -195,7 +195,12 @@ def show_sheet(
     from regard.lab import answers, html_page
 
     check_folder(html)
+    if json and markdown:
+        raise ConfigError("--json and --markdown are two forms of the same text; leave one of them out")
     if sheet is None:
+        for name, value in (("figures", figures), ("html", html), ("markdown", markdown)):
+            if value:
+                raise ConfigError(f"--{name} needs a sheet: regard lab sheet 002 --{name}")
         titles = answers.sheet_titles()
         rows = [
             (number, f"{len(answers.sheet_questions(number))} questions. {title}") for number, title in titles.items()
@@ -216,6 +221,11 @@ def show_sheet(
         show_answer(*shown[0], result)
     else:
         show(facts_table([(place.split(" ", 1)[1], answer.questions[place]) for place, answer in shown]))
+    if figures is not None:
+        from regard.lab.claim import claims
+
+        for name in dict.fromkeys(name for _, answer in shown for name in answer.claims):
+            figure_path(claims()[name], result(name), figures)
     if html is not None:
         write(html, html_page.answers_page(f"Sheet {sheet}", shown, result))
     finish(failed)
@@ -537,7 +547,7 @@ def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Resu
     rows = [row for each in answer.errata(result) for row in erratum_rows(each)]
     rows += [("command", answer.command), ("see also", answer.view)] if answer.view else [("command", answer.command)]
     if answer.claims:
-        rows.append(("figure", f"regard lab show {answer.claims[0]} --figures FOLDER, or --html with this command"))
+        rows.append(("figure", f"regard lab sheet {place} --figures FOLDER, or --html PAGE"))
     show(facts_table(rows))
 
 

@@ -9,7 +9,8 @@ lines of +++:
     view       where else to look: another command, an exercise, a page
 
 Then follow the sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why`, `## Measured`. The text is a
-jinja2 template: `n("beta")` are the numbers of a claim, `finding("beta")` is the sentence of its verdict.
+jinja2 template: `n("beta")` are the numbers of a claim, `setup("beta")` its settings, and `finding("beta")` is the
+sentence of its verdict.
 """
 
 import re
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.base.formulas import parse_latex, text
@@ -60,7 +62,11 @@ class SheetAnswer:
 
         result  returns the result of the lab claim with a given id
         """
-        values = {"n": lambda name: result(name).numbers, "finding": lambda name: result(name).verdict.sentence}
+        values: dict[str, Callable[[str], Any]] = {
+            "n": lambda name: result(name).numbers,
+            "setup": lambda name: result(name).setup,
+            "finding": lambda name: result(name).verdict.sentence,
+        }
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)
 

@@ -74,7 +74,7 @@ class Estimate:
     def __str__(self) -> str:
         """Format the mean and its confidence interval in percent; the interval is clipped to 0 % and 100 %."""
         low, high = max(self.mean - self.half, 0.0), min(self.mean + self.half, 1.0)
-        return f"{self.mean:.0%} ({low:.0%} to {high:.0%})"
+        return f"{100 * self.mean:.0f} % ({100 * low:.0f} to {100 * high:.0f} %)"
 
 
 def mean_and_interval(name: str, values: Any) -> dict[str, Any]:

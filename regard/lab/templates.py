@@ -1,6 +1,7 @@
 """Text templates of the lab: jinja2 with filters that format numbers, for errata and answers."""
 
 import math
+import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import cache
@@ -62,7 +63,10 @@ def render(template: str, **values: Any) -> str:
 
     values  the variables of the template
     """
-    return environment().from_string(template).render(**values)
+    text = environment().from_string(template).render(**values)
+    # a bound of exactly 0 is not a bound: "by at most 0" becomes "by 0", "equal up to 0" becomes "equal exactly"
+    text = re.sub(r"\b(?:at most|by up to) 0(?!\.?\d)", lambda match: "0" if match[0][0] == "a" else "by 0", text)
+    return re.sub(r"\bup to 0(?!\.?\d| %)", "exactly", text)
 
 
 def evaluate(expression: str, **values: Any) -> Any:

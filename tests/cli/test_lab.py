@@ -455,6 +455,29 @@ def test_an_answer_is_assembled_from_claims_and_errata(with_shipped_results: Non
     assert "$$" in text
 
 
+def test_figures_of_an_answer_are_those_of_its_claims(with_shipped_results: None, tmp_path: Path) -> None:
+    done = ran("show", "000 1.1c", "--figures", "drawn")
+    assert done.exit_code == 0, done.stderr
+    names = {f"{name}.svg" for name in ("copy-value", "four-kinds", "dense-equivalent")}
+    assert {path.name for path in (tmp_path / "drawn").iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--html", "page.html"], "--html needs a sheet: regard lab sheet 002 --html"),
+        (["--markdown"], "--markdown needs a sheet"),
+        (["--figures", "drawn"], "--figures needs a sheet"),
+        (["002", "--json", "--markdown"], "--json and --markdown are two forms of the same text"),
+    ],
+)
+def test_options_of_answers_are_not_ignored(words: list[str], error: str, tmp_path: Path) -> None:
+    done = ran("sheet", *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert error in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_answer_as_json(with_shipped_results: None) -> None:
     found = as_json("sheet", "002", "1.2a")
     assert set(found) == {"sheet", "question", "answer", "formula", "claims", "command", "errata"}

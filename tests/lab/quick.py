@@ -19,6 +19,7 @@ TRAINING = {
     "stability",
     "encoder-decoder",
     "vit-positions",
+    "vit-on-digits",
     "vit-or-cnn",
     "bert-tasks",
     "pretraining-knowledge",

@@ -1,13 +1,21 @@
 """The answers to the course sheets: every question, with definition, formula, reasons, numbers and errata."""
 
 import re
+import shlex
 from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import typer
 
+import regard
 from regard.base.errors import UnknownNameError
 from regard.base.formulas import mathml, parse_latex
+from regard.cli import app
+from regard.cli.train import build_settings
 from regard.lab.answers import (
     SECTIONS,
     SheetAnswer,
@@ -21,6 +29,10 @@ from regard.lab.claim import claims
 from regard.lab.errata import wrong_answers
 from regard.lab.html_page import answer_markdown, answers_page, markdown_html
 from regard.lab.results import Result, shipped_results
+from regard.models.presets import list_models
+from regard.recipes.recipe import get_recipe
+from regard.work.builtin_problems import BUILTIN_PROBLEMS
+from regard.work.exercises import EXERCISE_SETS
 
 # every question of the sheets; none may be missing
 QUESTIONS = {
@@ -71,6 +83,67 @@ def test_an_answer_has_definition_formula_reasons_and_numbers(answer: SheetAnswe
 def test_the_first_claim_of_an_answer_names_every_question(answer: SheetAnswer) -> None:
     source = " ".join(claims()[answer.claims[0]].source.split())
     assert [place for place in answer.questions if place not in source.split(", ")] == []
+
+
+def arguments_of(command: Any, words: list[str], parent: Any = None) -> tuple[str, dict[str, Any]]:
+    """The name of a command and its arguments, as the command line reads them; an unknown option raises an error."""
+    context = command.make_context(command.name, list(words), parent=parent)
+    if not hasattr(command, "resolve_command"):
+        return context.command_path.strip(), context.params
+    _, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    return arguments_of(inner, rest, context)
+
+
+def check_command(line: str) -> None:
+    """Check that a command line of an answer would run: its options, and the names of claims, recipes and models."""
+    words = shlex.split(line)
+    assert words[0] == "regard"
+    name, given = arguments_of(typer.main.get_command(app), words[1:])
+    match name.split()[-1]:
+        case "run":
+            known = [claims()[each] for each in given["ids"]]
+            for text in given["settings"] or []:
+                known[0].setup({text.partition("=")[0]: tuple(map(float, text.partition("=")[2].split(",")))})
+        case "show" if given["name"] not in claims():
+            find_answer(given["name"])
+        case "sheet":
+            find_answer(f"{given['sheet']} {given['question']}")
+        case "train" if given["name"] != "list":
+            build_settings(get_recipe(given["name"]), None, given["variant"], [])
+        case "count" | "look":
+            assert given.get("model", given.get("name")) in [*list_models(), *list_models(pretrained=True)]
+        case "work":
+            assert given["name"] in BUILTIN_PROBLEMS
+        case "exercises":
+            assert given["name"] in EXERCISE_SETS
+
+
+def split_commands(words: str) -> list[str]:
+    """The parts of a list whose parts are commands, names or pages; a command may have commas inside."""
+    return re.split(r", (?=regard\b)", words)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
+def test_the_commands_of_an_answer_exist(answer: SheetAnswer) -> None:
+    named = re.findall(r"`(regard [^`]+)`", answer.body(result))
+    for part in [answer.command, *split_commands(answer.view), *named]:
+        if part.startswith("regard."):
+            module, _, attribute = part.rpartition(".")
+            assert hasattr(import_module(module), attribute) or import_module(part)
+        elif part.startswith("docs/"):
+            assert (Path(regard.__file__).parent.parent / part).is_file()
+        elif part.startswith("regard "):
+            check_command(part)
+        else:
+            assert part.startswith("python -c"), part
+
+
+@pytest.mark.parametrize(
+    "line", ["regard train birthplaces --form course", "regard lab run bata", "regard train birthplaces --variant x"]
+)
+def test_a_command_that_does_not_exist_is_noticed(line: str) -> None:
+    with pytest.raises(Exception, match=r"--form|bata|variant"):
+        check_command(line)
 
 
 def named_places(source: str) -> set[str]:

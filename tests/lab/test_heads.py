@@ -229,6 +229,8 @@ def test_linear_attention_takes_1_08_million_where_softmax_takes_16_8() -> None:
 def test_scores_between_channels_cost_twice_those_between_patches() -> None:
     numbers = outcome("channel-attention").numbers
     assert (numbers["scores between patches"], numbers["scores between channels"]) == (33_554_432, 67_108_864)
+    # four projections, the scores and the weighted sums
+    assert numbers["patches with projections"] == 4 * 256 * 512**2 + 2 * 256 * 256 * 512
     assert numbers["channels with projections"] / numbers["patches with projections"] == pytest.approx(1.2)
     assert numbers["windows with projections"] < numbers["patches with projections"]
     assert numbers["groups with projections"] < numbers["channels with projections"]

@@ -139,6 +139,16 @@ def test_facts_about_tested_people_are_only_in_texts() -> None:
     assert outcome("pretraining-knowledge").numbers["facts in texts alone"] == 1.0
 
 
+def test_the_first_answers_about_both_kinds_of_people_are_kept() -> None:
+    examples = outcome("made-up-answers").numbers["examples"]
+    assert [each["person"] for each in examples] == ["known"] * 4 + ["unknown"] * 4
+    for each in examples:
+        assert each["question"].startswith("Where was ")
+        assert each["correct"] == (each["answer"] == each["truth"])
+        assert 0.0 < each["confidence"] <= 1.0
+    assert len({each["question"] for each in examples}) == len(examples)
+
+
 def test_accuracy_of_all_answers_is_the_end_of_the_curve() -> None:
     numbers = outcome("made-up-answers").numbers
     assert numbers["coverages"][-1] == 1.0

@@ -35,8 +35,8 @@ def test_repeated_setups_have_different_seeds_and_at_least_two() -> None:
 
 
 def test_percentages_are_cut_at_0_and_100() -> None:
-    assert str(Estimate(0.33, 1.69)) == "33% (0% to 100%)"
-    assert str(Estimate(0.33, 0.21)) == "33% (12% to 54%)"
+    assert str(Estimate(0.33, 1.69)) == "33 % (0 to 100 %)"
+    assert str(Estimate(0.33, 0.21)) == "33 % (12 to 54 %)"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The claims about whole Transformers: what they find, what the sheets said, and that a fault turns them over."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.core.masks import causal
+from regard.data.digits import digits
+from regard.lab.transformers import vit_on_digits
 from regard.lab.transformers.stability import LACKING
 from regard.models.cnn import CNN
 from regard.models.mlp import MLP
@@ -24,6 +27,8 @@ from regard.nn.embeddings import PatchEmbedding
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import constant
 from regard.nn.norms import norm
+from regard.work.exercises.solutions import vit as solution
+from regard.work.exercises.vit import VIT
 from tests.lab.quick import Fault, claim, outcome
 
 # faults that attention could have
@@ -264,6 +269,14 @@ class NoFeedForward(FeedForward):
         return 0 * super().forward(x)
 
 
+class WithoutBlocks(ViT):
+    """The class token before attention: it is the same for every image."""
+
+    def hidden(self, image: Tensor) -> Tensor:
+        hidden: Tensor = self.norm(self.embed(image))
+        return hidden
+
+
 FAULTS: list[Fault] = [
     ("feed-forward-purpose", {"feedforward": NoFeedForward}),
     ("feed-forward", {"layer": WithNeighbours}),
@@ -296,6 +309,7 @@ FAULTS: list[Fault] = [
     ("stability", {"layer": always_scaled}),
     ("vit-positions", {"vit": Placeless}),
     ("vit-positions", {"vit": with_positions}),
+    ("vit-on-digits", {"vit": WithoutBlocks}),
     ("vit-or-cnn", {"cnn": PooledFirst}),
     ("vit-or-cnn", {"vit": OfTheFirstPatch}),
 ]
@@ -391,6 +405,58 @@ def test_a_stack_without_one_of_the_four_is_worse_for_every_seed() -> None:
 
 def test_without_positions_logits_of_shuffled_patches_agree_to_rounding() -> None:
     assert 0 < outcome("vit-positions").numbers["change of the logits by shuffling"]["none"] < 1e-12
+
+
+def test_the_model_of_the_exercise_has_the_outputs_of_its_reference_solution() -> None:
+    """With the same weights, which are those of the initialisation and random positions."""
+    setup = vit_on_digits.Setup()
+    ours = vit_on_digits.build_model(setup, 3).double()
+    assert float(ours.class_token.abs().max() + ours.positions.weight.abs().max()) == 0.0
+    nn.init.normal_(ours.positions.weight)
+    nn.init.normal_(ours.class_token)
+    blocks = [
+        solution.TransformerBlock(setup.width, setup.ff_width, solution.SelfAttention(setup.width, setup.heads))
+        for _ in range(setup.depth)
+    ]
+    patches = solution.ImagePatches(1, setup.patch, setup.width)
+    tokens = (8 // setup.patch) ** 2
+    theirs = solution.VisionTransformer(patches, nn.Sequential(*blocks), tokens, setup.width, 10).double()
+    with torch.no_grad():
+        theirs.class_token.copy_(ours.class_token)
+        theirs.positions.copy_(ours.positions.weight)
+        theirs.norm.load_state_dict(ours.norm.state_dict())
+        theirs.head.load_state_dict(ours.head.state_dict())
+        patches.project.weight.copy_(ours.patches.projection.weight.flatten(1))
+        patches.project.bias.copy_(ours.patches.projection.bias)
+        for mine, block in zip(ours.blocks, blocks, strict=True):
+            weights, biases = (
+                part.chunk(3) for part in (mine.attention.query_key_value.weight, mine.attention.query_key_value.bias)
+            )
+            for layer, weight, bias in zip(
+                (block.attention.query, block.attention.key, block.attention.value), weights, biases, strict=True
+            ):
+                layer.weight.copy_(weight)
+                layer.bias.copy_(bias)
+            pairs = ((block.attention.out, mine.attention.out), (block.up, mine.feedforward.up))
+            pairs += ((block.down, mine.feedforward.down), (block.attention_norm, mine.attention_norm))
+            for layer, known in (*pairs, (block.feedforward_norm, mine.feedforward_norm)):
+                layer.load_state_dict(known.state_dict())
+        images = torch.rand(5, 1, 8, 8, dtype=torch.float64)
+        assert torch.allclose(ours(images), theirs(images), atol=1e-12)
+    assert len(digits().labels) - vit_on_digits.TRAIN_IMAGES == 360
+
+
+def test_the_exercise_is_trained_as_in_its_last_cell() -> None:
+    cell = VIT.closing_code
+    setup = vit_on_digits.Setup()
+    assert f"TransformerBlock({setup.width}, {setup.ff_width}, SelfAttention({setup.width}, {setup.heads}))" in cell
+    assert f"for _ in range({setup.depth})" in cell
+    assert f"ImagePatches(1, {setup.patch}, {setup.width})" in cell
+    assert f"torch.randperm({vit_on_digits.TRAIN_IMAGES}).split({setup.batch})" in cell
+    epochs = int(re.findall(r"range\(1, (\d+)\)", cell)[0]) - 1
+    assert setup.steps == epochs * math.ceil(vit_on_digits.TRAIN_IMAGES / setup.batch)
+    assert "AdamW(model.parameters(), lr=3e-3)" in cell
+    assert setup.rate == 3e-3
 
 
 def test_both_kinds_of_network_have_about_as_many_parameters() -> None:

@@ -7,7 +7,7 @@ Claim: When one score is much larger than all others. Only differences of scores
 Measures: The weight lost to the other keys: for the three scores; for leads at the bound and slightly below it, over
     many n and eps, with equal and with different other scores; and after adding a constant to all scores. The weights
     of three equal queries and of three different queries at a large beta.
-Finding: With the scores {{ n.scores|each(0) }} the other keys have a weight of at most {{ n["weight of the other
+Finding: With the scores {{ n.scores|map("short", 3)|join(", ") }} the other keys have a weight of at most {{ n["weight of the other
     keys"]|at_most(2) }} together, also with a constant added to all scores. For n keys, beta = 1 and a lead of ln((n -
     1) / eps), all other keys together have {{ ratios|min|fixed(2) }} to {{ ratios|max|fixed(2) }} times the weight eps;
     with a lead {{ n.shortfall|short }} smaller, at least {{ missed|min|fixed(2) }} times eps. At beta={{

@@ -7,7 +7,7 @@ Claim: Both alternate linear maps and fixed non-linear functions in layers whose
     n, and its attention weights are computed from the tokens, while the first layer of a perceptron has fixed weights
     per position.
 Measures: Parameters of real models of both kinds for growing images; which of them accept images of another size; a
-    feed-forward part on a sequence against each token alone; the gradient from the hidden states of one layer to those
+    feed-forward part on a sequence against each token alone, and against a perceptron with the same weights; the gradient from the hidden states of one layer to those
     of the layer before, in both; how much the attention weights, and the derivatives of a perceptron's first layer,
     differ between two inputs.
 Finding: For images of {{ n.pixels[0] }} to {{ n.pixels[-1]|comma }} pixels the perceptron has {{ n["parameters of
@@ -15,7 +15,8 @@ Finding: For images of {{ n.pixels[0] }} to {{ n.pixels[-1]|comma }} pixels the 
     tokens, no position table) {{ n["parameters of transformer"][0]|comma }} to {{ n["parameters of
     transformer"][-1]|comma }}. Of {{ n.pixels|length }} image sizes each perceptron accepts {{ n["sizes accepted by
     perceptron"]|max }} and each Transformer {{ n["sizes accepted by transformer"]|min }}. The feed-forward part gives
-    the same outputs for tokens alone and together, up to {{ n["difference of tokens processed alone"]|at_most }}. Every
+    the same outputs for tokens alone and together, up to {{ n["difference of tokens processed alone"]|at_most }}, and a
+    perceptron with its weights gives them up to {{ n["difference to a perceptron of one token"]|at_most }}. Every
     hidden state after the second block depends on {{ n["hidden states read"] }} of {{ n.tokens[-1] }} hidden states
     after the first. Between two inputs the attention weights differ by up to {{ n["change of attention weights between
     inputs"]|fixed }}, and the weights of the perceptron's first layer (its derivatives) by {{ n["change of first-layer
@@ -110,6 +111,7 @@ def run(
     with torch.no_grad():
         alone = torch.cat([part(token) for token in tokens.split(1, 1)], 1)
         shared = largest_difference(alone, part(tokens))
+        same = largest_difference(_as_perceptron(part, mlp)(tokens[0, :, :, None, None]), part(tokens)[0])
     weights = attention_weights(attention, tokens[:, None], tokens[:, None])
     slopes = _first_layer_derivatives(perceptrons[-1].layers[0], images[-1].flatten(1))
     return {
@@ -121,10 +123,23 @@ def run(
         "sizes accepted by transformer": [sum(_accepts(model, image) for image in images) for model in transformers],
         "sizes accepted by perceptron": [sum(_accepts(model, image) for image in images) for model in perceptrons],
         "difference of tokens processed alone": shared,
+        "difference to a perceptron of one token": same,
         "hidden states read": _hidden_states_read(transformers[-1], tokens[:1]),
         "change of attention weights between inputs": largest_difference(weights[0], weights[1]),
         "change of first-layer derivatives between inputs": largest_difference(*slopes),
     }
+
+
+def _as_perceptron(part: Any, mlp: Callable[[MLPConfig], Any]) -> Any:
+    """Return a multi-layer perceptron with one hidden layer that has the weights of a feed-forward part.
+
+    Its input is one token as an image of one pixel, whose channels are the entries of the token.
+    """
+    hidden, width = part.up.weight.shape
+    made = mlp(MLPConfig(image=1, channels=width, classes=width, widths=(hidden,), activation="gelu")).double().eval()
+    made.layers[0].load_state_dict(part.up.state_dict())
+    made.head.load_state_dict(part.down.state_dict())
+    return made
 
 
 def _accepts(model: Any, image: Tensor) -> bool:
@@ -168,6 +183,7 @@ def verdict(numbers: Numbers) -> Decision:
         and fixed
         and numbers["hidden states read"] == numbers["tokens"][-1]
         and numbers["difference of tokens processed alone"] < 1e-12
+        and numbers["difference to a perceptron of one token"] < 1e-12
         and numbers["change of attention weights between inputs"] > 1e-3
     )
 

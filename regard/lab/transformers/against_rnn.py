@@ -13,9 +13,12 @@ Measures: The shortest and the longest path from the last output to the first to
     input matrices of recurrent layers. Multiply-adds and seconds by length; the seconds are reported but do not decide.
     Three encoder-decoders with about the same number of parameters, trained over seeds to predict the first token of a
     source that is followed by more and more noise.
-Finding: For {{ n.lengths[0] }} and {{ n.lengths[-1] }} tokens the path from the last output to the first token has {{
-    n["shortest path"]["attention"][0] }} and {{ n["shortest path"]["attention"][-1] }} operations with attention and {{
-    n["shortest path"]["recurrent"][0] }} and {{ n["shortest path"]["recurrent"][-1] }} in a recurrent layer. If earlier
+Finding: For {{ n.lengths[0] }} and {{ n.lengths[-1] }} tokens the shortest path from the last output to the first token
+    has {{ n["shortest path"]["attention"][0] }} and {{ n["shortest path"]["attention"][-1] }} operations with attention
+    and {{ n["shortest path"]["recurrent"][0] }} and {{ n["shortest path"]["recurrent"][-1] }} in a recurrent layer (an
+    LSTM); the longest path has {{ n["longest path"]["attention"][0] }} and {{ n["longest path"]["attention"][-1] }}
+    with attention and {{ n["longest path"]["recurrent"][0] }} and {{ n["longest path"]["recurrent"][-1] }} in the
+    recurrent layer. If earlier
     tokens are permuted, the last output changes by at most {{ n["change by permuting earlier
     tokens"]["attention"]|at_most }} with attention without positions and by {{ n["change by permuting earlier
     tokens"]["recurrent"]|fixed }} in a recurrent layer. For the next token attention keeps {{ n["numbers

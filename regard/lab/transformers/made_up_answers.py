@@ -52,6 +52,7 @@ MATHS = (
 )
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 FEW = 2  # the coverage compared with answering everything
+EXAMPLES = 4  # answers about known and about unknown people that are kept to be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +118,18 @@ def run(
     """
     rows: list[dict[str, float]] = []
     curves: list[list[float]] = []
+    examples: list[dict[str, Any]] = []
     for seed in setup.seeds:
         world = sample_world(setup, seed, informative_surnames=setup.informative_surnames)
         reader = Reader.trained(world, setup.training, seed, gpt)
         known = _answers(reader, world.evaluation, writer)
         unknown = _answers(reader, world.unknown_people, writer)
+        # of the first seed, and not chosen by what was answered
+        examples = examples or [
+            _as_example(answer, group)
+            for group, answers in (("known", known), ("unknown", unknown))
+            for answer in answers[:EXAMPLES]
+        ]
         curves.append(_accuracy_by_coverage(known, unknown))
         rows.append(_measure_seed(known, unknown, world) | {"gain by abstaining": curves[-1][FEW] - curves[-1][-1]})
     numbers: Numbers = {
@@ -130,10 +138,26 @@ def run(
         "chance of fitting the surname": 1 / len(ENDINGS),
         "coverages": list(COVERAGES),
         "accuracy by coverage": [fmean(column) for column in zip(*curves, strict=True)],
+        "examples": examples,
     }
     for name in rows[0]:
         numbers |= mean_and_interval(name, [row[name] for row in rows])
     return numbers
+
+
+def _as_example(answer: Answer, group: str) -> dict[str, Any]:
+    """Return an answer as values that JSON can hold.
+
+    group  whether the person is "known" or "unknown"
+    """
+    return {
+        "person": group,
+        "question": answer.question.text,
+        "answer": answer.said,
+        "truth": answer.question.answer,
+        "confidence": answer.confidence,
+        "correct": answer.right,
+    }
 
 
 def _answers(
