@@ -1,21 +1,22 @@
 """Do two heads return the mean of two values if the keys are random?
 
 Claim: With a tiny isotropic noise they do: with q1 = s mu_a and q2 = s mu_b the mean of the heads is (v_a + v_b) / 2 in
-    every draw. If the length gamma of k_a is random, gamma ~ N(1, 1/2), it is near that mean in most draws. Among the draws with gamma > 0, c1 is within 1 % of v_a in 89.5 % (s = 20, n = 10), and c2 is v_b in all. The
-    reason is that each head selects one key, which has a lead of s gamma. Averaging two outputs is not the reason: two
-    heads that both select both keys vary as much as one.
+    every draw. If the length gamma of k_a is random, gamma ~ N(1, 1/2), it is near that mean in most draws. Among the
+    draws with gamma > 0, c1 is within 1 % of v_a in 89.5 % (s = 20, n = 10), and c2 is v_b in all. The reason is that
+    each head selects one key, which has a lead of s gamma. Averaging two outputs is not the reason: two heads that both
+    select both keys vary as much as one.
 Measures: The weights of the two heads over many random draws of keys, with tiny noise and with a random length of k_a
-    (stratified over its distribution). The standard deviation of the averaged output for this pair of queries, for one head that selects both keys, and for
-    the average of two such heads.
-Finding: With s={{ n.size|short }}, {{ n["keys"] }} keys and tiny noise, the mean of the two heads has weights on a and b
-    that differ from one half by at most {{ n["distance from one half, tiny noise"]|at_most }} in {{ n.draws|comma }}
-    draws. With a random length gamma of k_a, head 1 returns v_a within 1 % in {{ n["share of c1 near
-    v_a"]|percent(1) }} of the draws with gamma > 0 ({{ n["expected share"]|percent(1) }} expected from the normal
-    distribution; {{ n["share of c1 near v_a, all draws"]|percent(1) }} of all draws), and head 2 returns v_b: its
-    weight on b differs from 1 by at most {{ n["distance of c2 from v_b"]|at_most }}. In the mean of both heads, the
-    weight on a has a standard deviation of {{ n["standard deviation of c, two heads"]|fixed(3) }} over the draws with
-    gamma > 0. In one head that selects both keys it is {{ n["standard deviation of c, one head"]|fixed(3) }}, and in
-    the mean of two such heads {{ n["standard deviation of c, two equal heads"]|fixed(3) }}.
+    (stratified over its distribution). The standard deviation of the averaged output for this pair of queries, for one
+    head that selects both keys, and for the average of two such heads.
+Finding: With s={{ n.size|short }}, {{ n["keys"] }} keys and tiny noise, the mean of the two heads has weights on a and
+    b that differ from one half by at most {{ n["distance from one half, tiny noise"]|at_most }} in {{ n.draws|comma }}
+    draws. With a random length gamma of k_a, head 1 returns v_a within 1 % in {{ n["share of c1 near v_a"]|percent(1)
+    }} of the draws with gamma > 0 ({{ n["expected share"]|percent(1) }} expected from the normal distribution; {{
+    n["share of c1 near v_a, all draws"]|percent(1) }} of all draws), and head 2 returns v_b: its weight on b differs
+    from 1 by at most {{ n["distance of c2 from v_b"]|at_most }}. In the mean of both heads, the weight on a has a
+    standard deviation of {{ n["standard deviation of c, two heads"]|fixed(3) }} over the draws with gamma > 0. In one
+    head that selects both keys it is {{ n["standard deviation of c, one head"]|fixed(3) }}, and in the mean of two such
+    heads {{ n["standard deviation of c, two equal heads"]|fixed(3) }}.
 Budget: 5 seconds
 Source: 000 1.4c, 001 1d-i, 001 1d-ii, 002 1.4c
 """

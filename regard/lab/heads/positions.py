@@ -6,19 +6,19 @@ Claim: They distinguish positions, which attention alone cannot do. If a task de
     sinusoidal) solve it and relative ones cannot. Alibi only decays with the distance and cannot select one. Positions
     are not needed for long range: without them all distances are treated alike.
 Measures: One layer trained on sequences of one length and tested on longer ones, over seeds. Each row has to predict
-    the token a fixed number of positions before it (relative) or the token at a fixed position (absolute). On longer inputs only rows
-    at positions beyond the training length count. The weight of a matching key nearby and far away, without positions
-    and with alibi.
+    the token a fixed number of positions before it (relative) or the token at a fixed position (absolute). On longer
+    inputs only rows at positions beyond the training length count. The weight of a matching key nearby and far away,
+    without positions and with alibi.
 Finding: Accuracy at the training length {{ n["trained on"] }} and at new positions up to {{ n.lengths[-1] }} (chance {{
-    n.chance|fixed }}, {{ n.repeats }} seeds, at most ± {{ widest|fixed }}). {% for task in n.accuracy %}{{ {"relative":
-    "Relative (predict the token " ~ n.distance ~ " positions before)", "absolute": "Absolute (predict the token at
-    position " ~ n.place ~ ")"}[task] }}: {% for name, rows in n.accuracy[task].items() %}{{ "no positions" if name == "none" else
-    name }} {{ rows[0]|fixed }} and {{
-    rows[-1]|fixed }}{{ ", " if not loop.last }}{% endfor %}. {% endfor %}Alibi is relative, but its scores only decay
-    with the distance and cannot select one distance. Without positions the weight of a matching key is {{ n["weight at
-    distance 1"]|fixed(3) }} next to the query and {{ n["weight at distance 999"]|fixed(3) }} at distance 999, so long
-    range needs no positions. An input longer than {{ n.lengths[-1] }} tokens is accepted with {{ n["schemes that accept
-    longer input"]|join(", ")|replace("none", "no positions") }}.
+    n.chance|fixed }}; {{ n.repeats }} seeds, confidence intervals of at most ± {{ widest|fixed }}). {% for task in
+    n.accuracy %}{{ {"relative": "Relative (predict the token " ~ n.distance ~ " positions before)", "absolute":
+    "Absolute (predict the token at position " ~ n.place ~ ")"}[task] }}: {% for name, rows in n.accuracy[task].items()
+    %}{{ "no positions" if name == "none" else name }} {{ rows[0]|fixed }} and {{ rows[-1]|fixed }}{{ ", " if not
+    loop.last }}{% endfor %}. {% endfor %}Alibi is relative, but its scores only decay with the distance and cannot
+    select one distance. Without positions the weight of a matching key is {{ n["weight at distance 1"]|fixed(3) }} next
+    to the query and {{ n["weight at distance 999"]|fixed(3) }} at distance 999, so long range needs no positions. An
+    input longer than {{ n.lengths[-1] }} tokens is accepted with {{ n["schemes that accept longer input"]|join(",
+    ")|replace("none", "no positions") }}.
 Budget: 60 seconds
 Source: 000 1.3b, 002 1.3b
 """

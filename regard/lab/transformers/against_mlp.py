@@ -7,9 +7,9 @@ Claim: Both alternate linear maps and fixed non-linear functions in layers whose
     n, and its attention weights are computed from the tokens, while the first layer of a perceptron has fixed weights
     per position.
 Measures: Parameters of real models of both kinds for growing images; which of them accept images of another size; a
-    feed-forward part on a sequence against each token alone, and against a perceptron with the same weights; the gradient from the hidden states of one layer to those
-    of the layer before, in both; how much the attention weights, and the derivatives of a perceptron's first layer,
-    differ between two inputs.
+    feed-forward part on a sequence against each token alone, and against a perceptron with the same weights; the
+    gradient from the hidden states of one layer to those of the layer before, in both; how much the attention weights,
+    and the derivatives of a perceptron's first layer, differ between two inputs.
 Finding: For images of {{ n.pixels[0] }} to {{ n.pixels[-1]|comma }} pixels the perceptron has {{ n["parameters of
     perceptron"][0]|comma }} to {{ n["parameters of perceptron"][-1]|comma }} parameters and the Transformer (patches as
     tokens, no position table) {{ n["parameters of transformer"][0]|comma }} to {{ n["parameters of

@@ -18,9 +18,8 @@ Finding: For {{ n.lengths[0] }} and {{ n.lengths[-1] }} tokens the shortest path
     and {{ n["shortest path"]["recurrent"][0] }} and {{ n["shortest path"]["recurrent"][-1] }} in a recurrent layer (an
     LSTM); the longest path has {{ n["longest path"]["attention"][0] }} and {{ n["longest path"]["attention"][-1] }}
     with attention and {{ n["longest path"]["recurrent"][0] }} and {{ n["longest path"]["recurrent"][-1] }} in the
-    recurrent layer. If earlier
-    tokens are permuted, the last output changes by at most {{ n["change by permuting earlier
-    tokens"]["attention"]|at_most }} with attention without positions and by {{ n["change by permuting earlier
+    recurrent layer. If earlier tokens are permuted, the last output changes by at most {{ n["change by permuting
+    earlier tokens"]["attention"]|at_most }} with attention without positions and by {{ n["change by permuting earlier
     tokens"]["recurrent"]|fixed }} in a recurrent layer. For the next token attention keeps {{ n["numbers
     kept"]["attention"][0]|comma }} and {{ n["numbers kept"]["attention"][-1]|comma }} numbers, the recurrent layer {{
     n["numbers kept"]["recurrent"]|join_numbers }}. At width {{ n["layer width"] }} one pass over each of the lengths {{

@@ -9,10 +9,10 @@ Measures: Mean and variance of each token after a real norm in float64, and its 
 Finding: Every token has mean 0 up to {{ n["largest mean"]|at_most }} and variance 1 up to {{ n["largest error of
     variance"]|at_most }}. If one token is replaced, the others change by {{ n["change of other tokens"]|short }}. There
     are {{ n.parameters }} parameters for width {{ n.width }}. Multiplying the input by {{ n.factor|short }} divides the
-    gradient by {{ n["gradient divided by"]|fixed(3) }}. Before {{ n.depths[-1] }} linear layers of gains {{
-    n.gains|join_numbers }} the gradient is {% for row in n["gradients without norms"] %}{{ row[-1]|short }}{{ " and "
-    if not loop.last }}{% endfor %} without norms between them and {% for row in n["gradients with norms"] %}{{
-    row[-1]|fixed }}{{ " and " if not loop.last }}{% endfor %} with norms.
+    gradient by {{ n["gradient divided by"]|fixed(3) }}. The gradient at the input of {{ n.depths[-1] }} linear layers
+    of gains {{ n.gains|join_numbers }} is {% for row in n["gradients without norms"] %}{{ row[-1]|short }}{{ " and " if
+    not loop.last }}{% endfor %} without norms and {% for row in n["gradients with norms"] %}{{ row[-1]|fixed }}{{ " and
+    " if not loop.last }}{% endfor %} with a norm before each.
 Budget: 2 seconds
 Source: 000 1.4e
 """

@@ -13,10 +13,10 @@ Finding: Loss after {{ n.steps }} steps of {{ n.depth }} blocks ({{ n.repeats }}
     }} {{ n.loss[name]|fixed(3) if n.loss[name] < 0.1 else n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ " times)" if
     name in ranges }}{{ ", " if not loop.last else ". " }}{% endfor %}At the start of {{ n.deep }} blocks the largest
     gradient of a block is {{ n.gradients["all four"]|max|fixed(1) }} with all four and {{ n.gradients["no
-    norms"]|max|fixed(0) }} without norms; without norms and sums the gradient of the first block is {{ faded|short(1)
-    }} of that of the last. Two tokens after the last block have a cosine of {{ n["cosine between tokens"]["all
-    four"]|fixed }} with all four and of {{ n["cosine between tokens"]["no residual sums"]|fixed(3) }} without sums,
-    where they can no longer be distinguished; the largest attention weight of a query is {{ n["largest weight"]["all
+    norms"]|max|round|int|comma }} without norms; without norms and sums the gradient of the first block is {{
+    faded|short(1) }} of that of the last. Two tokens after the last block have a cosine of {{ n["cosine between
+    tokens"]["all four"]|fixed }} with all four and of {{ n["cosine between tokens"]["no residual sums"]|fixed(3) }}
+    without sums, so that they are almost equal; the largest attention weight of a query is {{ n["largest weight"]["all
     four"]|fixed }}, without scaling {{ n["largest weight"]["no scale"]|fixed }}. With pre-norm the mean gradient of a
     block is {{ means["pre-norm"]|fixed(1) }}, with post-norm {{ means["all four"]|fixed(1) }}.
 Budget: 90 seconds
