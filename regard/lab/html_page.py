@@ -196,14 +196,16 @@ def markdown_html(markdown: str) -> Markup:
     Supported are headings, paragraphs, lists, tables, code blocks and LaTeX formulas between $$.
     """
     parts: list[Markup] = []
-    for block in re.split(r"\n\s*\n", markdown.strip()):
+    # an empty line inside a code block does not end it
+    whole = re.sub(r"```.*?```", lambda code: code[0].replace("\n\n", "\n\0\n"), markdown.strip(), flags=re.S)
+    for block in re.split(r"\n\s*\n", whole):
         lines = block.strip().splitlines()
         if block.startswith("$$"):
             parts.append(Markup(mathml(parse_latex(block.strip().strip("$")))))
         elif block.startswith("#"):
             parts.append(tag("h3", lines[0].lstrip("# ")))
         elif block.startswith("```"):
-            parts.append(tag("pre", tag("code", "\n".join(lines[1:-1]))))
+            parts.append(tag("pre", tag("code", "\n".join(lines[1:-1]).replace("\0", ""))))
         elif block.startswith("|"):
             lines = [line.strip("|") for line in lines if "|--" not in line]
             rows = [[_inline(cell.strip()) for cell in line.split("|")] for line in lines]

@@ -218,4 +218,5 @@ def test_markdown_becomes_html() -> None:
     assert "<ol><li>one more</li><li>two</li></ol>" in html
     assert "<tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr>" in html
     assert html.endswith("</math>")
+    assert markdown_html("```\na\n\n b\n```\n\nend") == "<pre><code>a\n\n b</code></pre><p>end</p>"
     assert "xᵢ" in formulas_as_text("$$x_i$$")

@@ -91,7 +91,7 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "pretraining-knowledge-0": lambda n: {"accuracy": n["accuracy"] | {"read about others": 0.9}},
     "against-mlp-0": lambda n: {"hidden states read": 1},
     "rows-are-distributions-0": lambda n: {"weights of three tokens": np.eye(3).tolist()},
-    "rows-are-distributions-1": lambda n: {"row sums of the scores": [1.0, 1.0]},
+    "rows-are-distributions-1": lambda n: {"scores of three tokens": [[0.2, 0.3, 0.5]] * 3},
     "rows-are-distributions-2": lambda n: {"scores of three tokens": [[1.5, 2.5, 8.0]] * 3},
     "rows-are-distributions-3": lambda n: {"third output of three tokens": [1.17, 0.21]},
     "rows-are-distributions-4": lambda n: {"permuted example differs by": 0.4},

@@ -1,9 +1,9 @@
 """When does attention copy one value?
 
-Claim: When one score is much larger than all others. Only differences of scores matter, so the other scores need not be
-    negative: 60, 30, 30 copies up to 2e-13. For an error of eps among n keys a lead of ln((n - 1) / eps) is enough, and
-    hardly less is enough if the other scores are equal. With a large beta, equal queries copy the same value, so the
-    weights are not the identity matrix.
+Claim: When one score is much larger than all others: hard attention. Only differences of scores matter, so the other
+    scores need not be negative: 60, 30, 30 copies up to 2e-13. For an error of eps among n keys a lead of ln((n - 1) /
+    eps) is enough, and hardly less is enough if the other scores are equal. With a large beta, equal queries copy the
+    same value, so the weights are not the identity matrix.
 Measures: The weight lost to the other keys: for the three scores; for leads at the bound and slightly below it, over
     many n and eps, with equal and with different other scores; and after adding a constant to all scores. The weights
     of three equal queries and of three different queries at a large beta.
@@ -64,9 +64,16 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, scores=2, opposed=2, short=0.2)
-        if min(self.keys) < 2 or not all(0 < error < 1 for error in self.errors):
+        if min(self.keys) < 2 or not all(0 < error <= 0.1 for error in self.errors):
+            # for a larger error a smaller lead is enough
             raise ConfigError(
-                f"keys must be at least 2, errors between 0 and 1: keys={self.keys}, errors={self.errors}"
+                f"keys must be at least 2, errors between 0 and 0.1: keys={self.keys}, errors={self.errors}"
+            )
+        first, *others = self.opposed
+        if not max(others) < 0 < first or first - max(others) > 2:
+            raise ConfigError(
+                "opposed must be a positive score and negative ones, with a lead of at most 2, which does not copy: "
+                f"opposed={self.opposed}"
             )
 
 

@@ -1,7 +1,7 @@
 """When does attention spread evenly over all values?
 
-Claim: As beta goes to 0, every weight goes to 1/m and the output to the mean of the m values, for any queries and keys.
-    With a mask it is the mean of the visible values.
+Claim: As beta goes to 0, every weight goes to 1/m and the output to the mean of the m values, for any queries and keys:
+    soft attention. With a mask it is the mean of the visible values.
 Measures: How far the weights of random queries are from 1/m, from beta = 1000 down to 0. The output at 0 against the
     mean of the values, with and without a causal mask.
 Finding: With {{ n["keys"] }} keys every weight differs from 1/{{ n["keys"] }} by at most {{ n["distance from
@@ -50,8 +50,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, tokens=2)
-        if min(self.betas) < 0:
-            raise ConfigError(f"betas must be at least 0: betas={self.betas}")
+        if min(self.betas) <= 0:
+            raise ConfigError(f"betas must be above 0, since 0 is added at the end: betas={self.betas}")
 
 
 SMOKE = Setup()

@@ -14,7 +14,7 @@ Finding: The largest of the {{ n.inputs|length ** 2 }} derivatives is {{ n["larg
     y (1 - y) = {{ n["y (1 - y) of the largest in float64"]|short(3) }}, exactly it is {{ n["derivative of the
     largest"]|short(3) }}. A step of {{ n.step|short }} in any input changes no output by more than {{ n["largest change
     after a step"]|at_most(2) }}. With inputs divided by {{ n["divided by"]|short }} the largest derivative is {{
-    n["largest derivative, divided"]|fixed }}.
+    n["largest derivative, divided"]|short }}.
 Budget: 1 second
 Source: 003 12.4, 003 12.4 code
 """

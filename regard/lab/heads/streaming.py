@@ -6,7 +6,7 @@ Claim: A bounded look-ahead. With chunks a row waits for its chunk and the look-
 Measures: Stacks of 1, 2, ... blocks fed token by token: how many tokens, including its own, have arrived when a row is
     returned; how far ahead the gradient of a row in one pass reaches; the difference between streamed rows and one pass
     in float64; the size of the caches after short and long inputs.
-Finding: At depths {{ n.depths|join_numbers }} the longest wait of a frame, its own included, is {{ n["tokens waited
+Finding: At depth {{ n.depths|join_numbers }} the longest wait of a frame, its own included, is {{ n["tokens waited
     for"]["chunks"]|join_numbers }} frames with chunks of {{ n.chunk }}; {{ n["tokens waited for"]["chunks with
     look-ahead"]|join_numbers }} with a look-ahead of {{ n["look-ahead"] }} in the first layer as well; {{ n["tokens
     waited for"]["sliding look-ahead"]|join_numbers }} with a sliding window that looks {{ n["look-ahead"] }} ahead in

@@ -136,5 +136,6 @@ def draw(numbers: Numbers) -> Figure:
     name, times = "Vision Transformer of the exercise", numbers["steps at the tests"]
     plot_intervals(axes, times, {name: numbers["accuracy"]}, {name: numbers["interval of accuracy"]})
     mark_level(axes, numbers["chance"], "chance")
+    axes.legend(frameon=False, loc="center right")
     axes.set(ylim=(0, 1.05), xlabel="training steps", ylabel="accuracy", title="Other digits after each epoch")
     return figure
