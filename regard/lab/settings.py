@@ -50,6 +50,14 @@ def check_at_least(setup: Any, **smallest: float) -> None:
             raise ConfigError(f"{name} is {value:g}, but must be at least {least:g}")
 
 
+def check_growing(setup: Any, *names: str) -> None:
+    """Check that the values of these settings grow, each larger than the one before, else raise ConfigError."""
+    for name in names:
+        value = getattr(setup, name)
+        if list(value) != sorted(set(value)):
+            raise ConfigError(f"{name} must grow: {name}={value}")
+
+
 def check_indices(name: str, indices: tuple[int, ...], size: int, what: str) -> None:
     """Check that every index is between 0 and `size` - 1, else raise ConfigError.
 

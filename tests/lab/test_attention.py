@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.lab.claim import claims
-from regard.lab.verdict import REFUTED, SUPPORTED, Numbers
+from regard.lab.verdict import REFUTED, SUPPORTED, UNCLEAR, Numbers
 from tests import mutants
 from tests.lab.quick import numbers
 from tests.mutants import naive
@@ -326,6 +326,37 @@ def test_every_sentence_of_the_claim_can_refute_it(name):
 def test_invalid_settings_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         claims()["beta"].setup(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("copy-value", {"errors": (0.5,)}, "errors between 0 and 0.1"),
+        ("copy-value", {"opposed": (5.0, -5.0)}, "opposed must be a positive score and negative ones"),
+        ("diffuse", {"betas": (10.0, 0.0)}, "betas must be above 0, since 0 is added"),
+        ("softmax-jacobian", {"inputs": (0.0, 700.0)}, "must differ by at most 400"),
+    ],
+)
+def test_settings_for_which_a_claim_says_something_else_are_refused(name, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        claims()[name].setup(settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("parameter-count", {"widths": (1,), "lengths": (1,)}), ("multi-head", {"length": 5})],
+)
+def test_an_erratum_is_left_out_where_the_right_number_is_that_of_the_sheet(name, settings):
+    found = claims()[name].run(claims()[name].setup(settings, smoke=True))
+    assert found.verdict.word == SUPPORTED
+    assert {verdict.word for _, verdict in found.wrong_answers} <= {REFUTED}
+
+
+@pytest.mark.parametrize("settings", [{"width": 8}, {"gains": (0.9,)}])
+def test_narrow_stacks_and_gains_near_1_decide_nothing_about_norms(settings):
+    found = claims()["layer-norm"].run(claims()["layer-norm"].setup(settings))
+    assert found.verdict.word == UNCLEAR
+    assert "the width must be at least 64" in found.verdict.sentence
 
 
 def test_the_order_in_which_betas_are_given_does_not_matter():

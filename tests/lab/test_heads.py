@@ -260,6 +260,8 @@ def test_only_a_sliding_look_ahead_grows_with_depth() -> None:
         ("grouped-convolution", {"heads": 4}, "width must be a multiple of heads: width=15, heads=4"),
         ("as-convolution", {"kernel": 4}, "kernel must be odd: kernel=4; try 5"),
         ("sparse-patterns", {"lengths": (256, 500)}, "must be squares, but 500 is not"),
+        ("sparse-patterns", {"lengths": (256, 256)}, "lengths must grow: lengths=(256, 256)"),
+        ("linear-attention", {"lengths": (128, 64)}, "lengths must grow: lengths=(128, 64)"),
         ("streaming", {"look_ahead": 7}, "look_ahead=7, chunk=4; try look_ahead=4"),
         (
             "positions",

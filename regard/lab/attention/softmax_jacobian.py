@@ -55,6 +55,12 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, inputs=2)
+        second, most = sorted(self.inputs)[-2:]
+        if most - second > 400:
+            raise ConfigError(
+                "the two largest inputs must differ by at most 400, so that 200 digits hold the derivatives: "
+                f"inputs={self.inputs}"
+            )
         if self.divided_by <= 0 or self.step <= 0:
             raise ConfigError(f"divided_by and step must be above 0: divided_by={self.divided_by}, step={self.step}")
 

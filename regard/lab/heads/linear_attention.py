@@ -35,7 +35,7 @@ from regard.core.attend import attend
 from regard.core.linear import Elementwise, FeatureMap, elu_plus_one, linear_attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import growth_exponent, largest_difference, measure_seconds
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, check_growing
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_i)}"
@@ -59,6 +59,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, length=2 * self.width, width=2, lengths=2)
+        check_growing(self, "lengths")
 
 
 SMOKE = Setup(lengths=(128, 512), repeats=1)

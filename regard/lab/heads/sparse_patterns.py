@@ -27,7 +27,7 @@ from regard.core.masks import blocks, dilated, full, global_tokens, window
 from regard.core.masks.algebra import Mask
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import growth_exponent, measure_seconds
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, check_growing
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
@@ -57,6 +57,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, lengths=2, small=16)
+        check_growing(self, "lengths")
         odd = [n for n in (*self.lengths, self.small) if math.isqrt(n) ** 2 != n]
         if odd:
             raise ConfigError(f"lengths and small must be squares, but {odd[0]} is not")

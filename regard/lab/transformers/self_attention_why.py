@@ -39,6 +39,7 @@ from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import count_multiply_adds, measure_seconds
+from regard.lab.settings import check_growing
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
@@ -62,8 +63,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_integer("repeats", self.repeats, 1, "runs; the median counts")
-        if list(self.lengths) != sorted(set(self.lengths)):
-            raise ConfigError(f"lengths must grow: lengths={self.lengths}")
+        check_growing(self, "lengths")
         if not self.lengths or self.lengths[0] >= self.width or self.lengths[-1] <= 2 * self.width:
             raise ConfigError(
                 f"lengths must begin below the width and end above twice the width: lengths={self.lengths}, "
