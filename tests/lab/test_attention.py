@@ -352,6 +352,13 @@ def test_an_erratum_is_left_out_where_the_right_number_is_that_of_the_sheet(name
     assert {verdict.word for _, verdict in found.wrong_answers} <= {REFUTED}
 
 
+def test_a_choice_of_keys_that_is_its_own_inverse_does_not_tell_rows_from_columns():
+    rows = claims()["rows-are-distributions"]
+    found = rows.run(rows.setup({"looks_at": (1, 0), "changed": 0}))
+    assert found.verdict.word == UNCLEAR
+    assert "looks_at must not be its own inverse" in found.verdict.sentence
+
+
 @pytest.mark.parametrize("settings", [{"width": 8}, {"gains": (0.9,)}])
 def test_narrow_stacks_and_gains_near_1_decide_nothing_about_norms(settings):
     found = claims()["layer-norm"].run(claims()["layer-norm"].setup(settings))

@@ -120,8 +120,11 @@ def verdict(numbers: Numbers) -> Decision:
     rows = numbers["negative weights"] == 0 and numbers["error of the row sums"] < 1e-14 and high - low > 0.1
     read = numbers["largest weight per row"] == numbers["chosen keys"] != numbers["largest weight per column"]
     alone = numbers["rows changed by a query"] == [numbers["changed"]]
+    chosen = numbers["chosen keys"]
+    own_inverse = all(chosen[key] == query for query, key in enumerate(chosen))  # then rows and columns agree
     return decide(
         raw and rows and read and alone and numbers["rows in the order of scores"] == numbers["tokens"],
+        missing="looks_at must not be its own inverse, for then rows look like columns" if own_inverse else "",
         found=sum(map(int.__eq__, numbers["largest weight per row"], numbers["chosen keys"])),
     )
 
