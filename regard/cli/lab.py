@@ -158,7 +158,8 @@ def show_one(
 
     check_folder(html)
     if PLACE.fullmatch(name):
-        show_sheet(*name.split(" ", 1), results=results, figures=figures, html=html, json=json)
+        sheet, question = name.split(" ", 1)
+        show_sheet(sheet, question, results=results, figures=figures, html=html, json=json)
         return
     (claim,) = chosen_claims([name])
     ((_, result),) = latest_of([name], results)

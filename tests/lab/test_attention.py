@@ -134,7 +134,7 @@ def test_the_verdict_is_the_same_for_other_seeds(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_correct_attention_is_supported(name):
-    """Faults must be refuted for their fault, not for being another implementation."""
+    """A correct implementation of its own supports every claim, so faults are refuted for their fault."""
     claim = claims()[name]
     came = claim.run(claim.setup(smoke=True), attention=naive)
     assert came.verdict.word == SUPPORTED, came.verdict.sentence

@@ -210,7 +210,7 @@ def test_the_verdict_word_says_why_there_is_no_verdict(beta: Claim, result: Resu
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_inf_or_nan_refutes_a_claim_and_its_wrong_answers(beta: Claim, result: Result, odd: float) -> None:
-    """Though the verdict by itself compares it with nothing."""
+    """Even if the verdict does not read this number."""
     numbers = result.numbers | {"more": {"tables": [[1.0, 2.0], [3.0, odd]]}}
     sentence = f'The number "more", tables[1][1] is {odd}, but every number of a run must be finite.'
     assert beta.judge(result.numbers).word == "supported"

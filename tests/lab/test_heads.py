@@ -27,7 +27,7 @@ def without_scale(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
 
 
 def over_the_wrong_axis(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """softmax over queries instead of keys."""
+    """Softmax over queries instead of keys."""
     weights: Tensor = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-2)
     return weights @ v
 
@@ -42,23 +42,23 @@ def nan_in_the_last_row(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
 
 
 def heads_mixed(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """A reshape where a transpose was meant."""
+    """Heads mixed by a wrong order of axes."""
     out = attend(q, k, v, **rest)
     return out.transpose(1, 2).reshape(out.shape)
 
 
 def soft_where_hard(q: Tensor, k: Tensor, v: Tensor, *, beta: float | None = None, **rest: Any) -> Tensor:
-    """A very large beta mistaken for a small one."""
+    """beta = 1 where beta is infinite."""
     return attend(q, k, v, beta=1.0 if beta == math.inf else beta, **rest)
 
 
 def one_place_late(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """Values read one place off."""
+    """Attention to values shifted by one position."""
     return attend(q, k, v.roll(1, 2), **rest)
 
 
 def into_the_future(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None, **rest: Any) -> Tensor:
-    """A mask that is forgotten."""
+    """Attention that ignores its mask."""
     return attend(q, k, v, **rest)
 
 
@@ -67,18 +67,18 @@ def mask_one_wider(q: Tensor, k: Tensor, v: Tensor, *, mask: Any = None, **rest:
 
 
 def without_terms(q: Tensor, k: Tensor, v: Tensor, *, scores: Any = None, **rest: Any) -> Tensor:
-    """Scores added to nothing."""
+    """Attention that ignores score terms."""
     return attend(q, k, v, **rest)
 
 
 def places_counted(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """Keys that lean to the first places, whoever stands there."""
+    """Attention with a bias to the first positions."""
     fading = torch.arange(k.shape[2], dtype=q.dtype)[None].expand(q.shape[2], -1)
     return attend(q, k, v, scores=-fading, **rest)
 
 
 def unnormalised(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> LinearResult:
-    """Sums of keys left out of the quotient."""
+    """Linear attention whose outputs are too large by the number of keys."""
     out, state = linear_attend(q, k, v, **rest)
     return LinearResult(out * k.shape[2], state)
 
@@ -88,12 +88,12 @@ def other_features(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> LinearResult
 
 
 def scaled_by_positions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The number of positions taken for the width of a group."""
+    """Channel attention scaled by the number of positions instead of the width."""
     return channel_attend(q, k, v, beta=q.shape[2] ** -0.5)
 
 
 def shared_keys(width: int, heads: int, **rest: Any) -> Attention:
-    """One key head for all queries, where one each was meant."""
+    """All query heads use the first key head."""
     return Attention(width, heads, kv_heads=1, **rest)
 
 
@@ -102,7 +102,7 @@ def without_biases(width: int, heads: int) -> Attention:
 
 
 class Unprojected(Attention):
-    """Heads put together and left so."""
+    """Multi-head attention without W_o."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads, head_width=width // heads + 1)
@@ -113,14 +113,14 @@ class Unprojected(Attention):
 
 
 class Forgetful(Attention):
-    """The whole pass sees all, whatever the mask says; only the stream keeps to it."""
+    """The full pass ignores the mask; the streamed pass uses it."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, cache: Any, stream: Any) -> Tensor:
         return super().mix(q, k, v, None if stream is None else mask, cache, stream)
 
 
 class WithoutCache(Attention):
-    """A layer that is right, and does everything anew at each step."""
+    """A correct layer that recomputes all tokens at each step."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Any, cache: Any, stream: Any) -> Tensor:
         out = super().mix(q, k, v, mask, cache, stream)
@@ -131,7 +131,7 @@ class WithoutCache(Attention):
 
 
 def peeking(width: int, heads: int, context: int, *, parts: tuple[str, ...]) -> Synthesizer:
-    """A dense synthesizer that compares tokens after all."""
+    """A dense synthesizer that compares tokens, as dot-product attention does."""
     return Synthesizer(width, heads, context, parts=("dot",) if parts == ("dense",) else parts)
 
 
@@ -140,7 +140,7 @@ def never_comparing(width: int, heads: int, context: int, *, parts: tuple[str, .
 
 
 def one_head(width: int, heads: int, **rest: Any) -> Attention:
-    """The number of heads is ignored."""
+    """A layer with one head, whatever number is asked for."""
     return Attention(width, 1, **rest)
 
 

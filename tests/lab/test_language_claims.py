@@ -22,43 +22,43 @@ from tests.lab.quick import Fault, claim, outcome
 
 
 def overlapping(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
-    """Every pair replaced where it begins, and its second half left to the next."""
+    """Byte-pair merging that replaces the first token of a pair and keeps the second."""
     marks = [tuple(word[at : at + 2]) == pair for at in range(len(word))]
     return [token if mark else letter for letter, mark in zip(word, marks, strict=True)]
 
 
 def beams_of_one(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:
-    """A search that forgets all but the best text."""
+    """A beam search that keeps one beam."""
     return generate(model, prompts, strategy=Greedy() if isinstance(strategy, BeamSearch) else strategy, **rest)
 
 
 def one_too_many(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:
-    """The k-th token counted from zero."""
+    """Top-k sampling with k + 1 tokens."""
     if isinstance(strategy, Sample) and strategy.top_k is not None:
         strategy = replace(strategy, top_k=strategy.top_k + 1)
     return generate(model, prompts, strategy=strategy, **rest)
 
 
 def too_cold(model: Any, prompts: Any, *, strategy: Any, **rest: Any) -> list[GeneratedText]:
-    """Logits divided by one half."""
+    """Sampling at the temperature 0.5 instead of 1."""
     if isinstance(strategy, Sample):
         strategy = replace(strategy, temperature=0.5)
     return generate(model, prompts, strategy=strategy, **rest)
 
 
 def always_sure(*given: Any, **rest: Any) -> list[GeneratedText]:
-    """Probabilities after the choice, when only one token is left."""
+    """Log-probabilities of 0 for every generated token."""
     texts = generate(*given, **rest)
     return [replace(text, log_probabilities=(0.0,) * len(text.tokens)) for text in texts]
 
 
 def short_sighted(config: GPTConfig) -> GPT:
-    """Three tokens back and no further: the name is out of sight when the answer is due."""
+    """A model with a window of three tokens, which does not see the name when it answers."""
     return GPT(replace(config, window=3))
 
 
 class Through(Attention):
-    """Values handed through: no token sees another."""
+    """Attention that returns the values unchanged: no token sees another."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         return v

@@ -35,22 +35,22 @@ from tests.lab.quick import Fault, claim, outcome
 
 
 def only_itself(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """Values handed through, whatever the scores."""
+    """Attention that returns the values unchanged."""
     return v
 
 
 def all_alike(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """Scores multiplied by nothing: every key weighs the same."""
+    """Attention with beta = 0: every key has the same weight."""
     return attend(q, k, v, beta=0.0)
 
 
 def of_the_last_few(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """Keys cut off at the far end: cheap, and blind to the first token."""
+    """Attention to the last 16 keys only."""
     return attend(q, k[:, :, -16:], v[:, :, -16:], **rest)
 
 
 def twice(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
-    """The right result, and everything done once more for it."""
+    """Attention that is computed twice."""
     attend(q, k, v, **rest)
     return attend(q, k, v, **rest)
 
@@ -59,7 +59,7 @@ def twice(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
 
 
 class WithNeighbours(FeedForward):
-    """A depthwise convolution slipped in between."""
+    """A feed-forward part after a mean over neighbouring tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         near = nn.functional.pad(x, (0, 0, 1, 1))
@@ -67,7 +67,7 @@ class WithNeighbours(FeedForward):
 
 
 class OverTokens(nn.Module):
-    """The mean and variance of each feature over the tokens, as a batch norm takes them."""
+    """A norm over the tokens of each feature, as in batch normalisation."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class OverTokens(nn.Module):
 
 
 def without_mean(width: int) -> nn.Module:
-    """The mean left in."""
+    """A norm that does not subtract the mean."""
     return norm("rms", width)
 
 
@@ -88,7 +88,7 @@ def without_gain(width: int) -> nn.Module:
 
 
 class Turned(PatchEmbedding):
-    """A convolution as mathematics has it: the kernel runs backwards."""
+    """A patch embedding with a flipped kernel."""
 
     def forward(self, image: Tensor) -> Tensor:
         weight, bias = self.projection.weight, self.projection.bias
@@ -96,7 +96,7 @@ class Turned(PatchEmbedding):
 
 
 class Blurred(PatchEmbedding):
-    """Pixels averaged with those to their right before patches are cut."""
+    """A patch embedding of a blurred image."""
 
     def forward(self, image: Tensor) -> Tensor:
         return super().forward((image + image.roll(-1, 3)) / 2)
@@ -115,7 +115,7 @@ def normed_before(config: TransformerConfig) -> Transformer:
 
 
 class Untied(Transformer):
-    """Vectors of the output learned a second time."""
+    """A Transformer with a separate output embedding."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -130,7 +130,7 @@ class Untied(Transformer):
 
 
 def with_positions(config: ViTConfig) -> ViT:
-    """A number for each place after all."""
+    """A Vision Transformer with learned positions, whatever the config says."""
     return ViT(replace(config, positions="learned"))
 
 
@@ -142,21 +142,21 @@ def mixing_neighbours(config: ViTConfig) -> ViT:
 
 
 class AnySize(MLP):
-    """Images shrunk or stretched to the size that it was built for, and no word of it."""
+    """A perceptron that resizes images silently."""
 
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(nn.functional.interpolate(image, self.config.image))
 
 
 def head_logits(model: ViT, pooled: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """Logits of what a head was given to read."""
+    """Return the logits of a model's head for a pooled hidden state."""
     assert model.head is not None
     logits: Tensor = model.head(pooled if model.head_hidden is None else activation(model.head_hidden(pooled)))
     return logits
 
 
 class OfAllTokens(ViT):
-    """The class token averaged with the patches."""
+    """A Vision Transformer whose head reads the mean of all tokens."""
 
     def forward(self, image: Tensor) -> Tensor:
         pooled = self.hidden(image).mean(1)
@@ -164,7 +164,7 @@ class OfAllTokens(ViT):
 
 
 class OfTheLastToken(ViT):
-    """The class token looked for at the end, where a decoder would have it."""
+    """A Vision Transformer whose head reads the last token."""
 
     def forward(self, image: Tensor) -> Tensor:
         hidden = self.hidden(image)
@@ -173,7 +173,7 @@ class OfTheLastToken(ViT):
 
 
 class WithoutTanh(ViT):
-    """Two linear layers in a row."""
+    """A head without tanh between its two linear layers."""
 
     def forward(self, image: Tensor) -> Tensor:
         hidden = self.hidden(image)
@@ -182,14 +182,14 @@ class WithoutTanh(ViT):
 
 
 class OfTheEnd(Transformer):
-    """Sources cut to their last tokens."""
+    """An encoder that sees the last 8 tokens of the source only."""
 
     def encode(self, source: Tensor, padding: Any = None) -> Tensor:
         return super().encode(source[:, -8:], padding)
 
 
 class IgnoredAttention(RNN):
-    """Attention that is computed and thrown away."""
+    """A recurrent network whose attention output is not used."""
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__(config)
@@ -203,7 +203,7 @@ def _without_context(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 
 class SeesAhead(Transformer):
-    """A decoder whose mask was forgotten."""
+    """A decoder without a causal mask."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -216,21 +216,21 @@ def _without_mask(block: nn.Module, given: Any, settings: dict[str, Any]) -> tup
 
 
 class OneWay(Transformer):
-    """An encoder that reads like a decoder."""
+    """An encoder with a causal mask."""
 
     def encode(self, source: Tensor, padding: Any = None) -> Tensor:
         return super().encode(source, causal())
 
 
 class Backwards(Transformer):
-    """Sources fed from their end."""
+    """A Transformer that reads the source in reverse order."""
 
     def encode(self, source: Tensor, padding: Any = None) -> Tensor:
         return super().encode(source.flip(1), padding)
 
 
 class Forgetful(Block):
-    """What went in is not added."""
+    """A block without residual sums."""
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         out: Tensor = norm(part(x)) if self.order == "post" else part(norm(x))
@@ -242,21 +242,21 @@ def always_scaled(width: int, heads: int, *, beta: float | None) -> Attention:
 
 
 class Placeless(ViT):
-    """Positions that are there and never added."""
+    """A Vision Transformer that does not add its positions."""
 
     def embed(self, image: Tensor) -> Tensor:
         return self.patches(image).flatten(1, 2)
 
 
 class OfTheFirstPatch(ViT):
-    """One token read, as if it were a class token, before any has looked at another."""
+    """A Vision Transformer that sees the first patch only."""
 
     def embed(self, image: Tensor) -> Tensor:
         return super().embed(image)[:, :1]
 
 
 class PooledFirst(CNN):
-    """The mean over places taken before the convolutions, not after."""
+    """A convolutional network that averages the pixels before its convolutions."""
 
     def forward(self, image: Tensor) -> Tensor:
         return super().forward(image.mean((2, 3), keepdim=True).expand_as(image))
@@ -270,7 +270,7 @@ class NoFeedForward(FeedForward):
 
 
 class WithoutBlocks(ViT):
-    """The class token before attention: it is the same for every image."""
+    """A Vision Transformer without blocks: its class token is the same for every image."""
 
     def hidden(self, image: Tensor) -> Tensor:
         hidden: Tensor = self.norm(self.embed(image))
