@@ -1,6 +1,7 @@
 """GPT: a causal decoder that predicts each token from the tokens before it. GPT-2 (Radford et al. 2019) and Llama."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -208,14 +209,18 @@ class GPT(Model):
         padding: Mask | None = None,
         cache: Caches | None = None,
         positions: Int[Tensor, "*b n"] | None = None,
-    ) -> Float[Tensor, "b n w"]:
-        """Return the logits of the token after each position.
+        head: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Float[Tensor, "..."]:
+        """Return the logits (b n w) of the token after each position.
 
         padding    which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
         cache      KV cache from `self.cache()`; the tokens continue where it ends
         positions  position of each token; default consecutive from the end of the cache
+        head       function of the hidden states (b n d) and the output weights (w d) whose result is returned instead
+                   of the logits, such as a loss that does not hold all logits at once
         """
-        return self.unembed(self.hidden(tokens, padding=padding, cache=cache, positions=positions))
+        hidden = self.hidden(tokens, padding=padding, cache=cache, positions=positions)
+        return self.unembed(hidden) if head is None else head(hidden, self.output_weight)
 
     def hidden(
         self,
@@ -249,6 +254,11 @@ class GPT(Model):
     def unembed(self, hidden: Float[Tensor, "b n d"]) -> Float[Tensor, "b n w"]:
         """Convert hidden states to logits over the vocabulary (the language-model head)."""
         return self.tokens.unembed(hidden) if self.head is None else self.head(hidden)
+
+    @property
+    def output_weight(self) -> Float[Tensor, "w d"]:
+        """The weights that convert hidden states to logits."""
+        return self.tokens.weight if self.head is None else self.head.weight
 
     def cache(self, capacity: int | None = None) -> Caches:
         """Return an empty KV cache for this model.

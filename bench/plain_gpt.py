@@ -1,0 +1,47 @@
+"""A GPT-2 written with torch alone, in the usual way: the peer of the benchmark of training."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = (each.view(b, n, self.heads, -1).transpose(1, 2) for each in self.qkv(self.norm1(x)).split(d, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, n, d))
+        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class PlainGPT(nn.Module):
+    """GPT-2 with tied embeddings. `forward` returns the mean cross-entropy."""
+
+    def __init__(self, vocab: int, context: int, width: int, depth: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(PlainBlock(width, heads, bias) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        for name, weight in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * depth))
+            elif weight.ndim > 1:
+                nn.init.normal_(weight, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        logits = functional.linear(self.norm(x), self.tokens.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
