@@ -35,6 +35,7 @@ from regard.models.sampling import BeamSearch, Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, check_sacrebleu, plain_text_bleu
 from regard.recipes.moses_tokenizer import moses_detokenize, moses_tokenize
+from regard.recipes.ragged_rows import Integers, RaggedRows
 from regard.recipes.recipe import (
     Phase,
     RecipeResult,
@@ -45,7 +46,7 @@ from regard.recipes.recipe import (
     train_and_evaluate,
 )
 from regard.train.averaging import LastKAverage
-from regard.train.objectives import cross_entropy
+from regard.train.objectives import IGNORED, cross_entropy
 from regard.train.optimizers import AdamW, Muon
 from regard.train.plan import TrainingPlan
 from regard.train.schedule import Cosine, Linear
@@ -174,8 +175,9 @@ class TranslationBatch(NamedTuple):
 
     source     tokens of the source
     inputs     decoder inputs: the start token and the target
-    positions  indices into the flattened `inputs` that are not padding
-    targets    the next token at each of these positions
+    positions  indices into the flattened `inputs` that are not padding, for each pass filled up with its first index
+               to a multiple of the number of sentences: few shapes, so that a compiler or a CUDA graph meets them again
+    targets    the next token at each of these positions; IGNORED where they are filled up
     """
 
     source: Int[Tensor, "b m"]
@@ -201,25 +203,29 @@ class TranslationTask:
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
         """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
-        records = self._order.at(step, part, of).tolist()
+        records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.settings.plan.batch_size, 2, self._longest)
         choices = (1, SPELLINGS + 1) if self.settings.bpe_dropout else (0, 1)
         draws = torch.randint(*choices, size, generator=sampler_generator(self.settings.seed, step, "spelling"))
-        mine = draws[part * len(records) : (part + 1) * len(records)].tolist()
-        rows = [
-            tuple(self._row(words[record], chosen) for words, chosen in zip(self._words, both, strict=True))
-            for record, both in zip(records, mine, strict=True)
-        ]
+        mine = draws[part * len(records) : (part + 1) * len(records)].numpy()
+        source, target = (self._spell(side.select(records), mine[:, number]) for number, side in enumerate(self._words))
         pad, start, end = (self.tokenizer.token(name) for name in SPECIAL)
         times = 2 if self.settings.r_drop else 1  # two passes in one batch: dropout differs from row to row
-        inputs = pad_rows([[start, *target] for _, target in rows], pad, self.context).repeat(times, 1)
+        width = _padded_width(int(target.lengths.max()) + 1, self.context)
+        inputs = target.pad(width, pad, first=1)
+        inputs[:, 0] = start
+        following = target.pad(width, pad)
+        numpy.put_along_axis(following, target.lengths[:, None], end, axis=1)
+        positions, targets = _pad_positions(following, target.lengths + 1)
+        passes = [positions + number * inputs.size for number in range(times)]
+        padded = source.pad(_padded_width(int(source.lengths.max()), self.context), pad)
         return TranslationBatch(
-            pad_rows([source for source, _ in rows], pad, self.context).repeat(times, 1),
-            padding([len(source) for source, _ in rows] * times),
-            inputs,
-            (inputs.flatten() != pad).nonzero().squeeze(1),
-            torch.tensor([token for _, target in rows for token in (*target, end)]).repeat(times),
+            torch.from_numpy(padded).repeat(times, 1),
+            padding(torch.from_numpy(source.lengths).repeat(times)),
+            torch.from_numpy(inputs).repeat(times, 1),
+            torch.from_numpy(numpy.concatenate(passes)),
+            torch.from_numpy(targets).repeat(times),
         )
 
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
@@ -231,7 +237,8 @@ class TranslationTask:
         found = cross_entropy(logits, batch.targets, smoothing=self.settings.label_smoothing)
         if not self.settings.r_drop:
             return found
-        divergence = symmetric_kl(*logits.chunk(2)).sum()
+        filled = batch.targets.chunk(2)[0] == IGNORED
+        divergence = symmetric_kl(*logits.chunk(2)).masked_fill(filled, 0).sum()
         assert isinstance(found.count, Tensor)
         return Loss((found.total + self.settings.r_drop * divergence) / 2, found.count // 2)
 
@@ -244,37 +251,44 @@ class TranslationTask:
 
     @cached_property
     def _order(self) -> LengthBuckets:
-        source, target = (
-            torch.tensor([sum(len(self._tokens_of[word][0]) for word in words) for words in side])
-            for side in self._words
-        )
-        # sort by the target first: its tokens cost more, since each has logits
-        lengths = target * self.context + source
+        source, target = (torch.from_numpy(each) for each in self._lengths)
+        lengths = target * self.context + source  # by the target first, whose tokens cost more: each has its logits
         pool, plan = self.settings.bucket_batches, self.settings.plan
         return LengthBuckets(len(self.train), plan.batch_size, self.settings.seed, lengths=lengths, pool=pool)
 
     @cached_property
-    def _words(self) -> tuple[list[list[str]], ...]:
-        """The words of each training sentence: all sources, then all targets.
+    def _words(self) -> tuple[RaggedRows, ...]:
+        """The words of each training sentence, as numbers in `_tokens_of`: all sources, then all targets."""
+        numbers = {word: number for number, word in enumerate(self._tokens_of)}
+        return tuple(
+            RaggedRows.from_lists([numbers[word] for word in text.split()] for text in side)
+            for side in (self.train.source, self.train.target)
+        )
+
+    @cached_property
+    def _lengths(self) -> tuple[Integers, ...]:
+        """The number of tokens of each training sentence in the usual tokenisation: all sources, then all targets.
 
         Raise DataError if a sentence does not fit into the context.
         """
-        sides = tuple([text.split() for text in side] for side in (self.train.source, self.train.target))
-        for side in sides:
-            for number, words in enumerate(side):
-                tokens = sum(len(self._tokens_of[word][0]) for word in words)
-                if tokens >= self.context:  # one more begins or ends it
-                    raise DataError(
-                        f"sentence {number + 1} of the training set has {tokens} tokens, but model.context is "
-                        f"{self.context}, start token included; increase model.context, or leave the pair out: "
-                        f"{' '.join(words[:6])!r} ..."
-                    )
-        return sides
+        usual = numpy.array([len(spellings[0]) for spellings in self._tokens_of.values()])
+        found = []
+        for words, texts in zip(self._words, (self.train.source, self.train.target), strict=True):
+            ends = numpy.concatenate([[0], numpy.cumsum(usual[words.values])])
+            lengths = ends[words.starts + words.lengths] - ends[words.starts]
+            for number in numpy.flatnonzero(lengths >= self.context)[:1]:  # one more token begins or ends it
+                raise DataError(
+                    f"sentence {number + 1} of the training set has {lengths[number]} tokens, but model.context is "
+                    f"{self.context}, start token included; increase model.context, or leave the pair out: "
+                    f"{' '.join(texts[number].split()[:6])!r} ..."
+                )
+            found.append(lengths)
+        return tuple(found)
 
     @cached_property
     def _longest(self) -> int:
-        """The number of words in the longest sentence."""
-        return max(len(words) for side in self._words for words in side)
+        """Maximum number of words in a sentence."""
+        return max(int(side.lengths.max()) for side in self._words)
 
     @cached_property
     def _tokens_of(self) -> dict[str, list[list[int]]]:
@@ -293,11 +307,37 @@ class TranslationTask:
                 spellings += [dropout(word, draw) for _ in range(SPELLINGS)]
         return spelled
 
-    def _row(self, words: Sequence[str], choices: Sequence[int]) -> list[int]:
-        row = [token for word, choice in zip(words, choices, strict=False) for token in self._tokens_of[word][choice]]
-        if len(row) < self.context:
-            return row
-        return [token for word in words for token in self._tokens_of[word][0]]
+    @cached_property
+    def _spellings(self) -> RaggedRows:
+        """All tokenisations of all words, with equally many for each word."""
+        return RaggedRows.from_lists(tokens for spellings in self._tokens_of.values() for tokens in spellings)
+
+    def _spell(self, words: RaggedRows, choices: Integers) -> RaggedRows:
+        """Return the tokens of sentences in the tokenisations of their words that are chosen.
+
+        A sentence that would not fit into the context is tokenised in the usual way.
+        """
+        column = numpy.arange(len(words.values)) - numpy.repeat(words.starts, words.lengths)
+        row = numpy.repeat(numpy.arange(len(words.lengths)), words.lengths)
+        several = SPELLINGS + 1 if self.settings.bpe_dropout else 1
+        chosen = words.values * several + choices[row, column]
+        spelled = self._spellings.select(chosen).join(words.lengths)
+        long = spelled.lengths >= self.context
+        if not long.any():
+            return spelled
+        usual = numpy.where(long[row], words.values * several, chosen)
+        return self._spellings.select(usual).join(words.lengths)
+
+
+def _pad_positions(following: Integers, lengths: Integers) -> tuple[Integers, Integers]:
+    """Return the flat indices of the first `lengths` entries of each row, and these entries.
+
+    Both are filled up to a multiple of the number of rows: indices by 0, entries by IGNORED.
+    """
+    inside = numpy.arange(following.shape[1]) < lengths[:, None]
+    positions, targets = numpy.flatnonzero(inside), following[inside]
+    missing = -len(positions) % len(following)
+    return numpy.pad(positions, (0, missing)), numpy.pad(targets, (0, missing), constant_values=IGNORED)
 
 
 class BPEDropout:

@@ -39,7 +39,8 @@ RESUMABLE = {
     "save_every",
     "keep_checkpoints",
     "patience",
-}  # settings that may change when a run is resumed
+    "cuda_graphs",
+}  # may change when a run is resumed
 THEN_RESUME = ", then --resume continues from the last checkpoint"
 NAME = re.compile(r"step-\d{8,}")
 

@@ -30,8 +30,9 @@ from regard.train.interrupts import SignalRecorder, TrainingInterruptedError
 from regard.train.log import MetricsLog
 from regard.train.optimizers import CombinedOptimizer
 from regard.train.plan import TrainingPlan
-from regard.train.prefetch import Prefetcher, move_to_device
+from regard.train.prefetch import Prefetcher, move_to_device, pin
 from regard.train.process_group import SINGLE_PROCESS, ProcessGroup, local_shard
+from regard.train.step_graphs import StepGraphs
 from regard.train.task import Task
 
 LOG_EVERY = 10  # steps between log lines; reading the loss makes the CPU wait for the GPU
@@ -207,6 +208,13 @@ class Trainer:
                 folder / CHECKPOINTS, plan.keep_checkpoints, group, on_message, self._matching_parameter
             )
         )
+        # GradScaler reads on the host whether gradients overflowed; several processes synchronize
+        alone = group.device.type == "cuda" and group.world_size == 1 and self.scaler is None
+        self.graphs = (
+            StepGraphs(self._compute_step, group.device, self.optimizer.zero_grad, on_message)
+            if alone and plan.cuda_graphs
+            else None
+        )
         self.log: MetricsLog | None = None
         self.step = 0
         self.stale_evaluations = 0  # validations since the best one
@@ -217,6 +225,10 @@ class Trainer:
 
     def run(self) -> TrainingResult:
         """Train until the last step, early stopping or a signal, and return the result."""
+        with nullcontext() if self.graphs is None else self.graphs.stream():
+            return self._run()
+
+    def _run(self) -> TrainingResult:
         start, before, first = time.perf_counter(), self.seconds, self.step
         timer = _StepTimer(self)
         last_time, last_step = start, self.step
@@ -268,10 +280,20 @@ class Trainer:
         """Return the micro-batches of a training step for this process."""
         count = self.plan.gradient_accumulation_steps
         first, of = self.group.rank * count, self.group.world_size * count
-        return [self.task.batch(step, first + number, of) for number in range(count)]
+        micro_batches = [self.task.batch(step, first + number, of) for number in range(count)]
+        return pin(micro_batches) if self.group.device.type == "cuda" else micro_batches
 
     def train_step(self, micro_batches: list[Any], lr_factor: float) -> tuple[Tensor, Tensor]:
-        """Do one optimizer step; return the sum of the losses and the number of targets, over all processes."""
+        """Do one optimizer step; return the sum of the losses and their count, over all processes.
+
+        The result must be used before the next step.
+
+        lr_factor  factor of the learning rate schedule
+        """
+        self.optimizer.scale_lr(lr_factor)
+        return self._compute_step(micro_batches) if self.graphs is None else self.graphs.run(micro_batches)
+
+    def _compute_step(self, micro_batches: list[Any]) -> tuple[Tensor, Tensor]:
         total, count = self._zero(), self._zero()
         for number, batch in enumerate(micro_batches):
             last = number == len(micro_batches) - 1
@@ -284,21 +306,17 @@ class Trainer:
             total += loss.total.detach()
             count += loss.count
         total, count = self.group.all_reduce(total), self.group.all_reduce(count)
-        self._update(self.plan.batch_size / torch.where(count > 0, count, 1), lr_factor)
+        self._update(self.plan.batch_size / torch.where(count > 0, count, 1))
         return total, count
 
-    def _update(self, factor: Tensor, lr_factor: float) -> None:
-        """Multiply the gradients by `factor`, clip them and do the optimizer step.
-
-        lr_factor  factor of the learning rate schedule
-        """
+    def _update(self, factor: Tensor) -> None:
+        """Multiply the gradients by a factor, clip them and do the optimizer step."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         # DDP and FSDP average gradients over processes, and the loss is a sum
         torch._foreach_mul_(self.optimizer.gradients(), (factor * self.group.world_size).float())
         if self.plan.max_grad_norm is not None:
             self.optimizer.clip_grad_norm(self.plan.max_grad_norm)
-        self.optimizer.scale_lr(lr_factor)
         if self.scaler is None:
             self.optimizer.step()
         else:

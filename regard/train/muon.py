@@ -41,7 +41,8 @@ class BatchedMuon(torch.optim.Muon):
         matrices = orthogonalize(torch.stack(list(updates)), group["ns_coefficients"], group["ns_steps"], group["eps"])
         lr = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(parameters, list(matrices.to(parameters[0].dtype).unbind()), alpha=-lr)
+        # multiplied, not passed as `alpha`, because on a GPU the learning rate is a tensor
+        torch._foreach_sub_(parameters, list((matrices.to(parameters[0].dtype) * lr).unbind()))
 
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

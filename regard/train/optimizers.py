@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from regard.base.errors import ConfigError
 from regard.base.validation import check_range
@@ -135,6 +136,11 @@ class CombinedOptimizer:
         self._names = {id(parameter): name for name, parameter in self._named}
         for group in self.param_groups:
             group["initial_lr"] = group["lr"]
+            devices = {p.device for p in group["params"] if not isinstance(p, DTensor)}
+            if len(devices) == 1 and next(iter(devices)).type == "cuda":
+                # read on the GPU, so that a step captured as a CUDA graph follows the schedule
+                group["lr"] = torch.tensor(group["lr"], device=next(iter(devices)))
+                group["capturable"] = True
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -160,7 +166,11 @@ class CombinedOptimizer:
     def scale_lr(self, factor: float) -> None:
         """Set every learning rate to this factor times its initial value."""
         for group in self.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            lr = group["initial_lr"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
     def step(self) -> None:
         for each in self._optimizers:

@@ -30,6 +30,7 @@ class TrainingPlan:
                     early
     load_best_at_end  load the weights with the best score at the end, instead of the last weights
     compile         compile the model with torch.compile
+    cuda_graphs     on a GPU, replay whole training steps as CUDA graphs where possible; the losses are the same
     seed            seed of all random number generators
     """
 
@@ -47,6 +48,7 @@ class TrainingPlan:
     patience: int | None = None
     load_best_at_end: bool = False
     compile: bool = False
+    cuda_graphs: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

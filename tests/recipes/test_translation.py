@@ -107,11 +107,18 @@ def model_of(pairs: BytePairTokenizer, seed: int = 3, dropout: float = 0.0, cont
     return model.eval()
 
 
+def real_targets(batch: TranslationBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The positions and targets of a batch without those that fill it up."""
+    kept = batch.targets != IGNORED
+    return batch.positions[kept], batch.targets[kept]
+
+
 def rows(batch: TranslationBatch) -> list[tuple[list[int], list[int], list[int]]]:
     """Each row without what was filled in."""
     assert isinstance(batch.source_padding, PaddingMask)
     following = torch.full_like(batch.inputs, IGNORED)
-    following.view(-1)[batch.positions] = batch.targets
+    positions, targets = real_targets(batch)
+    following.view(-1)[positions] = targets
     found = []
     for source, length, given, wanted in zip(
         batch.source.tolist(), batch.source_padding.data.tolist(), batch.inputs.tolist(), following.tolist(),
@@ -191,8 +198,11 @@ def test_a_batch_has_decoder_inputs_and_next_token_targets(pairs: BytePairTokeni
         assert following[-1] == end
         assert pairs.decode(following) == wanted[pairs.decode(source)]
     assert batch.source.shape[1] % 8 == batch.inputs.shape[1] % 8 == 0
-    assert (batch.inputs.flatten() != pairs.token("pad")).nonzero()[:, 0].equal(batch.positions)
-    assert len(batch.targets) == sum(len(following) for _, _, following in rows(batch))
+    positions, targets = real_targets(batch)
+    assert (batch.inputs.flatten() != pairs.token("pad")).nonzero()[:, 0].equal(positions)
+    assert len(targets) == sum(len(following) for _, _, following in rows(batch))
+    assert len(batch.targets) % 6 == 0
+    assert len(batch.targets) - len(targets) < 6
 
 
 def test_bucketing_reduces_padding_and_keeps_the_records(pairs: BytePairTokenizer) -> None:
@@ -309,8 +319,10 @@ def test_r_drop_adds_the_divergence_of_two_passes(pairs: BytePairTokenizer) -> N
     loss = task.loss(model, batch)
     torch.manual_seed(11)
     logits = model(batch.source, batch.inputs, source_padding=batch.source_padding)
-    one, other = logits.flatten(0, 1)[batch.positions].log_softmax(-1).chunk(2)
-    wanted = batch.targets[: len(one)]
+    assert (batch.targets == IGNORED).any(), "the loss must leave out what fills a batch up"
+    positions, targets = real_targets(batch)
+    one, other = logits.flatten(0, 1)[positions].log_softmax(-1).chunk(2)
+    wanted = targets[: len(one)]
     surprise = sum(functional.nll_loss(each, wanted, reduction="sum") for each in (one, other))
     apart = sum(functional.kl_div(p, q, log_target=True, reduction="sum") for p, q in ((one, other), (other, one)))
     assert apart > 1

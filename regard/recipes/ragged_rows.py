@@ -1,0 +1,73 @@
+"""Rows of different lengths in one flat array, read and padded without a loop over rows."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+Integers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RaggedRows:
+    """Rows of integers of different lengths.
+
+    values   all rows, one after the other
+    starts   where each row begins
+    lengths  number of integers in each row
+    """
+
+    values: Integers
+    starts: Integers
+    lengths: Integers
+
+    @classmethod
+    def from_lists(cls, rows: Iterable[Sequence[int]]) -> "RaggedRows":
+        """Return these lists as ragged rows.
+
+        >>> RaggedRows.from_lists([[5, 6], [], [7]]).lengths.tolist()
+        [2, 0, 1]
+        """
+        listed = list(rows)
+        lengths = numpy.array([len(row) for row in listed], numpy.int64)
+        values = numpy.array([value for row in listed for value in row], numpy.int64)
+        return cls(values, numpy.cumsum(lengths) - lengths, lengths)
+
+    def select(self, numbers: Integers) -> "RaggedRows":
+        """Return the rows with these numbers, in this order.
+
+        >>> RaggedRows.from_lists([[5, 6], [], [7]]).select(numpy.array([2, 0])).values.tolist()
+        [7, 5, 6]
+        """
+        lengths = self.lengths[numbers]
+        starts = numpy.cumsum(lengths) - lengths
+        where = numpy.repeat(self.starts[numbers] - starts, lengths) + numpy.arange(int(lengths.sum()))
+        return RaggedRows(self.values[where], starts, lengths)
+
+    def join(self, counts: Integers) -> "RaggedRows":
+        """Return rows made of several rows each.
+
+        counts  number of consecutive rows in each new row; the rows must be in the order of `values`
+
+        >>> RaggedRows.from_lists([[5, 6], [], [7]]).join(numpy.array([1, 2])).lengths.tolist()
+        [2, 1]
+        """
+        ends = numpy.concatenate([[0], numpy.cumsum(self.lengths)])
+        last = numpy.cumsum(counts)
+        starts = ends[last - counts]
+        return RaggedRows(self.values, starts, ends[last] - starts)
+
+    def pad(self, width: int, fill: int, first: int = 0) -> Integers:
+        """Return the rows as a matrix, padded at their ends. The rows must be in the order of `values`.
+
+        first  column in which the rows begin
+
+        >>> RaggedRows.from_lists([[5, 6], [], [7]]).pad(3, fill=0).tolist()
+        [[5, 6, 0], [0, 0, 0], [7, 0, 0]]
+        """
+        padded = numpy.full((len(self.lengths), width), fill, numpy.int64)
+        columns = numpy.arange(width) - first
+        padded[(columns >= 0) & (columns < self.lengths[:, None])] = self.values
+        return padded
