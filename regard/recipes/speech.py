@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ from regard.recipes.digit_listener import (
     recognize_streaming,
 )
 from regard.recipes.error_rate import sequence_accuracy, token_error_rate
+from regard.recipes.recorded_strings import RecordedStrings
 from regard.recipes.recipe import Phase, RunLocation, TrainingSetup
 from regard.train.objectives import ctc
 from regard.train.optimizers import AdamW, Muon
@@ -209,7 +211,11 @@ class DigitStringSampler:
         self.by_speaker = {
             each: [number for number, who in enumerate(recordings.speakers) if who == each] for each in self.speakers
         }
-        needed = max(map(len, recordings.sounds)) + 2 * round(settings.pause[1] * recordings.sample_rate)
+        self.sizes = [len(sound) for sound in recordings.sounds]
+        self.recorded_sizes = numpy.array(self.sizes)
+        self.offsets = numpy.cumsum(self.recorded_sizes) - self.recorded_sizes
+        self.samples = torch.cat(recordings.sounds)
+        needed = max(self.sizes) + 2 * round(settings.pause[1] * recordings.sample_rate)
         if needed > settings.max_samples:
             raise ConfigError(
                 f"max_seconds={settings.max_seconds} is too short for a recording with silence before and after it, "
@@ -218,29 +224,50 @@ class DigitStringSampler:
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
         """Return the sound and the digits of training string `number`."""
+        records, begins, size = self.choose(number)
+        string = self.strings([records], [begins])
+        return string.sounds(self.samples, size)[0], self.recordings.labels[records]
+
+    def choose(self, number: int) -> tuple[list[int], list[int], int]:
+        """Return the recordings of training string `number`, the sample where each begins, and the string's size."""
         settings, rate = self.settings, self.recordings.sample_rate
+        room = settings.max_samples
         draw = sampler_generator(settings.seed, number, "joined")
         fewest, most = settings.train_digits
         shares = torch.rand(2 * most + 3, generator=draw, dtype=torch.float64).tolist()
         own = self.by_speaker[self.speakers[int(shares[0] * len(self.speakers))]]
         count = fewest + int(shares[1] * (most - fewest + 1))
-        silences = [torch.zeros(round(self._pause(each) * rate)) for each in shares[most + 2 :]]
-        parts, digits, size = [silences[0]], [], len(silences[0])
-        for share, silence in zip(shares[2 : 2 + count], silences[1:], strict=False):
+        pauses = [round(self._pause(each) * rate) for each in shares[most + 2 :]]
+        records, gaps, size = [], [pauses[0]], pauses[0]  # gaps: silence before each digit and after the last
+        for share, pause in zip(shares[2 : 2 + count], pauses[1:], strict=False):
             record = own[int(share * len(own))]
-            sound = self.recordings.sounds[record]
-            size += len(sound) + len(silence)
-            if size > settings.max_samples:
+            if size + self.sizes[record] + pause > room:
                 break
-            parts += [sound, silence]
-            digits.append(record)
-        # a separate generator, so that other strings do not change
-        silence_draw = sampler_generator(settings.seed, number, "quiet")
-        if torch.rand((), generator=silence_draw) < settings.silence_share:
-            spare = settings.max_samples - sum(map(len, parts))
-            for gap, samples in sample_long_silences(len(digits) + 1, spare, silence_draw):
-                parts.insert(2 * gap, torch.zeros(samples))
-        return torch.cat(parts), self.recordings.labels[digits]
+            records.append(record)
+            gaps.append(pause)
+            size += self.sizes[record] + pause
+        silence_draw = sampler_generator(settings.seed, number, "quiet")  # its own, so that other strings do not change
+        if torch.rand((), generator=silence_draw).item() < settings.silence_share:
+            for gap, samples in sample_long_silences(len(gaps), room - size, silence_draw):
+                gaps[gap] += samples
+            size = sum(gaps) + sum(self.sizes[record] for record in records)
+        begins, end = [], 0
+        for record, gap in zip(records, gaps, strict=False):
+            begins.append(end + gap)
+            end = begins[-1] + self.sizes[record]
+        return records, begins, size
+
+    def strings(self, records: list[list[int]], begins: list[list[int]]) -> RecordedStrings:
+        """Return strings of these recordings, each beginning at its sample."""
+        shape = len(records), self.settings.train_digits[1]
+        # a column that is not used begins after all others
+        table = numpy.zeros((3, *shape), numpy.int64)
+        table[0] = self.settings.max_samples
+        for row, (own, first) in enumerate(zip(records, begins, strict=True)):
+            table[0, row, : len(own)] = first
+            table[1, row, : len(own)] = self.offsets[own]
+            table[2, row, : len(own)] = self.recorded_sizes[own]
+        return RecordedStrings(*map(torch.from_numpy, table))
 
     def _pause(self, share: float) -> float:
         """Convert a uniform random number from 0 to 1 to seconds of silence."""
@@ -261,6 +288,7 @@ def _first_string(strings: DigitStrings) -> tuple[Tensor, Tensor]:
 class SpeechBatch:
     """A micro-batch of digit strings, padded with silence at their ends.
 
+    sounds   samples, or which recordings they are made of
     samples  length of each sound
     targets  CTC targets: digits + 1
     lengths  number of targets of each string
@@ -268,7 +296,7 @@ class SpeechBatch:
     seeds    seeds of the noise
     """
 
-    sounds: Float[Tensor, "b n"]
+    sounds: Float[Tensor, "b n"] | RecordedStrings
     samples: Int[Tensor, "b"]
     targets: Int[Tensor, "b t"]
     lengths: Int[Tensor, "b"]
@@ -276,7 +304,7 @@ class SpeechBatch:
     seeds: Int[Tensor, "b"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DigitRecognitionTask:
     """Training task: recognise digit strings with the CTC loss.
 
@@ -285,37 +313,69 @@ class DigitRecognitionTask:
 
     splits: SpeechSplits
     settings: SpeechSettings
+    _on_device: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> SpeechBatch:
         """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
         settings, size = self.settings, self.settings.plan.batch_size
         share = size // of
         mine = slice(part * share, (part + 1) * share)
-        # all batches have the width of the longest augmented string, so that a compiled model sees one shape
-        width = max_augmented_length(settings.max_samples, settings.augmentation.speed)
-        sounds = torch.zeros(share, width)
+        numbers = range(step * size, (step + 1) * size)[mine]
+        strings = self._record if isinstance(self.splits.train, DigitStringSampler) else self._generate
+        sounds, samples, labels = strings(numbers)
         targets = torch.zeros(share, settings.train_digits[1], dtype=torch.int64)
-        samples, lengths = torch.zeros(2, share, dtype=torch.int64)
-        for row, number in enumerate(range(step * size, (step + 1) * size)[mine]):
+        for row, digits in zip(targets, labels, strict=True):
+            row[: len(digits)] = digits + 1
+        lengths = torch.tensor([len(digits) for digits in labels])
+        # drawn for the whole batch, so that the examples do not depend on the number of processes
+        draw = sampler_generator(settings.seed, step, "variation")
+        draws = torch.rand(size, DRAWS + 4 * settings.augmentation.masks, generator=draw)[mine]
+        seeds = torch.randint(1 << 32, (size,), generator=draw)[mine]
+        return SpeechBatch(sounds, torch.tensor(samples), targets, lengths, draws, seeds)
+
+    @property
+    def width(self) -> int:
+        """The samples of every sound of a batch, those of the longest augmented string: a compiler sees one shape."""
+        return max_augmented_length(self.settings.max_samples, self.settings.augmentation.speed)
+
+    def _record(self, numbers: range) -> tuple[RecordedStrings, list[int], list[Tensor]]:
+        """Return strings of recordings, their lengths and digits."""
+        sampler = self.splits.train
+        assert isinstance(sampler, DigitStringSampler)
+        records, begins, samples = zip(*map(sampler.choose, numbers), strict=True)
+        labels = [sampler.recordings.labels[own] for own in records]
+        return sampler.strings(list(records), list(begins)), list(samples), labels
+
+    def _generate(self, numbers: range) -> tuple[Tensor, list[int], list[Tensor]]:
+        """Return generated strings, their lengths and digits."""
+        settings, sounds, samples, labels = self.settings, torch.zeros(len(numbers), self.width), [], []
+        for row, number in zip(sounds, numbers, strict=True):
             sound, digits = self.splits.train(number)
             if len(sound) > settings.max_samples:
                 raise ConfigError(
                     f"max_seconds={settings.max_seconds} is too short for string {number}, which takes "
                     f"{len(sound) / settings.log_mel.sample_rate:.2f}"
                 )
-            sounds[row, : len(sound)], samples[row] = sound, len(sound)
-            targets[row, : len(digits)], lengths[row] = digits + 1, len(digits)
-        # drawn for the whole batch, so that the examples do not depend on the number of processes
-        draw = sampler_generator(settings.seed, step, "variation")
-        draws = torch.rand(size, DRAWS + 4 * settings.augmentation.masks, generator=draw)[mine]
-        seeds = torch.randint(1 << 32, (size,), generator=draw)[mine]
-        return SpeechBatch(sounds, samples, targets, lengths, draws, seeds)
+            row[: len(sound)] = sound
+            samples.append(len(sound))
+            labels.append(digits)
+        return sounds, samples, labels
+
+    def _sounds(self, batch: SpeechBatch) -> Tensor:
+        """Return the sounds of a batch. Recordings are copied to the device of the batch once."""
+        if isinstance(batch.sounds, Tensor):
+            return batch.sounds
+        device = batch.samples.device
+        if device not in self._on_device:
+            assert isinstance(self.splits.train, DigitStringSampler)
+            self._on_device[device] = self.splits.train.samples.to(device)
+        return batch.sounds.sounds(self._on_device[device], self.width)
 
     def loss(self, model: nn.Module, batch: SpeechBatch) -> Loss:
         """Augment the sounds and return their CTC loss."""
         augmentation, settings = self.settings.augmentation, self.settings.log_mel
-        with torch.autocast(batch.sounds.device.type, enabled=False):  # half precision cannot represent the powers
-            sounds, samples = augment_audio(batch.sounds, batch.samples, batch.draws, batch.seeds, augmentation)
+        with torch.autocast(batch.samples.device.type, enabled=False):  # half precision cannot represent the powers
+            sounds, samples = augment_audio(self._sounds(batch), batch.samples, batch.draws, batch.seeds, augmentation)
             frames = (samples - settings.window_length) // settings.hop_length + 1
             spectrogram = normalized_log_mel(sounds, settings)
             spectrogram = spec_augment(spectrogram, frames, batch.draws[:, DRAWS:], augmentation)
