@@ -29,17 +29,8 @@ class RecordedStrings:
         >>> strings.sounds(torch.tensor([0.1, 0.2, 0.3]), 6)
         tensor([[0.0000, 0.3000, 0.0000, 0.1000, 0.2000, 0.0000]])
         """
-        if recordings.device.type == "cpu":
-            return self._copy_slices(recordings, width)
-        positions = torch.arange(width, device=recordings.device)
-        begun = (positions >= self.begins[:, :, None]).sum(1) - 1  # the column that is heard, -1 before the first
-        column = begun.clamp(min=0)
-        inside = positions - self.begins.gather(1, column)
-        real = (begun >= 0) & (inside < self.sizes.gather(1, column))
-        chosen = recordings[(self.offsets.gather(1, column) + inside).clamp(0, len(recordings) - 1)]
-        return chosen.masked_fill(~real, 0)
-
-    def _copy_slices(self, recordings: Tensor, width: int) -> Tensor:
+        if recordings.device.type != "cpu":
+            return self.gather(recordings, width)
         sounds = torch.zeros(len(self.begins), width)
         columns = zip(sounds, self.begins.tolist(), self.offsets.tolist(), self.sizes.tolist(), strict=True)
         for row, begins, offsets, sizes in columns:
@@ -47,3 +38,13 @@ class RecordedStrings:
                 if size:
                     row[begin : begin + size] = recordings[offset : offset + size]
         return sounds
+
+    def gather(self, recordings: Float[Tensor, "samples"], width: int) -> Float[Tensor, "b n"]:
+        """Return what `sounds` returns, without reading values on the host."""
+        positions = torch.arange(width, device=recordings.device)
+        begun = (positions >= self.begins[:, :, None]).sum(1) - 1  # the latest column that has begun, or -1
+        column = begun.clamp(min=0)
+        inside = positions - self.begins.gather(1, column)
+        real = (begun >= 0) & (inside < self.sizes.gather(1, column))
+        chosen = recordings[(self.offsets.gather(1, column) + inside).clamp(0, len(recordings) - 1)]
+        return chosen.masked_fill(~real, 0)

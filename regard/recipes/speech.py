@@ -361,7 +361,7 @@ class DigitRecognitionTask:
             labels.append(digits)
         return sounds, samples, labels
 
-    def _sounds(self, batch: SpeechBatch) -> Tensor:
+    def sounds(self, batch: SpeechBatch) -> Tensor:
         """Return the sounds of a batch. Recordings are copied to the device of the batch once."""
         if isinstance(batch.sounds, Tensor):
             return batch.sounds
@@ -375,7 +375,7 @@ class DigitRecognitionTask:
         """Augment the sounds and return their CTC loss."""
         augmentation, settings = self.settings.augmentation, self.settings.log_mel
         with torch.autocast(batch.samples.device.type, enabled=False):  # half precision cannot represent the powers
-            sounds, samples = augment_audio(self._sounds(batch), batch.samples, batch.draws, batch.seeds, augmentation)
+            sounds, samples = augment_audio(self.sounds(batch), batch.samples, batch.draws, batch.seeds, augmentation)
             frames = (samples - settings.window_length) // settings.hop_length + 1
             spectrogram = normalized_log_mel(sounds, settings)
             spectrogram = spec_augment(spectrogram, frames, batch.draws[:, DRAWS:], augmentation)
