@@ -1,7 +1,5 @@
 """A GPT-2 written with torch alone, in the usual way: the peer of the benchmark of training."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -31,13 +29,6 @@ class PlainGPT(nn.Module):
         self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(PlainBlock(width, heads, bias) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        for name, weight in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):
-                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * depth))
-            elif weight.ndim > 1:
-                nn.init.normal_(weight, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(weight)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
@@ -45,3 +36,15 @@ class PlainGPT(nn.Module):
             x = block(x)
         logits = functional.linear(self.norm(x), self.tokens.weight)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def copy_weights(model: nn.Module, plain: PlainGPT) -> None:
+    """Copy the weights of a GPT of regard, whose parameters come in the same order, into a plain one."""
+    names = {"attention_norm": "norm1", "feedforward_norm": "norm2", "attention.query_key_value": "qkv",
+             "attention.out": "out", "feedforward.up": "up", "feedforward.down": "down"}  # fmt: skip
+    state = {}
+    for name, weight in model.state_dict().items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        state[name] = weight
+    plain.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Digit strings as lists of recordings: a batch names which recording begins where, and its device copies the samples."""
+"""Digit strings as lists of recordings: a batch has the start of each, and its device copies the samples."""
 
 from dataclasses import dataclass
 

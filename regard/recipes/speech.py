@@ -46,8 +46,8 @@ from regard.recipes.digit_listener import (
     recognize_streaming,
 )
 from regard.recipes.error_rate import sequence_accuracy, token_error_rate
-from regard.recipes.recorded_strings import RecordedStrings
 from regard.recipes.recipe import Phase, RunLocation, TrainingSetup
+from regard.recipes.recorded_strings import RecordedStrings
 from regard.train.objectives import ctc
 from regard.train.optimizers import AdamW, Muon
 from regard.train.plan import TrainingPlan

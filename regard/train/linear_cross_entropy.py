@@ -45,8 +45,8 @@ def linear_cross_entropy(
     """
     if hidden.shape[-1:] != weight.shape[1:] or weight.ndim != 2:
         raise ShapeError(
-            f"weight is {tuple(weight.shape)} read as (w d), but hidden is {tuple(hidden.shape)} read as (*n d); d must "
-            "be the same"
+            f"weight is {tuple(weight.shape)} read as (w d), but hidden is {tuple(hidden.shape)} read as (*n d); "
+            "d must be the same"
         )
     if hidden.shape[:-1] != targets.shape:
         raise ShapeError(
@@ -147,7 +147,9 @@ def _cross_entropy_and_gradient(
     exact = torch.promote_types(logits.dtype, torch.float32)
     skipped = targets == ignored
     if logits.device.type == "cpu" and bool(((targets < 0) | (targets >= vocab)).logical_and_(~skipped).any()):
-        raise ShapeError(f"targets has values from {int(targets.min())} to {int(targets.max())}, but tokens are 0 to {vocab - 1}")
+        raise ShapeError(
+            f"targets has values from {int(targets.min())} to {int(targets.max())}, but tokens are 0 to {vocab - 1}"
+        )
     logs = logits[:, :vocab].to(exact).log_softmax(-1)
     chosen = targets.masked_fill(skipped, 0)[:, None]
     losses = logs.gather(1, chosen)[:, 0] * (smoothing - 1)

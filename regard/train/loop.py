@@ -314,9 +314,7 @@ class Trainer:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         # DDP and FSDP average gradients over processes, and the loss is a sum
-        torch._foreach_mul_(self.optimizer.gradients(), (factor * self.group.world_size).float())
-        if self.plan.max_grad_norm is not None:
-            self.optimizer.clip_grad_norm(self.plan.max_grad_norm)
+        self.optimizer.scale_gradients((factor * self.group.world_size).float(), self.plan.max_grad_norm)
         if self.scaler is None:
             self.optimizer.step()
         else:

@@ -159,9 +159,19 @@ class CombinedOptimizer:
         """Return the gradients of all parameters that have a gradient."""
         return [p.grad for _, p in self._named if p.grad is not None]
 
-    def clip_grad_norm(self, max_norm: float) -> None:
-        """Clip the gradients in place so that their total norm, over all shards, is at most `max_norm`."""
-        nn.utils.clip_grad_norm_([p for _, p in self._named], max_norm)
+    def scale_gradients(self, factor: Tensor, max_norm: float | None) -> None:
+        """Multiply the gradients by a factor, then clip them so that their total norm is at most `max_norm`.
+
+        The norm is over all shards. None does not clip.
+        """
+        gradients = self.gradients()
+        if max_norm is not None and not any(isinstance(each, DTensor) for each in gradients):
+            # one multiplication for both, because each reads and writes all gradients
+            norm = nn.utils.get_total_norm(gradients) * factor
+            factor, max_norm = factor * (max_norm / (norm + 1e-6)).clamp(max=1.0), None
+        torch._foreach_mul_(gradients, factor)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_([p for _, p in self._named], max_norm)
 
     def scale_lr(self, factor: float) -> None:
         """Set every learning rate to this factor times its initial value."""

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.train.prefetch import map_tensors, move_to_device
+from regard.train.prefetch import map_tensors
 
 EAGER_STEPS = 3  # of each shape before it is captured: compilers, autotuning and lazy initialization are done then
 MAX_GRAPHS = 64  # batches of other shapes run without a graph
 FEW_REPEATS = 500  # steps without a graph, after which a run says that its batches have too many shapes
-# A step: (micro-batches on the device) to (sum of the losses, their count)
+# A step: (micro-batches) to (sum of the losses, their count)
 Step = Callable[[list[Any]], tuple[Tensor, Tensor]]
 
 
@@ -57,7 +57,7 @@ class StepGraphs:
             self._steps += 1
             if self._steps == FEW_REPEATS and self._usable and not self._graphs:
                 self._on_message("training steps run without CUDA graphs: batches of one shape are too rare")
-            return self._step(move_to_device(micro_batches, self._device))
+            return self._step(micro_batches)
         return graph.replay(micro_batches)
 
     def _is_repeated(self, shape: Hashable) -> bool:

@@ -9,7 +9,9 @@ LISTS = [[5, 6], [], [7], [8, 9, 10], [], [11]]
 
 
 def as_lists(rows: RaggedRows) -> list[list[int]]:
-    return [rows.values[start : start + length].tolist() for start, length in zip(rows.starts, rows.lengths, strict=True)]
+    return [
+        rows.values[start : start + length].tolist() for start, length in zip(rows.starts, rows.lengths, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("numbers", [[0], [3, 3, 1], [5, 4, 0, 2], []])
