@@ -5,7 +5,7 @@
 Ours are the steps of `regard.train`: compiled, captured as CUDA graphs, with clipped gradients and AdamW. The peers are
 compiled models in a plain loop with the same weights, data, optimizer and clipping. The losses of the first steps must
 agree before anything is timed. The small models of the recipes are compared with themselves without CUDA graphs.
-Memory is the peak that torch allocates in the first steps. `--quick` runs tiny models, on a CPU too, to see that it runs.
+Memory is the peak that torch allocates in the first steps. `--quick` runs tiny models, on a CPU too.
 """
 
 import gc

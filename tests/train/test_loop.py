@@ -535,7 +535,7 @@ def test_resuming_without_a_valid_checkpoint_raises_an_error(tmp_path: Path) -> 
 def test_a_run_is_resumed_with_the_same_plan_only(tmp_path: Path) -> None:
     fit(Tiny(), Points(), plan(), folder=tmp_path)
     with pytest.raises(
-        ConfigError, match=r"has another plan: max_grad_norm was 0.3 and is 0.5; only evaluate_every, .*, steps may"
+        ConfigError, match=r"has another plan: max_grad_norm was 0.3 and is 0.5; only cuda_graphs, .*, steps may"
     ):
         fit(Tiny(), Points(), plan(steps=24, max_grad_norm=0.5), folder=tmp_path, resume=True)
     with pytest.raises(ConfigError, match=r"steps=11, but the run in .* has done 12 steps already"):
