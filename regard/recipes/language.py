@@ -13,6 +13,7 @@ Memory: built-in 0.7 GB; tinyshakespeare 2.7 GiB of GPU memory for GPT and 3.4 G
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,6 +39,7 @@ from regard.recipes.recipe import Phase, RecipeTokenizer, RunLocation, Splits, T
 from regard.see.heads import build_head_table
 from regard.see.watch import watch
 from regard.train.averaging import ExponentialAverage
+from regard.train.linear_cross_entropy import linear_cross_entropy
 from regard.train.objectives import cross_entropy
 from regard.train.optimizers import AdamW, Muon
 from regard.train.plan import TrainingPlan
@@ -54,6 +56,7 @@ CPU_SETTINGS = {
 FROM_DATA = ("vocab",)
 NEXT_COMMAND = {"gpt": 'regard generate {folder} "TEXT"', "bert": 'regard look {folder}/model "TEXT"'}
 ARCHITECTURES = ("gpt", "bert")
+LARGE_VOCAB = 4096  # tokens, from which GPT is trained without holding all logits
 TEXTS = ("python", "repeated")  # built in
 NGRAM_BASELINES = {"single characters": 1, "trigrams": 3}  # orders of the n-gram models that GPT is compared with
 
@@ -258,6 +261,7 @@ class NextTokenTask:
     tokens      tokens of the training text
     validation  tokens of the validation text
     characters  number of characters in the validation text, without those of its first token
+    fused       compute the loss without holding the logits of all tokens, which are large if the vocabulary is
     """
 
     tokens: Int[Tensor, "n"]
@@ -266,6 +270,7 @@ class NextTokenTask:
     context: int
     batch_size: int
     seed: int
+    fused: bool = False
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
         """Return the inputs and the next-token targets of one micro-batch of step `step`: number `part` (from 0) of
@@ -281,6 +286,8 @@ class NextTokenTask:
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         """Return the cross-entropy of the next token."""
         tokens, targets = batch
+        if self.fused:
+            return Loss(model(tokens, head=partial(linear_cross_entropy, targets=targets)), targets.numel())
         return cross_entropy(model(tokens).float(), targets)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -374,7 +381,8 @@ def make_task(settings: LanguageSettings, splits: Splits[str], tokenizer: Recipe
         if len(train) <= context:
             raise DataError(f"the context of {context} tokens is longer than the training text, which has {len(train)}")
         characters = _predicted_characters(splits.validation, validation, tokenizer)
-        return NextTokenTask(train, validation, characters, context, plan.batch_size, settings.seed)
+        fused = tokenizer.vocab >= LARGE_VOCAB
+        return NextTokenTask(train, validation, characters, context, plan.batch_size, settings.seed, fused)
     assert isinstance(tokenizer, BytePairTokenizer)
     train_set, validation_set = (
         SentenceCorpus.from_text(text, tokenizer, context) for text in (splits.train, splits.validation)

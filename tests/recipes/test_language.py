@@ -128,6 +128,14 @@ def test_the_shards_of_a_batch_of_windows_concatenate_to_the_batch() -> None:
     assert not torch.equal(whole[0], task.batch(8, 0, 1)[0])
 
 
+def test_the_fused_loss_of_a_large_vocabulary_is_that_of_the_logits() -> None:
+    model, tokens = build_from_config(GPT_TINY, seed=1), torch.arange(53) % 7
+    plain = NextTokenTask(tokens, tokens, 53, 15, 6, seed=3)
+    found, truth = (task.loss(model, task.batch(2, 0, 1)) for task in (replace(plain, fused=True), plain))
+    assert int(found.count) == int(truth.count) == 90
+    torch.testing.assert_close(found.total, truth.total)
+
+
 @pytest.mark.parametrize("length", [2, 14, 15, 16, 17, 46, 47])
 def test_a_text_costs_what_its_tokens_cost_one_after_the_other(length: int) -> None:
     model = build_from_config(GPT_TINY, seed=1).eval()
