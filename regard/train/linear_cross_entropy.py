@@ -76,7 +76,7 @@ def _linear_cross_entropy(
     An operator, so that torch.compile does not trace the loop.
     """
     total, by_hidden, by_weight = _make_results(hidden, weight, of_hidden, of_weight)
-    fused = hidden.is_cuda and hidden.dtype != torch.float64 and _has_triton()
+    fused = hidden.is_cuda and hidden.dtype != torch.float64 and has_triton()
     if hidden.is_cuda:
         inside = ((targets >= 0) & (targets < len(weight))) | (targets == ignored)
         torch._assert_async(inside.all(), f"a target is not a token of the vocabulary, 0 to {len(weight) - 1}")
@@ -199,5 +199,6 @@ def _scale(dtype: torch.dtype) -> float:
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Return whether Triton is installed."""
     return find_spec("triton") is not None

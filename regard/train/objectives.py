@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import check_range
+from regard.train import fused_ctc
 from regard.train.task import Loss
 
 IGNORED = -100  # the target that is skipped, torch's `ignore_index`
@@ -49,14 +50,18 @@ def ctc(
     """
     if not 0 <= blank < logits.shape[-1]:
         raise ConfigError(f"blank={blank} must be a token of the logits, from 0 to {logits.shape[-1] - 1}")
+    capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
     needed = lengths + _repeats(targets, lengths)
-    short = (rows < needed).nonzero().flatten().tolist()
+    # no value can be read while a CUDA graph is captured; the loss of a sequence that is too short is infinite
+    short = [] if capturing else (rows < needed).nonzero().flatten().tolist()
     if short:
         first = short[0]
         raise ShapeError(
             f"sequence {first} has {rows[first]} rows, but its {lengths[first]} tokens need {needed[first]}: one each "
             "and a blank between equal neighbours; use shorter targets or more rows"
         )
+    if fused_ctc.is_supported(logits, targets):
+        return Loss(fused_ctc.fused_ctc(logits, targets, rows, lengths, blank), lengths.sum())
     # the sum over alignments needs at least float32
     scores = logits.float().log_softmax(-1).transpose(0, 1)
     total = functional.ctc_loss(scores, targets, rows, lengths, blank=blank, reduction="sum")

@@ -68,3 +68,82 @@ def cross_entropy_and_gradient(
         num_warps=16 if block >= 8192 else 4,
     )  # fmt: skip
     return losses
+
+
+@triton.jit
+def _add_logs(a, b, c):
+    """Return log(exp(a) + exp(b) + exp(c)), elementwise."""
+    largest = tl.maximum(a, tl.maximum(b, c))
+    base = tl.where(largest == -float("inf"), 0.0, largest)
+    return base + tl.log(tl.exp(a - base) + tl.exp(b - base) + tl.exp(c - base))
+
+
+@triton.jit
+def _ctc_sequences(
+    LOGS, TARGETS, ROWS, LENGTHS, ALPHAS, LOSSES, GRADIENTS, n, vocab, tokens, blank,
+    STATES: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Compute the CTC loss of one sequence and its gradient by the logits, by the forward-backward algorithm.
+
+    State 2k + 1 is token k of the target, and the states before, between and after tokens are blanks.
+    """
+    b = tl.program_id(0).to(tl.int64)
+    states, words = tl.arange(0, STATES), tl.arange(0, WORDS)
+    rows, length = tl.load(ROWS + b), tl.load(LENGTHS + b)
+    number = (states - 1) // 2
+    is_token = (states % 2 == 1) & (number < length)
+    real = states <= 2 * length
+    token = tl.load(TARGETS + b * tokens + number, mask=is_token, other=blank)
+    earlier = tl.load(TARGETS + b * tokens + number - 1, mask=is_token & (number > 0), other=-1)
+    skips = is_token & (number > 0) & (token != earlier)  # may follow the token before without a blank
+    back1, back2 = tl.maximum(states - 1, 0), tl.maximum(states - 2, 0)
+    on1, on2 = tl.minimum(states + 1, STATES - 1), tl.minimum(states + 2, STATES - 1)
+    skipped_to = (tl.gather(skips.to(tl.int32), on2, 0) > 0) & (states + 2 < STATES)
+    logs, alphas = LOGS + b * n * vocab, ALPHAS + b * n * STATES + states
+
+    alpha = tl.where((states < 2) & real, tl.load(logs + token), -float("inf"))
+    tl.store(alphas, alpha)
+    for t in range(1, rows):
+        one = tl.where(states > 0, tl.gather(alpha, back1, 0), -float("inf"))
+        two = tl.where(skips, tl.gather(alpha, back2, 0), -float("inf"))
+        alpha = tl.where(real, _add_logs(alpha, one, two) + tl.load(logs + t * vocab + token), -float("inf"))
+        tl.store(alphas + t * STATES, alpha)
+    last = real & (states >= 2 * length - 1)
+    ends = tl.where(last, alpha, -float("inf"))
+    largest = tl.max(ends)
+    base = tl.where(largest == -float("inf"), 0.0, largest)
+    likelihood = base + tl.log(tl.sum(tl.exp(ends - base)))
+    tl.store(LOSSES + b, -likelihood)
+
+    beta = tl.where(last, 0.0, -float("inf"))
+    for step in range(rows):
+        t = rows - 1 - step
+        posterior = tl.exp(tl.load(alphas + t * STATES) + beta - likelihood)
+        posterior = tl.where(real, posterior, 0.0)
+        expected = tl.sum(tl.where(token[:, None] == words[None, :], posterior[:, None], 0.0), 0)
+        there = words < vocab
+        probability = tl.exp(tl.load(logs + t * vocab + words, mask=there, other=-float("inf")))
+        tl.store(GRADIENTS + (b * n + t) * vocab + words, probability - expected, mask=there)
+        beta = tl.where(real, beta + tl.load(logs + t * vocab + token), -float("inf"))
+        one = tl.where(states + 1 < STATES, tl.gather(beta, on1, 0), -float("inf"))
+        two = tl.where(skipped_to, tl.gather(beta, on2, 0), -float("inf"))
+        beta = _add_logs(beta, one, two)
+
+
+def ctc_and_gradient(logs: Tensor, targets: Tensor, rows: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
+    """Return the CTC loss of each sequence, and the gradient by the logits of which `logs` are the log-softmax.
+
+    logs     log-probabilities (b n w), contiguous float32
+    targets  tokens (b t) without blanks
+    rows     number of rows of each sequence, at least 1
+    lengths  number of tokens of each target
+    """
+    b, n, vocab = logs.shape
+    states = triton.next_power_of_2(2 * targets.shape[1] + 1)
+    alphas = torch.empty(b, n, states, dtype=torch.float32, device=logs.device)
+    losses, gradients = torch.empty(b, dtype=torch.float32, device=logs.device), torch.zeros_like(logs)
+    _ctc_sequences[(b,)](
+        logs, targets, rows, lengths, alphas, losses, gradients, n, vocab, targets.shape[1], blank, states,
+        triton.next_power_of_2(vocab), num_warps=1,
+    )  # fmt: skip
+    return losses, gradients
