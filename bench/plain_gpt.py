@@ -18,7 +18,8 @@ class PlainBlock(nn.Module):
         q, k, v = (each.view(b, n, self.heads, -1).transpose(1, 2) for each in self.qkv(self.norm1(x)).split(d, -1))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(b, n, d))
-        return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        out: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return out
 
 
 class PlainGPT(nn.Module):
