@@ -19,7 +19,7 @@ from regard.train.distributed import join_process_group
 from regard.train.loop import TrainingResult, fit
 from tests.train.subprocesses import start
 from tests.train.tiny import PLANS, Points, Tiny
-from tests.train.workers import AVERAGED, StoppedError, Stopping, worker
+from tests.train.workers import AVERAGED, StoppedError, Stopping, gpt_run, worker
 
 PARALLEL = ("ddp", "fsdp")
 TRAINED = [(2, name) for name in PLANS] + [(4, name) for name in AVERAGED]
@@ -84,6 +84,15 @@ def test_several_processes_give_the_result_of_one(
     ]
     for parameter, value in truth.model.named_parameters():
         torch.testing.assert_close(weights[parameter], value.detach(), rtol=0, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_the_fused_loss_of_two_processes_is_that_of_logits_in_one(parallel: str, trained: dict[int, Path]) -> None:
+    result, weights = read_result(trained[2], f"{parallel}-fused")
+    truth = fit(*gpt_run())
+    assert result["losses"] == [[step, pytest.approx(loss, rel=1e-5)] for step, loss in truth.losses]
+    for name, value in truth.model.state_dict().items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("saved_by", ["one", *PARALLEL])

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def train(out: Path, others: Path | None = None) -> None:
         if others is not None:
             resume(out, others, parallel, group)
             continue
+        model, task, settings = gpt_run()
+        write_result(group, out, f"{parallel}-fused", fit(model, replace(task, fused=True), settings, group=group))
         with suppress(StoppedError):
             fit(Tiny(), Stopping(), PLANS["last"], folder=out / parallel, group=group)
 
