@@ -252,7 +252,8 @@ class TranslationTask:
     @cached_property
     def _order(self) -> LengthBuckets:
         source, target = (torch.from_numpy(each) for each in self._lengths)
-        lengths = target * self.context + source  # by the target first, whose tokens cost more: each has its logits
+        # sort by the target first: its tokens cost more, since each has logits
+        lengths = target * self.context + source
         pool, plan = self.settings.bucket_batches, self.settings.plan
         return LengthBuckets(len(self.train), plan.batch_size, self.settings.seed, lengths=lengths, pool=pool)
 
@@ -287,7 +288,7 @@ class TranslationTask:
 
     @cached_property
     def _longest(self) -> int:
-        """Maximum number of words in a sentence."""
+        """The number of words in the longest sentence."""
         return max(int(side.lengths.max()) for side in self._words)
 
     @cached_property

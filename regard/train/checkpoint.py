@@ -40,7 +40,7 @@ RESUMABLE = {
     "keep_checkpoints",
     "patience",
     "cuda_graphs",
-}  # may change when a run is resumed
+}  # settings that may change when a run is resumed
 THEN_RESUME = ", then --resume continues from the last checkpoint"
 NAME = re.compile(r"step-\d{8,}")
 

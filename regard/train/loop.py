@@ -284,7 +284,7 @@ class Trainer:
         return pin(micro_batches) if self.group.device.type == "cuda" else micro_batches
 
     def train_step(self, micro_batches: list[Any], lr_factor: float) -> tuple[Tensor, Tensor]:
-        """Do one optimizer step; return the sum of the losses and their count, over all processes.
+        """Do one optimizer step; return the sum of the losses and the number of targets, over all processes.
 
         The result must be used before the next step.
 
