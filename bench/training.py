@@ -73,12 +73,12 @@ QUICK = Sizes(b=2, n=16, width=32, depth=1, heads=2, images=2, side=32, rounds=3
 
 
 class NextTokens:
-    """Task: next-token prediction on random tokens, with the fused loss."""
+    """Task: next-token prediction on random tokens, which are on the device, with the fused loss."""
 
-    def __init__(self, vocab: int, sizes: Sizes) -> None:
+    def __init__(self, vocab: int, sizes: Sizes, device: torch.device) -> None:
         draws = torch.Generator().manual_seed(0)
         # few different tokens, so that there is something to learn
-        tokens = torch.randint(0, min(vocab, 1000), (BATCHES, sizes.b, sizes.n + 1), generator=draws)
+        tokens = torch.randint(0, min(vocab, 1000), (BATCHES, sizes.b, sizes.n + 1), generator=draws).to(device)
         self.batches = [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in tokens]
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
@@ -154,9 +154,8 @@ class PeerSteps:
         self.step = 0
 
     def __call__(self) -> Tensor:
-        batch = [x.to(self.device, non_blocking=True) for x in self.task.batch(self.step, 0, 1)]
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss = self.loss(batch)
+            loss = self.loss(self.task.batch(self.step, 0, 1))
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         self.optimizer.step()
@@ -206,7 +205,7 @@ def measure_gpt(name: str, bias: bool, vocab: int, sizes: Sizes, device: torch.d
         vocab=vocab, context=sizes.n, width=sizes.width, depth=sizes.depth, heads=sizes.heads, bias=bias, dropout=0.0,
         attention_dropout=0.0,
     )  # fmt: skip
-    task = NextTokens(vocab, sizes)
+    task = NextTokens(vocab, sizes, device)
     model, plain = GPT(config), PlainGPT(vocab, sizes.n, sizes.width, sizes.depth, sizes.heads, bias)
     copy_weights(model, plain)
     return compare(
