@@ -176,7 +176,7 @@ class TranslationBatch(NamedTuple):
     source     tokens of the source
     inputs     decoder inputs: the start token and the target
     positions  indices into the flattened `inputs` that are not padding, for each pass filled up with its first index
-               to a multiple of the number of sentences: few shapes, so that a compiler or a CUDA graph meets them again
+               to a multiple of the number of sentences, so that there are few shapes
     targets    the next token at each of these positions; IGNORED where they are filled up
     """
 

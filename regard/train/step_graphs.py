@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs: a step is captured once for each shape of a batch, and replayed with new values.
+"""Training steps as CUDA graphs: a step is captured once, if all batches have one shape, and replayed with new values.
 
 A step of a small model has many short kernels, and Python takes longer to launch them than the GPU to run them. A
 graph is launched at once: forward pass, backward pass, gradient clipping and the optimizer.
@@ -13,9 +13,7 @@ from torch import Tensor
 
 from regard.train.prefetch import map_tensors
 
-EAGER_STEPS = 3  # of each shape before it is captured: compilers, autotuning and lazy initialization are done then
-MAX_GRAPHS = 64  # batches of other shapes run without a graph
-FEW_REPEATS = 500  # steps without a graph, after which a run says that its batches have too many shapes
+EAGER_STEPS = 3  # before a step is captured: compilers, autotuning and lazy initialization are done then
 # A step: (micro-batches) to (sum of the losses, their count)
 Step = Callable[[list[Any]], tuple[Tensor, Tensor]]
 
@@ -28,8 +26,8 @@ class StepGraphs:
     on_message  called with whether graphs are used, and if not, why
 
     The loss may depend on the tensors of the batch, the model and the RNG state only: what else Python code reads is
-    fixed when a graph is captured. A step that synchronizes with the GPU cannot be captured; then all steps run
-    without graphs, and `on_message` gets the reason.
+    fixed when a graph is captured. Without graphs run the steps of a task whose batches differ in shape, and those of
+    a task whose step synchronizes with the GPU; `on_message` gets the reason.
     """
 
     def __init__(
@@ -37,9 +35,9 @@ class StepGraphs:
     ) -> None:
         self._step, self._device, self._clear, self._on_message = step, device, clear, on_message
         self._stream = torch.cuda.Stream(device)
-        self._seen: dict[Hashable, int] = {}
-        self._graphs: dict[Hashable, _CapturedStep] = {}
-        self._steps = 0
+        self._shape: Hashable = None  # that of all batches so far
+        self._eager_steps = 0
+        self._graph: _CapturedStep | None = None
         self._usable = True
 
     def stream(self) -> Any:
@@ -49,54 +47,52 @@ class StepGraphs:
 
     def run(self, micro_batches: list[Any]) -> tuple[Tensor, Tensor]:
         """Do one step. The result must be used before the next one, which may overwrite it."""
-        shape = batch_signature(micro_batches) if self._usable else None
-        if shape is not None and shape not in self._graphs and self._is_repeated(shape):
-            self._capture(shape, micro_batches)
-        graph = self._graphs.get(shape)
-        if graph is None:
-            self._steps += 1
-            if self._steps == FEW_REPEATS and self._usable and not self._graphs:
-                self._on_message("training steps run without CUDA graphs: batches of one shape are too rare")
-            return self._step(micro_batches)
-        return graph.replay(micro_batches)
+        if self._usable:
+            self._check_shape(batch_signature(micro_batches))
+        if self._usable and self._graph is None and self._eager_steps >= EAGER_STEPS:
+            self._capture(micro_batches)
+        if self._graph is not None:
+            return self._graph.replay(micro_batches)
+        self._eager_steps += 1
+        return self._step(micro_batches)
 
-    def _is_repeated(self, shape: Hashable) -> bool:
-        seen = self._seen.get(shape, 0)
-        if len(self._seen) > 16 * MAX_GRAPHS:
-            self._seen.clear()
-        self._seen[shape] = seen + 1
-        return seen >= EAGER_STEPS and len(self._graphs) < MAX_GRAPHS
+    def _check_shape(self, shape: Hashable) -> None:
+        """Stop the use of graphs if this batch has another shape than those before."""
+        if self._shape is None:
+            self._shape = shape
+        if shape != self._shape:
+            self._stop("batches differ in shape")
 
-    def _capture(self, shape: Hashable, micro_batches: list[Any]) -> None:
+    def _capture(self, micro_batches: list[Any]) -> None:
         generator = torch.cuda.default_generators[self._stream.device.index]
         before = generator.get_state()
-        pool = next((each.graph.pool() for each in self._graphs.values()), None)
         try:
-            self._graphs[shape] = _CapturedStep(self._step, micro_batches, self._stream, pool)
+            self._graph = _CapturedStep(self._step, micro_batches, self._stream)
         except RuntimeError as error:
-            self._usable = False
-            self._graphs.clear()
             self._clear()
             # a failed capture leaves the generator in its state of capturing
             fresh = torch.Generator(self._stream.device)
             fresh.set_state(before)
             generator.graphsafe_set_state(fresh)
             reason = str(error.__context__ or error).split("\n")[0]
-            self._on_message(f"training steps run without CUDA graphs, because one could not be captured: {reason}")
+            self._stop(f"one could not be captured: {reason}")
             return
-        if len(self._graphs) == 1:
-            self._on_message("training steps run as CUDA graphs; cuda_graphs=False turns this off")
+        self._on_message("training steps run as CUDA graphs; cuda_graphs=False turns this off")
+
+    def _stop(self, reason: str) -> None:
+        self._usable, self._graph = False, None
+        self._on_message(f"training steps run without CUDA graphs, because {reason}")
 
 
 class _CapturedStep:
     """One training step as a CUDA graph, with the tensors that it reads its batch from."""
 
-    def __init__(self, step: Step, micro_batches: list[Any], stream: torch.cuda.Stream, pool: Any) -> None:
+    def __init__(self, step: Step, micro_batches: list[Any], stream: torch.cuda.Stream) -> None:
         self._inputs: list[Tensor] = []
-        self.graph = torch.cuda.CUDAGraph()
+        self._graph = torch.cuda.CUDAGraph()
         batch = map_tensors(micro_batches, lambda tensor: self._add_input(tensor, stream.device))
         # other threads load batches into pinned memory, which is allowed during a capture of this thread only
-        with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._total, self._count = step(batch)
 
     def _add_input(self, tensor: Tensor, device: torch.device) -> Tensor:
@@ -106,7 +102,7 @@ class _CapturedStep:
     def replay(self, micro_batches: list[Any]) -> tuple[Tensor, Tensor]:
         for held, new in zip(self._inputs, list_tensors(micro_batches), strict=True):
             held.copy_(new, non_blocking=True)
-        self.graph.replay()
+        self._graph.replay()
         return self._total, self._count
 
 
@@ -118,7 +114,7 @@ def list_tensors(batch: Any) -> list[Tensor]:
 
 
 def batch_signature(batch: Any) -> Hashable:
-    """Return what must be equal for two batches to use one graph: shapes, dtypes and all values outside tensors."""
+    """Return what must be equal for batches to use one graph: shapes, dtypes and all values outside tensors."""
     if isinstance(batch, Tensor):
         return tuple(batch.shape), batch.dtype
     if isinstance(batch, dict):
