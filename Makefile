@@ -44,6 +44,7 @@ faults: $(VENV)/.test  ## kills, signals, bit flips, truncations, full disks, wr
 
 bench: $(VENV)/.test  ## ratios against peers
 	$(PY) -m bench
+	$(PY) -m bench.linear
 	$(PY) -m bench.models
 	$(PY) -m bench.huggingface
 	$(PY) -m bench.watching

@@ -1,4 +1,4 @@
-"""Compare the speed of attention calls with an earlier revision: `python -m bench.revisions REV [--linear]`."""
+"""Compare the speed of attention calls with an earlier revision: `python -m bench.revisions REV`."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import json, sys, time, torch
 from regard import alibi, attend, causal, window
-linear = sys.argv[1] == "linear"
+linear, backward = sys.argv[1] == "linear", sys.argv[2] == "backward"
 gpu = torch.cuda.is_available()
 device, half = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
 cases = {
@@ -35,32 +35,35 @@ elif gpu:
         "causal 1024 float32": ((2, 8, 1024, 64), torch.float32, dict(mask=causal())),
     }
 run = (lambda *x, **rest: linear_attend(*x, mask=causal(), **rest).out) if linear else attend
+# with one thread its own time, without that of other processes
+clock = time.perf_counter if gpu or torch.get_num_threads() > 1 else time.process_time
 def typical(call, repeats):
     times, warm = [], 1 if linear and repeats > 1 else 0 if linear else 3
     for _ in range(repeats + warm):
-        start = time.perf_counter()
+        start = clock()
         call()
         if gpu: torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return 1e3 * sorted(times[warm:])[repeats // 2]
 for name, (shape, dtype, rest) in cases.items():
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     with torch.no_grad():
         forward = typical(lambda: run(q, k, v, **rest), 3 if linear else 30)
     for x in (q, k, v): x.requires_grad_()
-    training = typical(lambda: torch.autograd.grad(run(q, k, v, **rest).sum(), (q, k, v)), 1 if linear else 15)
-    print(json.dumps([name, forward, training]), flush=True)
+    train = lambda: torch.autograd.grad(run(q, k, v, **rest).sum(), (q, k, v))
+    times = [forward] + ([typical(train, 1 if linear else 15)] if backward else [])
+    print(json.dumps([name, times]), flush=True)
 """
 
 
-def measure(tree: Path, cases: str) -> dict[str, tuple[float, float]]:
-    """Milliseconds of each case in one tree: forward, and forward and backward."""
+def measure(tree: Path, cases: str, backward: bool) -> dict[str, list[float]]:
+    """Milliseconds of each case in one tree: forward, and forward and backward if `backward`."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, cases]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, cases, "backward" if backward else ""]
     run = subprocess.run(command, cwd=tree, env=environment, capture_output=True)
     if run.returncode:
         raise SystemExit(run.stderr.decode()[-2000:])
-    return {name: (forward, training) for name, forward, training in map(json.loads, run.stdout.splitlines())}
+    return dict(map(json.loads, run.stdout.splitlines()))
 
 
 def main() -> None:
@@ -68,6 +71,9 @@ def main() -> None:
     options.add_argument("revision", help="the earlier revision, such as v0.1.0, or a folder that holds its tree")
     options.add_argument("--rounds", type=int, default=5, help="times that both are measured, in turns")
     options.add_argument("--linear", action="store_true", help="causal linear attention of 16,384 tokens instead")
+    options.add_argument(
+        "--forward", action="store_true", help="without gradients, which take minutes in old revisions"
+    )
     chosen = options.parse_args()
     cases = "linear" if chosen.linear else "attention"
     with tempfile.TemporaryDirectory() as folder:
@@ -78,16 +84,15 @@ def main() -> None:
                 ["git", "archive", chosen.revision, "regard"], cwd=ROOT, check=True, stdout=subprocess.PIPE
             )
             subprocess.run(["tar", "-x", "-C", old], input=tree.stdout, check=True)
-        rounds = [(measure(old, cases), measure(ROOT, cases)) for _ in range(chosen.rounds)]
-    print(
-        f"| case | forward | forward and backward |  (times as fast as {chosen.revision}: median, range)\n|---|---|---|"
-    )
+        rounds = [tuple(measure(tree, cases, not chosen.forward) for tree in (old, ROOT)) for _ in range(chosen.rounds)]
+    titles = ["case", "forward", *(() if chosen.forward else ("forward and backward",))]
+    print(f"| {' | '.join(titles)} |  (times as fast as {chosen.revision}: median, range)\n|{'---|' * len(titles)}")
     for name in rounds[0][1]:
         cells = []
-        for which in (0, 1):
+        for which in range(len(titles) - 1):
             ratios = sorted(before[name][which] / now[name][which] for before, now in rounds)
             cells.append(f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-        print(f"| {name} | {cells[0]} | {cells[1]} |")
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

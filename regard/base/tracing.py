@@ -38,3 +38,12 @@ def can_read_values(tensor: Tensor) -> bool:
     """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return not (torch.compiler.is_compiling() or transformed or is_meta_or_fake(tensor))
+
+
+def in_compiled_code() -> bool:
+    """Return whether torch.compile traces this call.
+
+    False in torch.export, whose programs must not use custom operators.
+    """
+    # up to torch 2.11 is_exporting() is always true in compiled code
+    return torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag

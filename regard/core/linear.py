@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -19,18 +20,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.base.axes import format_axis, format_shape
-from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
+from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError, kernel_refused
 from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.registry import Registry
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number, suggest
+from regard.core import linear_triton, log_linear_triton
 from regard.core.absolute_positions import Positions
 from regard.core.input_checks import check_inputs, is_autocasting
 from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import And, Mask
+from regard.core.masks.forms.causal import Causal
 
 FORMS = ("parallel", "chunked", "recurrent")
+KERNELS = ("triton", "torch")
 _AT_ONCE = 1 << 26  # numbers in the states of chunks that are computed together
 _AT_ONCE_ON_CPU = 1 << 19  # more would leave the cache
 FEATURE_MAPS: Registry[Callable[..., "FeatureMap"]] = Registry("feature map")
@@ -218,6 +222,7 @@ def linear_attend(
     form: str | None = None,
     chunk: int | None = None,
     state: LinearState | None = None,
+    kernel: str | None = None,
     **unknown: UnknownKeyword,
 ) -> LinearResult:
     """Linear attention: weights are products of features, phi(q_i) . phi(k_j).
@@ -231,6 +236,8 @@ def linear_attend(
               otherwise
     chunk     number of keys that the chunked form processes at once; default `features.chunk`
     state     the state that the previous call returned; positions continue where it ends
+    kernel    "triton", the chunked form on a GPU, or "torch", all forms on every device; default triton for
+              bfloat16 and float16 where it can compute the call. A kernel that cannot raises its reasons
 
     Sums are computed in float32 or better, also under autocast, which only casts q, k and v. A query that
     shares no feature with any visible key gets zeros.
@@ -249,41 +256,152 @@ def linear_attend(
         raise ConfigError(f"state takes the .state of an earlier linear_attend, or None to begin, not {state!r}")
     q, k, v = check_inputs(q, k, v)
     is_causal, visible = _read_mask(as_mask(mask), q, k, 0 if state is None else state.length)
-    step = _step_size(form, features.chunk if chunk is None else chunk, is_causal, k.shape[2])
+    step = _step_size(form, chunk, features.chunk, is_causal, k.shape[2])
     exact = torch.promote_types(q.dtype, torch.float32)
-    nothing = -torch.inf if features.logarithmic else 0.0
     size = (*q.shape[:2], features.size(q.shape[3]), v.shape[3])
-    state = _initial_state(state, features, size, nothing, like=q.to(exact))
+    if state is not None:
+        _check_state(state, features, size, exact, q)
+    chosen = _choose_kernel(kernel, q, size, features, is_causal, form, chunk)
 
     # sums over a whole sequence overflow the half precision of autocast
     with torch.autocast(q.device.type, enabled=False) if is_autocasting(q) else nullcontext():
         if visible is not None:
             # before any arithmetic, because hidden values may be NaN, and NaN times zero is NaN
             k, v = k.masked_fill(~visible, 0), v.masked_fill(~visible, 0)
+        if chosen == "triton":
+            return _attend_with_triton(q, k, v, visible, features, state, size)
         nonfinite = has_nonfinite(q, k, v)
+        nothing = -torch.inf if features.logarithmic else 0.0
+        state = _initial_state(features, size, q.new_empty(0, dtype=exact)) if state is None else state
         queries, keys, values = features.query_features(q.to(exact)), features.key_features(k.to(exact)), v.to(exact)
         if visible is not None:
             keys = keys.masked_fill(~visible, nothing)
         keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
-
-        at_once = step * (_chunks_at_once(features, step, size, q.device.type) if is_causal else 1)
-        # split, because the gradient of many slices would fill the whole tensor with zeros once for each
-        parts = [x.split(at_once, 2) if k.shape[2] else () for x in (queries, keys, values)]
         if is_causal:
-            rows = []
-            for some_queries, some_keys, some_values in zip(*parts, strict=True):
-                if features.logarithmic:
-                    rows.append(_read_log_chunk(state, some_queries, some_keys, some_values, nonfinite))
-                    state = _add_keys(state, some_keys, some_values, features)
-                else:
-                    out, state = _read_chunks(state, some_queries, some_keys, some_values, step, nonfinite)
-                    rows.append(out)
-            out = torch.cat(rows, 2) if rows else values  # no keys, so no rows either
+            out, state = _attend_causally(state, queries, keys, values, step, nonfinite)
         else:
-            for some_keys, some_values in zip(*parts[1:], strict=True):
+            for some_keys, some_values in zip(*(_split(x, step) for x in (keys, values)), strict=True):
                 state = _add_keys(state, some_keys, some_values, features)
             out = _read_state(state, queries, features)
     return LinearResult(out.to(q.dtype), state)
+
+
+def _choose_kernel(
+    kernel: str | None,
+    q: Float[Tensor, "b h i c"],
+    size: tuple[int, int, int, int],
+    features: FeatureMap,
+    is_causal: bool,
+    form: str | None,
+    chunk: int | None,
+) -> str:
+    """Return the kernel for a call. Raises KernelRefusedError if the one that is named cannot compute it."""
+    if kernel not in (None, *KERNELS):
+        raise ConfigError(
+            f"kernel must be one of {', '.join(map(repr, KERNELS))}, or None to choose one, not {kernel!r}"
+        )
+    # products of float32 in tf32 parts are less exact than our rule for kernels allows, so they must be asked for
+    if kernel == "torch" or (kernel is None and (q.device.type != "cuda" or q.dtype == torch.float32)):
+        return "torch"
+    reasons = linear_triton.refusals(q, *size[2:])
+    if not is_causal:
+        reasons.append("the mask is not causal, so that two products with all keys are enough")
+    if form not in (None, "chunked"):
+        reasons.append(f"it computes the chunked form, but form={form!r}")
+    if chunk is not None:
+        reasons.append(f"it chooses its own chunks, but chunk={chunk}")
+    if q.shape[2] == 0:
+        reasons.append("there are no tokens")
+    if not reasons:
+        return "triton"
+    if kernel is not None:
+        raise kernel_refused(kernel, reasons, ["torch"])
+    return "torch"
+
+
+def _attend_with_triton(
+    q: Float[Tensor, "b h n c"],
+    k: Float[Tensor, "b g n c"],
+    v: Float[Tensor, "b g n e"],
+    visible: Bool[Tensor, "b 1 n 1"] | None,
+    features: FeatureMap,
+    state: LinearState | None,
+    size: tuple[int, int, int, int],
+) -> LinearResult:
+    """Compute a causal call with the Triton kernels, which apply the feature maps that they know themselves."""
+    code = _MAP_CODES.get(features.fn, 0) if visible is None and isinstance(features, Elementwise) else 0
+    exact = torch.promote_types(q.dtype, torch.float32)
+    if not code:
+        q, k = features.query_features(q.to(exact)), features.key_features(k.to(exact))
+        k = k if visible is None else k.masked_fill(~visible, -torch.inf if features.logarithmic else 0)
+    reference = partial(_attend_with_torch, features, code == 0)
+    length = (0 if state is None else state.length) + q.shape[2]
+    if features.logarithmic:
+        state = _initial_state(features, size, q) if state is None else state
+        sums = state.weighted, state.total, state.peak
+        out, weighted, total, peak = log_linear_triton.run(q, k, v, sums, reference)
+    else:
+        past = None if state is None else (state.weighted, state.total)
+        peak = q.new_zeros(size[:3], dtype=exact) if state is None else state.peak
+        out, weighted, total = linear_triton.run(q, k, v, past, code, reference)
+    return LinearResult(out, LinearState(weighted, total, peak, length, features))
+
+
+def _attend_with_torch(
+    features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: tuple[Tensor, ...] | None
+) -> tuple[Tensor, ...]:
+    """Compute what the Triton kernels compute with operations that have derivatives of any order.
+
+    computed  whether q and k are features already
+    sums      sums of earlier tokens, with their peak if the features are logarithmic
+    """
+    q, k = q.float(), k.float()
+    if not computed:
+        q, k = features.query_features(q), features.key_features(k)
+    k, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v.float()))
+    state = _initial_state(features, (*q.shape[:2], q.shape[3], v.shape[3]), q)
+    if sums is not None:
+        weighted, total, peak = sums if features.logarithmic else (*sums, state.peak)
+        state = LinearState(weighted, total, peak, 0, features)
+    out, state = _attend_causally(state, q, k, values, features.chunk, False)
+    return out.to(v.dtype), state.weighted, state.total, *((state.peak,) if features.logarithmic else ())
+
+
+def _attend_causally(
+    state: LinearState,
+    queries: Float[Tensor, "b h n r"],
+    keys: Float[Tensor, "b h n r"],
+    values: Float[Tensor, "b h n e"],
+    step: int,
+    nonfinite: bool,
+) -> LinearResult:
+    """Compute the outputs of a causal call, and the state after it, from features.
+
+    step       number of keys that are processed at once
+    nonfinite  whether the inputs may contain NaN or infinity
+    """
+    features = state.features
+    at_once = step * _chunks_at_once(
+        features, step, (*queries.shape[:2], keys.shape[3], values.shape[3]), keys.device.type
+    )
+    rows = []
+    parts = zip(*(_split(x, at_once) for x in (queries, keys, values)), strict=True)
+    for some_queries, some_keys, some_values in parts:
+        if features.logarithmic:
+            rows.append(_read_log_chunk(state, some_queries, some_keys, some_values, nonfinite))
+            state = _add_keys(state, some_keys, some_values, features)
+        else:
+            out, state = _read_chunks(state, some_queries, some_keys, some_values, step, nonfinite)
+            rows.append(out)
+    return LinearResult(torch.cat(rows, 2) if rows else values, state)  # no keys, so no rows either
+
+
+def _split(x: Float[Tensor, "b h n c"], size: int) -> tuple[Float[Tensor, "b h j c"], ...]:
+    """Split a tensor along the sequence.
+
+    The gradient of many slices would instead fill the whole tensor with zeros once for each.
+    """
+    return x.split(size, 2) if x.shape[2] else ()
 
 
 def _add_keys(
@@ -390,6 +508,9 @@ def _squared_relu(x: Tensor) -> Tensor:
     return x.relu().square()
 
 
+_MAP_CODES = {_elu_plus_one: 1, torch.relu: 2, _squared_relu: 3}  # as in linear_triton_kernels
+
+
 def _or_zero(peak: Tensor) -> Tensor:
     """Replace -inf, which means that there are no keys yet, by 0."""
     return peak.masked_fill(peak == -torch.inf, 0)
@@ -413,22 +534,26 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
     return uniform * lengths
 
 
-def _initial_state(
-    state: LinearState | None, features: FeatureMap, size: tuple[int, int, int, int], peak: float, like: Tensor
-) -> LinearState:
-    """Check the given state and return it, or return the state before the first key if it is None."""
-    if state is None:
-        return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0, features)
+def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: Tensor) -> LinearState:
+    """Return the state before the first key."""
+    peak = -torch.inf if features.logarithmic else 0.0
+    return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0, features)
+
+
+def _check_state(
+    state: LinearState, features: FeatureMap, size: tuple[int, int, int, int], exact: torch.dtype, q: Tensor
+) -> None:
+    """Check that a call can continue from a state."""
     if tuple(state.weighted.shape) != size:
         raise ShapeError(
             f"{format_shape('state.weighted', state.weighted.shape, 'b h r e')}, but this call needs {size}; "
             "continue with the same batch, heads, widths and features, or pass state=None"
         )
-    if state.weighted.device != like.device:
-        raise DeviceError(f"state is on {state.weighted.device}, but q is on {like.device}; keep them on one device")
-    if state.weighted.dtype != like.dtype:
+    if state.weighted.device != q.device:
+        raise DeviceError(f"state is on {state.weighted.device}, but q is on {q.device}; keep them on one device")
+    if state.weighted.dtype != exact:
         raise DtypeError(
-            f"state is {state.weighted.dtype}, but this call sums in {like.dtype}; keep q, k and v in one dtype"
+            f"state is {state.weighted.dtype}, but this call sums in {exact}; keep q, k and v in one dtype"
         )
     # maps that do not define equality are compared by their class
     by_class = type(features).__eq__ is object.__eq__
@@ -437,23 +562,26 @@ def _initial_state(
             f"state was made with features={state.features!r}, but this call has {features!r}; "
             "continue with the same features, or pass state=None"
         )
-    return state
 
 
 def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool[Tensor, "b 1 j 1"] | None]:
     """Return whether the mask is causal, and which keys are visible. Raises ConfigError for unsupported masks."""
     i, j = q.shape[2], k.shape[2]
+    if type(mask) is Causal and i == j:
+        return True, None
     mask = mask.to(k.device)
     mask.check(Positions(start, start), i, j, b=q.shape[0])
-    at, batch = torch.arange(j, device=k.device) + start, torch.arange(q.shape[0], device=k.device)[:, None]
     is_causal, visible = False, []
     for part in mask.parts if isinstance(mask, And) else (mask,):
-        window, keys = part.as_window(), part.visible_keys(at, batch)
-        if keys is not None:
-            visible.append(keys.expand(q.shape[0], j))
-        elif window == (None, 0):
+        window = part.as_window()
+        if window == (None, 0):
             is_causal = True
         elif window != (None, None):
+            at, batch = torch.arange(j, device=k.device) + start, torch.arange(q.shape[0], device=k.device)[:, None]
+            keys = None if window else part.visible_keys(at, batch)
+            if keys is not None:
+                visible.append(keys.expand(q.shape[0], j))
+                continue
             raise ConfigError(
                 f"linear_attend cannot apply {part!r}: its sums hold all keys and hide none from single queries; "
                 "use full(), causal(), padding(lengths) or their &, or attend(q, k, v, mask=...)"
@@ -466,10 +594,13 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
     return is_causal, torch.stack(visible).all(0)[:, None, :, None] if visible else None
 
 
-def _step_size(form: str | None, chunk: int, is_causal: bool, j: int) -> int:
+def _step_size(form: str | None, chunk: int | None, default: int, is_causal: bool, j: int) -> int:
     """Return the number of keys that the algorithm `form` processes in one step."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
         raise ConfigError(f"unknown form {form!r}{suggest(form, FORMS)} (there are: {', '.join(FORMS)})")
-    check_integer("chunk", chunk, 1, "keys taken at once")
+    if chunk is None:
+        chunk = default  # not checked: it is a symbol in compiled code with dynamic shapes
+    else:
+        check_integer("chunk", chunk, 1, "keys taken at once")
     return {"parallel": max(j, 1), "chunked": chunk, "recurrent": 1}[form]

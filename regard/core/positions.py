@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.base.axes import format_axis
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.base.registry import Registry
+from regard.base.tracing import in_compiled_code
 from regard.base.validation import check_integer, check_number, suggest
 
 PAIRINGS = ("half", "interleaved")
@@ -262,7 +263,7 @@ class Rotary:
         exact = torch.promote_types(x.dtype, torch.float32)
         positions = self._token_positions(x, positions)
         frequencies = self.frequencies(x.shape[-1], x.device)
-        cos, sin = (_rotations_op if _in_compiled_code() else _rotations)(positions, frequencies, exact)
+        cos, sin = (_rotations_op if in_compiled_code() else _rotations)(positions, frequencies, exact)
         if isinstance(self.scaling, YaRN) and self.scaling.attention_factor != 1:
             cos, sin = cos * self.scaling.attention_factor, sin * self.scaling.attention_factor
 
@@ -337,15 +338,6 @@ _rotations_op = torch.library.custom_op("regard::rotations", _rotations, mutates
 def _(positions: Tensor, frequencies: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
     phases = (positions[..., None] * frequencies).to(exact)
     return torch.empty_like(phases), torch.empty_like(phases)
-
-
-def _in_compiled_code() -> bool:
-    """Return whether torch.compile traces this call.
-
-    False in torch.export, whose programs must not use custom operators.
-    """
-    # up to torch 2.11 is_exporting() is always true in compiled code
-    return torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag
 
 
 def rotary(
