@@ -409,11 +409,12 @@ def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
     return DenseMask(visible.clone())
 
 
-def copy_record(record: Record, device: torch.device | None, values: bool) -> Record:
+def copy_record(record: Record, device: torch.device | None, values: bool, **fields: Any) -> Record:
     """Return a copy of a record and its tensors, because the model may overwrite these later, as in a KV cache.
 
     device  device of the copies; None keeps the device
     values  whether to keep v
+    fields  further fields to set, such as `name`
     """
 
     def copy(x: Tensor) -> Tensor:
@@ -427,8 +428,8 @@ def copy_record(record: Record, device: torch.device | None, values: bool) -> Re
         return mask.map_children(copy_mask) if mask.children() else mask.map_tensors(copy)
 
     def copy_term(term: ScoreTerm) -> ScoreTerm:
-        fields = {name: copy(value) for name, value in vars(term).items() if isinstance(value, Tensor)}
-        return replace(term, **fields) if fields and is_dataclass(term) else term
+        tensors = {name: copy(value) for name, value in vars(term).items() if isinstance(value, Tensor)}
+        return replace(term, **tensors) if tensors and is_dataclass(term) else term
 
     keys = record.positions.keys
     return replace(
@@ -439,6 +440,7 @@ def copy_record(record: Record, device: torch.device | None, values: bool) -> Re
         mask=copy_mask(record.mask),
         terms=tuple(copy_term(term) for term in record.terms),
         positions=replace(record.positions, keys=copy(keys)) if isinstance(keys, Tensor) else record.positions,
+        **fields,
     )
 
 

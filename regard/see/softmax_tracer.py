@@ -10,7 +10,7 @@ values raises an error, which `watch` adds to `seen.left_out`.
 """
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -217,6 +217,14 @@ class Operation:
         return axis % source.ndim
 
 
+STARTS = {*PRODUCTS, *SUMS, *TIMES, "einsum", "multi_dot", "tensordot", "softmax"}
+
+
+def can_start_trace(name: str) -> bool:
+    """Whether a function can return scores or weights without a traced tensor among its arguments."""
+    return name in STARTS
+
+
 class SoftmaxTracer:
     """Finds attention that is written by hand: traces scores and weights through the torch functions of a model.
 
@@ -238,6 +246,7 @@ class SoftmaxTracer:
     def clear(self) -> None:
         """Forget all traced tensors."""
         self._traced: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.traced: Sized = self._traced.data  # empty if no tensor that is still alive is traced
 
     def trace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Process one call of a torch function: trace its output, and report an attention call that it completes."""
@@ -549,9 +558,11 @@ def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Te
             return None
         if operation.name == "rmatmul":
             left, right = right, left
-        if operation.name == "linear" and (_is_parameter(right) or len(operation.args) + len(operation.kwargs) > 2):
+        bias = operation.option("bias", 2, None) if operation.name == "linear" else None
+        if operation.name == "linear" and _is_parameter(right):
             return None
-        return left, right.mT if operation.name in RIGHT_TRANSPOSED and right.ndim >= 2 else right, 1.0, ()
+        right = right.mT if operation.name in RIGHT_TRANSPOSED and right.ndim >= 2 else right
+        return left, right, 1.0, () if bias is None else (bias,)
     if operation.name in SUMS:
         start, left, right = (operation.option(name, at, None) for at, name in enumerate(SUMS[operation.name]))
         beta, alpha = (float(operation.kwargs.get(name, 1)) for name in ("beta", "alpha"))

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -36,14 +36,17 @@ from regard.see.interventions.attention_call import AttentionCall, OutputChange
 from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.query_positions import infer_query_positions, is_over_channels
 from regard.see.record import Record, Seen, attention_role
-from regard.see.softmax_tracer import SoftmaxTracer, function_name
+from regard.see.simple_layers import is_simple_layer
+from regard.see.softmax_tracer import SoftmaxTracer, can_start_trace, function_name
 
 Indices = Sequence[int] | Tensor
 NO_MODULE = "attention"  # the name of a call that no module makes
 # attributes in which modules keep their number of heads
 HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads", "num_attn_heads")
 FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention", "fused_sdp")
+OTHER_ATTENTION = ("multi_head_attention_forward", "flex_attention")
 _edits = threading.local()
+_OWN = globals()  # those of the frames of this file
 RAN_EAGERLY = "torch.compile is disabled while watching: this call ran eagerly"
 
 
@@ -103,7 +106,12 @@ class Watcher(TorchFunctionMode):
         super().__init__()
         self.seen = Seen()
         self.model = _find_module(model)
-        self.paths = {} if self.model is None else _module_paths(self.model)
+        modules = [] if self.model is None else _named_modules(self.model)
+        self.paths = {id(module): path for path, module in modules}
+        # Setting `__call__` of a class updates all its subclasses, which takes longer than setting `_call_impl`. But
+        # a module after `module.compile()` calls the `_call_impl` that it had then.
+        compiled = self.model is None or any("_compiled_call_impl" in vars(module) for _, module in modules)
+        self._calling_method = "__call__" if compiled else "_call_impl"
         self.layers = _check_patterns(layers, self.paths)
         self.heads = check_indices("heads", heads)
         self.rows = check_indices("rows", rows)
@@ -119,6 +127,7 @@ class Watcher(TorchFunctionMode):
         self._call_heads: HeadCount | None = None
         self._counts: dict[str, int] = {}
         self._tracer = SoftmaxTracer(self._softmax, self._head_count)
+        self._ignored: set[Any] = set()  # torch functions that are no attention and start none
         self._changed: Tensor | None = None  # the output that replaces that of the traced function
 
     @contextmanager
@@ -134,7 +143,7 @@ class Watcher(TorchFunctionMode):
                 (nn.TransformerEncoderLayer, "forward", self._encoder_layer),
                 (nn.TransformerEncoder, "forward", self._encoder),
                 (torch.jit.ScriptModule, "__call__", self._torchscript),
-                (nn.Module, "__call__", self._module_call),
+                (nn.Module, self._calling_method, self._module_call),
             ):
                 stack.enter_context(_patch_method(kind, name, wrapper))
             stack.enter_context(self)
@@ -143,11 +152,23 @@ class Watcher(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        # most calls end here: these lines decide what watching costs
+        try:
+            if func in self._ignored and not self._tracer.traced:
+                return out
+        except TypeError:  # a callable object without a hash
+            pass
+        return self._intercept(func, args, kwargs or {}, out)
+
+    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """Record the call of a torch function if it is attention, else trace it; return its output."""
         if self._is_disabled():
             return out
         name = function_name(func)
+        starts = can_start_trace(name) or name in OTHER_ATTENTION or name.startswith(FUSED_OPERATORS)
+        if not starts and isinstance(func, Hashable):
+            self._ignored.add(func)
         changed: Tensor | None = None
         if name == "scaled_dot_product_attention":
             changed = self._sdpa(out, args, kwargs)
@@ -222,10 +243,19 @@ class Watcher(TorchFunctionMode):
         return self._record_call(lambda: build_sdpa_record(*args, **(kwargs | {"axes": axes})), out, transform)
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Call a module, and add a reason to `left_out` if another thread calls it, once for each thread.
+        """Call a module, without this function mode if the module is a simple layer such as nn.Linear.
 
-        Function modes belong to one thread, so calls of other threads cannot be recorded.
+        Function modes belong to one thread, so calls of other threads cannot be recorded: they add a reason to
+        `left_out`, once for each thread.
         """
+        if is_simple_layer(module) and not self._tracer.traced:
+            top = _len_torch_function_stack() - 1
+            if top >= 0 and _get_function_stack_at(top) is self:
+                _pop_mode()
+                try:
+                    return original(module, *args, **kwargs)
+                finally:
+                    _push_mode(self)
         thread = threading.get_ident()
         if thread != self._thread and thread not in self._other_threads and self._is_own_module(module):
             self._other_threads.add(thread)
@@ -382,12 +412,13 @@ class Watcher(TorchFunctionMode):
             if (reason := _reason_unusable(whole.q)) is not None:
                 self._leave_out(reason)
             else:
-                module = owner if isinstance(owner, nn.Module) else next(_calling_modules(), None)
-                if is_over_channels(whole, module):
+                if is_over_channels(
+                    whole, lambda: owner if isinstance(owner, nn.Module) else next(_calling_modules(), None)
+                ):
                     whole = replace(whole, over_channels=True, positions_known=False)
                 elif not positions_given:
                     whole = infer_query_positions(whole, self._causal, attention_role(name) == "cross")
-                record = self._select(replace(whole, name=full_name))
+                record = self._select(whole, full_name)
                 self.seen.add(record)
         if record is not None and out is not None and transform is not None and out.requires_grad:
             # the hook lives as long as the graph, so a backward pass after the block is recorded too
@@ -414,19 +445,21 @@ class Watcher(TorchFunctionMode):
             finally:
                 _edits.running = False
 
-    def _select(self, record: Record) -> Record:
-        """Return a copy of the record with only the selected heads and rows."""
+    def _select(self, record: Record, name: str) -> Record:
+        """Return a copy of the record with this name, and with only the selected heads and rows."""
         h, i = record.q.shape[1:3]
-        heads = None if self.heads is None else resolve_indices("heads", self.heads, h, record.name)
-        rows = None if self.rows is None else resolve_indices("rows", self.rows, i, record.name)
+        heads = None if self.heads is None else resolve_indices("heads", self.heads, h, name)
+        rows = None if self.rows is None else resolve_indices("rows", self.rows, i, name)
         device = record.q.device
         if heads is not None:
             record = keep_heads(record, torch.tensor(heads, dtype=torch.long, device=device))
         if rows is not None:
             record = keep_rows(record, torch.tensor(rows, dtype=torch.long, device=device))
         note = "; ".join(part for part in (record.note, RAN_EAGERLY if _is_compiled_call() else "") if part)
-        record = replace(record, route=self._route or record.route, heads=heads, rows_kept=rows, note=note)
-        return copy_record(record, self.device, self.values)
+        route = self._route or record.route
+        return copy_record(
+            record, self.device, self.values, name=name, route=route, heads=heads, rows_kept=rows, note=note
+        )
 
     def _keep_gradient(self, record: Record, gradient: Tensor, shape: torch.Size) -> None:
         gradient = gradient.detach().reshape(*shape[:3], -1)
@@ -479,7 +512,12 @@ def call_frames() -> Iterator[FrameType]:
 
 def _callers() -> Iterator[object]:
     """Yield the `self` of each method on the call stack, innermost first."""
-    return (frame.f_locals["self"] for frame in call_frames() if "self" in frame.f_locals)
+    for frame in call_frames():
+        code = frame.f_code
+        # f_locals copies all variables, so we ask for it only where it has a `self`
+        named = "self" in code.co_varnames or "self" in code.co_freevars or "self" in code.co_cellvars
+        if named and frame.f_globals is not _OWN and (local := frame.f_locals.get("self")) is not None:
+            yield local
 
 
 def _calling_modules() -> Iterator[nn.Module]:
@@ -527,16 +565,26 @@ def _find_module(model: object) -> nn.Module | None:
     return None
 
 
-def _module_paths(model: nn.Module) -> dict[int, str]:
-    """Return the path of every module by its id, without the "_orig_mod" of torch.compile.
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the path of every module, without the "_orig_mod" of torch.compile, and the module.
 
-    The path of the model itself is its class name.
+    The path of the model itself is its class name. A module with several paths has the first. This is
+    `model.named_modules()` in a fraction of its time.
     """
     own = type(getattr(model, "_orig_mod", model)).__name__
-    return {
-        id(module): ".".join(part for part in path.split(".") if part != "_orig_mod") or own
-        for path, module in model.named_modules()
-    }
+    found = [(own, model)]
+    seen = {id(model)}
+
+    def add(module: nn.Module, prefix: str) -> None:
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                inside = prefix if name == "_orig_mod" else f"{prefix}{name}."
+                found.append((inside[:-1] or own, child))
+                add(child, inside)
+
+    add(model, "")
+    return found
 
 
 def _check_patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -> tuple[str, ...] | None:
