@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._C import _get_function_stack_at, _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from regard.base.errors import ConfigError, RegardError
+from regard.base.errors import ConfigError, InterventionError, RegardError
 from regard.core import kernels
 from regard.core.kernels.request import Request
 from regard.see import huggingface, multihead
@@ -33,6 +33,7 @@ from regard.see.call_adapters import (
     keep_rows,
 )
 from regard.see.interventions.attention_call import AttentionCall, OutputChange
+from regard.see.interventions.returned_weights import ResultWeights, ReturnedWeights
 from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.query_positions import infer_query_positions, is_over_channels
 from regard.see.record import Record, Seen, attention_role
@@ -129,12 +130,13 @@ class Watcher(TorchFunctionMode):
         self._tracer = SoftmaxTracer(self._softmax, self._head_count)
         self._ignored: set[Any] = set()  # torch functions that are no attention and start none
         self._changed: Tensor | None = None  # the output that replaces that of the traced function
+        self.edits_of_weights = 0  # calls whose weights `change` edited without knowing where the model has them
 
     @contextmanager
     def recording(self) -> Iterator[Seen]:
         """Context manager: install all hooks, and remove them on exit."""
         with ExitStack() as stack:
-            stack.callback(self._tracer.clear)
+            stack.callback(self._tracer.close)
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(kernels.observe_requests(self._attend, self._compiled))
             stack.enter_context(huggingface.intercept_registry(self._registered))
@@ -175,8 +177,7 @@ class Watcher(TorchFunctionMode):
         elif name.startswith(FUSED_OPERATORS):
             self._leave_out(f"the operator {name} was called directly; call scaled_dot_product_attention")
         elif func is torch.nn.functional.multi_head_attention_forward:
-            projection = multihead.OutputProjection(args[11], args[12], args[4], batch_first=False)
-            changed = self._record_call(lambda: multihead.build_functional_record(*args, **kwargs), out[0], projection)
+            return self._multihead_function(args, kwargs, out)
         elif name == "flex_attention" and not kwargs:
             changed = self._record_call(lambda: build_flex_record(*args), out[0])
         else:
@@ -185,6 +186,17 @@ class Watcher(TorchFunctionMode):
                 self._tracer.trace(func, args, kwargs, out)
             changed = self._changed
         return out if changed is None else _replace_output(out, changed, kwargs.get("out"))
+
+    def _multihead_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        given = multihead.bind_arguments(*args, **kwargs)
+        projection = multihead.OutputProjection(
+            given.out_proj_weight, given.out_proj_bias, given.num_heads, batch_first=False
+        )
+        weights = None if out[1] is None else ResultWeights(out[1], given.average_attn_weights)
+        changed = self._record_call(
+            lambda: multihead.build_functional_record(*args, **kwargs), out[0], projection, weights=weights
+        )
+        return out if changed is None else _replace_output(out, changed, weights=weights)
 
     def _is_disabled(self) -> bool:
         """Whether the current call must not be recorded, because of `_is_foreign` or as part of a call that is recorded
@@ -273,10 +285,19 @@ class Watcher(TorchFunctionMode):
         if call.positions.offsets is not None:
             self._leave_out("positions differ between sequences (Positions.offsets)")
             return None
-        return self._record_call(lambda: build_attend_record(kernel, call), out, positions_given=True)
+        weights = None if call.weights is None else ResultWeights(call.weights)
+        changed = self._record_call(
+            lambda: build_attend_record(kernel, call), out, positions_given=True, weights=weights
+        )
+        if weights is not None:
+            call.weights = weights.value
+        return changed
 
-    def _softmax(self, record: Record, out: Tensor, transform: OutputTransform) -> None:
-        self._changed = self._record_call(lambda: record, out, transform)
+    def _softmax(
+        self, record: Record, out: Tensor, transform: OutputTransform, find_weights: Callable[[], ReturnedWeights]
+    ) -> None:
+        weights = None if self.change is None else find_weights()
+        self._changed = self._record_call(lambda: record, out, transform, weights=weights)
 
     def _registered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap an attention function of Hugging Face's registry, so that its calls are recorded."""
@@ -286,6 +307,7 @@ class Watcher(TorchFunctionMode):
             if self._is_disabled():
                 return function(module, *args, **kwargs)
             before, left_out = self._intercepted, dict(self.seen.left_out)
+            edits = self.edits_of_weights
             outer = self._causal, self._call_heads, self._route
             self._causal = huggingface.is_causal_call(module, kwargs)
             self._call_heads = huggingface.heads_of_call(args, kwargs)
@@ -294,8 +316,12 @@ class Watcher(TorchFunctionMode):
                 with self._compiled() if huggingface.is_compiled_flex(function) else nullcontext():
                     result = function(module, *args, **kwargs)
                 if self._intercepted == before:
-                    changed = self._record_arguments(name, function, module, args, kwargs, result[0], left_out)
-                    result = result if changed is None else _replace_output(result, changed)
+                    result = self._record_arguments(name, function, module, args, kwargs, result, left_out)
+                elif self.edits_of_weights > edits and isinstance(result[1], Tensor):
+                    raise InterventionError(
+                        f"{name} returns attention weights that it computes apart from its output, so they are not "
+                        "those of the edit; run the model without output_attentions"
+                    )
             finally:
                 self._causal, self._call_heads, self._route = outer
             return result
@@ -309,15 +335,18 @@ class Watcher(TorchFunctionMode):
         module: object,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Tensor,
+        result: Any,
         left_out: dict[str, int],
-    ) -> Tensor | None:
-        """Record a call of a registered attention function by its arguments.
+    ) -> Any:
+        """Record a call of a registered attention function by its arguments; return its result.
 
         This is used if no operation inside the function was intercepted.
 
+        result    the output, and weights or None
         left_out  `seen.left_out` before the call; it is restored if the arguments could be recorded
         """
+
+        out = result[0]
 
         def build() -> Record:
             record = huggingface.build_interface_record(name, module, *args, **kwargs)
@@ -328,10 +357,11 @@ class Watcher(TorchFunctionMode):
 
         inside = dict(self.seen.left_out)
         # the output is (b i h e)
-        changed = self._record_call(build, out, AxisPermutation([0, 2, 1, 3]), owner=module)
+        weights = ResultWeights(result[1]) if isinstance(result[1], Tensor) else None
+        changed = self._record_call(build, out, AxisPermutation([0, 2, 1, 3]), owner=module, weights=weights)
         if self.seen.left_out == inside:
             self.seen.left_out = left_out
-        return changed
+        return result if changed is None else _replace_output(result, changed, weights=weights)
 
     def _multihead(self, original: Callable[..., Any], layer: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
         if self._is_foreign():
@@ -341,10 +371,17 @@ class Watcher(TorchFunctionMode):
         query = args[0] if args else kwargs["query"]
         weight, bias = layer.out_proj.weight, layer.out_proj.bias
         projection = multihead.OutputProjection(weight, bias, layer.num_heads, layer.batch_first and query.ndim == 3)
+        weights = None
+        if result[1] is not None:
+            weights = ResultWeights(result[1], multihead.averages_weights(*args, **kwargs))
         changed = self._record_call(
-            lambda: multihead.build_module_record(layer, *args, **kwargs), result[0], projection, owner=layer
+            lambda: multihead.build_module_record(layer, *args, **kwargs),
+            result[0],
+            projection,
+            owner=layer,
+            weights=weights,
         )
-        return result if changed is None else _replace_output(result, changed)
+        return result if changed is None else _replace_output(result, changed, weights=weights)
 
     def _encoder_layer(
         self, original: Callable[..., Any], layer: nn.TransformerEncoderLayer, *args: Any, **kwargs: Any
@@ -383,6 +420,7 @@ class Watcher(TorchFunctionMode):
         *,
         owner: object = None,
         positions_given: bool = False,
+        weights: ReturnedWeights | None = None,
     ) -> Tensor | None:
         """Record one attention call if its module is selected, or let `change` replace its output.
 
@@ -393,6 +431,7 @@ class Watcher(TorchFunctionMode):
         owner            the module of the call, if known
         positions_given  whether the call states the positions of its queries; otherwise they are inferred from the
                          mask
+        weights          where the model has the attention weights; None if it does not compute them
         """
         self._intercepted += 1
         name = self._module_name(owner)
@@ -405,9 +444,10 @@ class Watcher(TorchFunctionMode):
         if self.change is not None:
             if out is None or transform is None:
                 return None
-            return self._change_output(self.change, name, full_name, build, out, transform)
+            call = AttentionCall(name, full_name, build, out, transform, weights)
+            return self._change_output(self.change, call)
         record = None
-        with self._catch_errors(), torch.inference_mode(False), torch.no_grad():
+        with self._catch_errors(), _ordinary_mode(), torch.no_grad():
             whole = build()
             if (reason := _reason_unusable(whole.q)) is not None:
                 self._leave_out(reason)
@@ -426,17 +466,8 @@ class Watcher(TorchFunctionMode):
             out.register_hook(lambda gradient: self._keep_gradient(record, transform.pull_back(gradient), shape))
         return None
 
-    def _change_output(
-        self,
-        change: OutputChange,
-        path: str,
-        name: str,
-        build: Callable[[], Record],
-        out: Tensor,
-        transform: OutputTransform,
-    ) -> Tensor | None:
+    def _change_output(self, change: OutputChange, call: AttentionCall) -> Tensor | None:
         """Let `change` edit an attention call and return the new output; None if it does not change."""
-        call = AttentionCall(path, name, build, out, transform)
         with self._disabled():
             _edits.running = True  # no other watcher records what an edit computes
             try:
@@ -529,6 +560,14 @@ def _calling_modules() -> Iterator[nn.Module]:
             yield caller
 
 
+def _ordinary_mode() -> AbstractContextManager[object]:
+    """Context manager: leave inference mode, so that copies are ordinary tensors.
+
+    Leaving it where it is off would take half a millisecond (torch 2.11 on a GPU).
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
 def _is_compiled_call() -> bool:
     """Whether the current call was made through torch.compile.
 
@@ -544,14 +583,19 @@ def _is_compiled_call() -> bool:
     )
 
 
-def _replace_output(out: Any, changed: Tensor, buffer: Tensor | None = None) -> Any:
+def _replace_output(
+    out: Any, changed: Tensor, buffer: Tensor | None = None, weights: ResultWeights | None = None
+) -> Any:
     """Return the result of a call with its output replaced; in a tuple, the output is the first entry.
 
-    buffer  the argument `out` of the function; the new output is copied into it
+    buffer   the argument `out` of the function; the new output is copied into it
+    weights  the weights after the edit, the second entry; None keeps it
     """
     if buffer is not None:
         return buffer.copy_(changed)
-    return changed if isinstance(out, Tensor) else (changed, *out[1:])
+    if isinstance(out, Tensor):
+        return changed
+    return (changed, *out[1:]) if weights is None else (changed, weights.value, *out[2:])
 
 
 def _find_module(model: object) -> nn.Module | None:
@@ -572,18 +616,17 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     `model.named_modules()` in a fraction of its time.
     """
     own = type(getattr(model, "_orig_mod", model)).__name__
-    found = [(own, model)]
-    seen = {id(model)}
-
-    def add(module: nn.Module, prefix: str) -> None:
-        for name, child in module._modules.items():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                inside = prefix if name == "_orig_mod" else f"{prefix}{name}."
-                found.append((inside[:-1] or own, child))
-                add(child, inside)
-
-    add(model, "")
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    waiting = [("", model)]
+    while waiting:
+        prefix, module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append((prefix[:-1] or own, module))
+            for name, child in reversed(module._modules.items()):
+                if child is not None:
+                    waiting.append((prefix if name == "_orig_mod" else f"{prefix}{name}.", child))
     return found
 
 

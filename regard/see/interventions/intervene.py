@@ -174,6 +174,8 @@ class Interventions:
                 yield
             finally:
                 self._open = None
+                # the watcher refers back to this object, so both would live until the garbage collector runs
+                del self._watcher.change, self._watcher.edit
 
     def _change(self, call: AttentionCall) -> Tensor | None:
         """Apply the edits to one attention call and return the new output; None if no edit is for this call."""
@@ -205,6 +207,8 @@ class Interventions:
                     f"{each.text} failed at {call.name}: {type(error).__name__}: {error}"
                 ) from error
             each.calls.append(call.name)
+        if state.weights_changed and call.weights is None:
+            self._watcher.edits_of_weights += 1
         return state.heads
 
     @contextmanager
@@ -239,7 +243,7 @@ class EditingWatcher(Watcher):
 
     def __init__(self, model: nn.Module | Callable[..., Any] | None, edit: Interventions) -> None:
         super().__init__(model, change=edit._change)
-        self._edit = edit
+        self.edit = edit
         self._running = False
 
     def outside_forward_pass(self) -> bool:
@@ -251,7 +255,7 @@ class EditingWatcher(Watcher):
             return super()._module_call(original, module, *args, **kwargs)
         self._running = True
         try:
-            with self._edit._forward_pass():
+            with self.edit._forward_pass():
                 return super()._module_call(original, module, *args, **kwargs)
         finally:
             self._running = False
