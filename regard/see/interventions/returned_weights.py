@@ -1,4 +1,4 @@
-"""The attention weights that a model computes besides its output and may return; an edit of weights changes them too."""
+"""The attention weights that a model computes besides its output: an edit of weights changes them too."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
