@@ -45,6 +45,7 @@ NO_MODULE = "attention"  # the name of a call that no module makes
 # attributes in which modules keep their number of heads
 HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads", "num_attn_heads")
 FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention", "fused_sdp")
+LINEAR = torch.nn.functional.linear
 OTHER_ATTENTION = ("multi_head_attention_forward", "flex_attention")
 _edits = threading.local()
 _OWN = globals()  # those of the frames of this file
@@ -156,11 +157,14 @@ class Watcher(TorchFunctionMode):
     ) -> Any:
         out = func(*args, **kwargs) if kwargs else func(*args)
         # most calls end here: these lines decide what watching costs
-        try:
-            if func in self._ignored and not self._tracer.traced:
+        if not self._tracer.traced:
+            try:
+                if func in self._ignored:
+                    return out
+            except TypeError:  # a callable object without a hash
+                pass
+            if func is LINEAR and len(args) > 1 and type(args[1]) is nn.Parameter:
                 return out
-        except TypeError:  # a callable object without a hash
-            pass
         return self._intercept(func, args, kwargs or {}, out)
 
     def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
