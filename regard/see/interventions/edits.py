@@ -87,6 +87,7 @@ class ScoreEdit(Edit):
         state.weights_changed = True
         heads = torch.tensor(state.chosen(self.heads), dtype=torch.long, device=state.heads.device)
         some = keep_heads(state.record, heads)
+        assert some.v is not None
         if state.call.weights is None:
             attended = attend_record(some)
         else:
