@@ -565,10 +565,7 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 
 def _ordinary_mode() -> AbstractContextManager[object]:
-    """Context manager: leave inference mode, so that copies are ordinary tensors.
-
-    Leaving it where it is off would take half a millisecond (torch 2.11 on a GPU).
-    """
+    """Context manager: leave inference mode, so that copies are ordinary tensors; nothing to do where it is off."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
