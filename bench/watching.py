@@ -5,7 +5,8 @@
 A GPT-2 of Hugging Face (2 layers, 12 heads, width 768) runs on texts of growing length. We run it with its fused
 attention under `watch` and compute every statistic of every head; the peer only returns its attention matrices. Then a
 single attention call at 131,072 tokens, with all statistics and without. On a CPU, the cost of `watch` with all
-statistics at 2,048 tokens in multiples of the model, without padding and with texts padded on the left.
+statistics at 2,048 tokens in multiples of the model, without padding and with texts padded on the left. On a GPU, the
+time of GPT-2 124M under `watch` without any statistic, in multiples of the model alone.
 
 Each method runs in its own process, so that its peak memory can be measured; on a CPU one process for each length,
 because the peak cannot be reset.
@@ -37,6 +38,7 @@ METHODS = ("regard", "eager")
 LENGTHS = {"cpu": (1024, 2048, 4096), "cuda": (1024, 2048, 4096, 8192, 16384, 32768)}
 MAX_RATIO, MAX_BYTES = 2.0, 1 << 30  # targets for the cost of all statistics at 131,072 tokens
 MAX_EXTRA = 1.0  # target for the cost of all statistics on a CPU, in multiples of the model
+MAX_WATCHED = 1.3  # target for the time of a model under `watch` on a GPU, in multiples of the model alone
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,13 @@ def all_matrices(model: Any, tokens: Tensor) -> tuple[Tensor, ...]:
     return weights
 
 
-def _build_gpt2(n: int, device: str) -> tuple[Any, Tensor]:
+def _build_gpt2(n: int, device: str, layers: int = 2) -> tuple[Any, Tensor]:
     let_torchvision_load()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=n, n_layer=2, bos_token_id=None, eos_token_id=None))
+    config = GPT2Config(vocab_size=512, n_positions=n, n_layer=layers, bos_token_id=None, eos_token_id=None)
+    model = GPT2LMHeadModel(config)
     model = model.to(device, torch.bfloat16 if device == "cuda" else torch.float32).eval()
     return model, torch.randint(0, 512, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
 
@@ -190,6 +193,49 @@ def measure_costs(quick: bool) -> list[CostResult]:
 
 
 @dataclass(frozen=True)
+class WatchedResult:
+    """The milliseconds of a model, and the ratio of its time under `watch` to that: median and range."""
+
+    length: int
+    milliseconds: float
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def reached(self) -> bool:
+        return self.ratio <= MAX_WATCHED
+
+
+def measure_watched(
+    device: str, lengths: tuple[int, ...] = (256, 512, 1024), layers: int = 12, rounds: int = 9
+) -> list[WatchedResult]:
+    """Measure a model under `watch`, without any statistic, in alternating pairs with the model alone."""
+    results = []
+    for n in lengths:
+        model, tokens = _build_gpt2(n, device, layers)
+
+        def alone(model: Any = model, tokens: Tensor = tokens) -> object:
+            with torch.no_grad():
+                return model(tokens, use_cache=False)
+
+        def watched(model: Any = model, tokens: Tensor = tokens) -> object:
+            with torch.no_grad(), watch(model) as seen:
+                model(tokens, use_cache=False)
+            if len(seen) != layers:
+                raise CorrectnessError(f"{len(seen)} of {layers} attention calls were recorded")
+            return seen
+
+        functions: dict[str, Function] = {"regard": watched, "alone": alone}
+        timings = time_alternating(functions, rounds=rounds, min_seconds=0.01 * rounds, device=device)
+        ratio = timings.ratio("alone")
+        slowdown = 1 / ratio.median, 1 / ratio.high, 1 / ratio.low
+        results.append(WatchedResult(n, timings.median("alone") * 1e3, *slowdown))
+        print(results[-1], file=sys.stderr, flush=True)
+    return results
+
+
+@dataclass(frozen=True)
 class LongCallResult:
     """One long attention call: milliseconds without and with all statistics, and the memory that these need."""
 
@@ -243,10 +289,12 @@ def main(argv: list[str]) -> int:
     check_statistics(options.device)
     lines = measure(options.device, options.quick)
     long = measure_long_calls() if options.device == "cuda" and not options.quick else []
+    watched = measure_watched("cuda") if options.device == "cuda" else []
     costs = measure_costs(options.quick) if options.device == "cpu" else []
     if options.json:
         results = {"lines": [asdict(line) for line in lines], "long": [asdict(each) for each in long]}
         results["costs"] = [asdict(each) for each in costs]
+        results["watched"] = [asdict(each) for each in watched]
         print(json.dumps({"machine": describe_machine(options.device), **results}, indent=1))
     else:
         print(
@@ -258,10 +306,12 @@ def main(argv: list[str]) -> int:
                     "",
                     *long_call_table(long),
                     *cost_table(costs),
+                    "",
+                    *watched_table(watched),
                 ]
             )
         )
-    reached = [each.reached for each in long] + [each.reached for each in costs]
+    reached = [each.reached for each in long] + [each.reached for each in costs] + [each.reached for each in watched]
     return 0 if all(reached) else 1
 
 
@@ -298,6 +348,15 @@ def cost_table(costs: list[CostResult]) -> list[str]:
         "| --- " * 3 + "|",
     ]
     return [*rows, *(f"| {each.case} | {each.seconds:.2f} | {each.extra:.2f} |" for each in costs)] if costs else []
+
+
+def watched_table(watched: list[WatchedResult]) -> list[str]:
+    rows = ["| GPT-2 124M, tokens | model, ms | under `watch`, in multiples of the model |", "| --- " * 3 + "|"]
+    cells = (
+        f"| {each.length:,} | {each.milliseconds:.1f} | {each.ratio:.2f} ({each.low:.2f} to {each.high:.2f}) |"
+        for each in watched
+    )
+    return [*rows, *cells] if watched else []
 
 
 if __name__ == "__main__":

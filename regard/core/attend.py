@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -63,6 +64,51 @@ def attend(
             return out
     request = prepare_request(q, k, v, mask, scores, beta, dropout, positions)
     return kernels.run_kernel(request, kernel, mask if simple and isinstance(mask, Mask) else None)
+
+
+def attend_with_weights(
+    q: Float[Tensor, "b h i c"],
+    k: Float[Tensor, "b g j c"],
+    v: Float[Tensor, "b g j e"],
+    *,
+    mask: Mask | Bool[Tensor, "*bh #i #j"] | None = None,
+    scores: Scores | None = None,
+    beta: float | None = None,
+    dropout: float = 0.0,
+    positions: Positions | None = None,
+) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i j"]]:
+    """Return the output of `attend` and the attention weights; both have the same dropout.
+
+    `watch` and `intervene` see one call, and an edit of the weights changes both.
+    """
+    if not kernels.is_observed():
+        return _compute_with_weights(q, k, v, dropout, mask, scores, beta, positions)
+    with kernels.unobserved():
+        out, weights = _compute_with_weights(q, k, v, dropout, mask, scores, beta, positions)
+    request = prepare_request(q, k, v, mask, scores, beta, dropout, positions)
+    request.weights = weights
+    out = kernels.notify_observers(kernels.choose_kernel(request), request, out)
+    return out, request.weights
+
+
+def _compute_with_weights(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float,
+    mask: Mask | Tensor | None,
+    scores: Scores | None,
+    beta: float | None,
+    positions: Positions | None,
+) -> tuple[Tensor, Tensor]:
+    # attention is linear in the values, so values that are unit vectors give the weights
+    units = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
+    weights = attend(q, k, units, mask=mask, scores=scores, beta=beta, positions=positions)
+    if not dropout:
+        return attend(q, k, v, mask=mask, scores=scores, beta=beta, positions=positions), weights
+    weights = torch.nn.functional.dropout(weights, dropout)
+    grouped = weights.unflatten(1, (v.shape[1], -1)) @ v[:, :, None]
+    return grouped.flatten(1, 2), weights
 
 
 @overload

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.extras import import_optional
 from regard.core.absolute_positions import Grid, Positions, whole_grid
-from regard.core.attend import attend
+from regard.core.attend import attend, attend_with_weights
 from regard.core.masks.algebra import And, BoxVisibility, Full, Mask
 from regard.core.masks.data import DataMask, DenseMask, can_read, format_data
 from regard.core.masks.forms.causal import Causal
@@ -369,12 +369,11 @@ def attention_forward(
     else:
         beta = None if scaling is None else float(scaling)
     rest: dict[str, Any] = {"mask": mask, "scores": terms, "beta": beta, "positions": positions}
-    out = attend(query, key, value, dropout=dropout, **rest)
     weights = None
     if settings.get("output_attentions"):
-        # attention is linear in the values, so values that are unit vectors give the weights
-        units = torch.eye(j, dtype=query.dtype, device=query.device).expand(*key.shape[:2], j, j)
-        weights = attend(query, key, units, **rest)
+        out, weights = attend_with_weights(query, key, value, dropout=dropout, **rest)
+    else:
+        out = attend(query, key, value, dropout=dropout, **rest)
     return out.transpose(1, 2).contiguous(), weights
 
 

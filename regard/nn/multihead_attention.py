@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from regard.base.errors import ConfigError, ShapeError
 from regard.core.absolute_positions import Positions
-from regard.core.attend import attend
+from regard.core.attend import attend, attend_with_weights
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.data import DenseMask
 from regard.core.masks.forms.causal import Causal
@@ -108,15 +108,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask, terms = self._read_masks(key_padding_mask, attn_mask, is_causal, q, key.shape[1], k.shape[2])
         # the first query is at index 0, as torch's is_causal means it; regard's own masks are aligned to the end
         positions = None if isinstance(attn_mask, Mask) else Positions(0, 0)
-        settings: dict[str, Any] = {"mask": mask, "scores": terms, "positions": positions}
         dropout = self.dropout if self.training else 0.0
-        weights: Tensor | None
-        if need_weights and dropout:
-            weights = functional.dropout(self._weights(q, k, settings), dropout)
-            out = weights @ v
+        settings: dict[str, Any] = {"mask": mask, "scores": terms, "positions": positions, "dropout": dropout}
+        weights: Tensor | None = None
+        if need_weights:
+            out, weights = attend_with_weights(q, k, v, **settings)
         else:
-            weights = self._weights(q, k, settings) if need_weights else None
-            out = attend(q, k, v, dropout=dropout, **settings)
+            out = attend(q, k, v, **settings)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
@@ -124,12 +122,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         if single:
             return out[0], weights
         return (out if self.batch_first else out.transpose(0, 1)), weights
-
-    @staticmethod
-    def _weights(q: Tensor, k: Tensor, settings: dict[str, Any]) -> Float[Tensor, "b h i j"]:
-        """Return the attention weights, computed as the attention output for v = identity."""
-        units = torch.eye(k.shape[2], dtype=k.dtype, device=k.device)
-        return attend(q, k, units.expand(*k.shape[:2], -1, -1), **settings)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, same: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the heads of q, k and v, (b h n c), including the keys and values that the layer appends.

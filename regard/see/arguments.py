@@ -33,6 +33,20 @@ def resolve_indices(what: str, indices: tuple[int, ...], size: int, name: str) -
     return tuple(number % size for number in indices)
 
 
+def check_index(what: str, index: object, size: int, counted: str, *, negative: bool = True) -> int:
+    """Check one index; raise ConfigError if it is no whole number or out of range. Returns it without a sign.
+
+    what      name of the argument, for the error message
+    size      length of the indexed axis
+    counted   what the axis counts, for the error message: "heads of layer.0"
+    negative  whether negative indices count from the end; otherwise they are errors
+    """
+    number = check_integer(what, index, -LARGEST_INTEGER)
+    if not (-size if negative else 0) <= number < size:
+        raise ConfigError(f"{what} is {number}, but there are {size} {counted}; choose from 0 to {size - 1}")
+    return number % size
+
+
 def check_device(what: str, device: torch.device | str | None) -> torch.device | None:
     """Check that torch can compute on a device, else raise ConfigError; returns the device, or None for None.
 

@@ -409,26 +409,20 @@ def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
     return DenseMask(visible.clone())
 
 
-def copy_record(record: Record, device: torch.device | None, values: bool) -> Record:
+def copy_record(record: Record, device: torch.device | None, values: bool, **fields: Any) -> Record:
     """Return a copy of a record and its tensors, because the model may overwrite these later, as in a KV cache.
 
     device  device of the copies; None keeps the device
     values  whether to keep v
+    fields  further fields to set, such as `name`
     """
 
     def copy(x: Tensor) -> Tensor:
-        x = x.detach() if device is None else x.detach().to(device)
-        return x.clone(memory_format=torch.contiguous_format)
-
-    def copy_mask(mask: Mask) -> Mask:
-        if isinstance(mask, FlexMask) and device is not None:
-            # the function may read tensors on its own device
-            return DenseMask(copy(mask.see(pair_grid(record, torch.arange(record.q.shape[2], device=record.q.device)))))
-        return mask.map_children(copy_mask) if mask.children() else mask.map_tensors(copy)
+        return _copy_tensor(x, device)
 
     def copy_term(term: ScoreTerm) -> ScoreTerm:
-        fields = {name: copy(value) for name, value in vars(term).items() if isinstance(value, Tensor)}
-        return replace(term, **fields) if fields and is_dataclass(term) else term
+        tensors = {name: copy(value) for name, value in vars(term).items() if isinstance(value, Tensor)}
+        return replace(term, **tensors) if tensors and is_dataclass(term) else term
 
     keys = record.positions.keys
     return replace(
@@ -436,10 +430,27 @@ def copy_record(record: Record, device: torch.device | None, values: bool) -> Re
         q=copy(record.q),
         k=copy(record.k),
         v=copy(record.v) if values and record.v is not None else None,
-        mask=copy_mask(record.mask),
+        mask=_copy_mask(record.mask, record, device),
         terms=tuple(copy_term(term) for term in record.terms),
         positions=replace(record.positions, keys=copy(keys)) if isinstance(keys, Tensor) else record.positions,
+        **fields,
     )
+
+
+def _copy_tensor(x: Tensor, device: torch.device | None) -> Tensor:
+    x = x.detach() if device is None else x.detach().to(device)
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+# not a function inside copy_record: one that calls itself would keep the record alive until the garbage collector runs
+def _copy_mask(mask: Mask, record: Record, device: torch.device | None) -> Mask:
+    if isinstance(mask, FlexMask) and device is not None:
+        # the function may read tensors on its own device
+        rows = torch.arange(record.q.shape[2], device=record.q.device)
+        return DenseMask(_copy_tensor(mask.see(pair_grid(record, rows)), device))
+    if mask.children():
+        return mask.map_children(lambda child: _copy_mask(child, record, device))
+    return mask.map_tensors(lambda x: _copy_tensor(x, device))
 
 
 def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
@@ -468,20 +479,23 @@ def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
         values = term_values(term, record)
         return additive(values.index_select(1, heads) if values.shape[1] > 1 else values)
 
-    def keep_in_mask(mask: Mask) -> Mask:
-        if isinstance(mask, DenseMask) and mask.heads() is not None:
-            return DenseMask(mask.data.index_select(-3, heads.to(mask.data.device)))
-        return replace(mask, chosen=heads) if isinstance(mask, FlexMask) else mask.map_children(keep_in_mask)
-
     key_heads = heads // (record.q.shape[1] // record.k.shape[1])
     return replace(
         record,
         q=record.q.index_select(1, heads),
         k=record.k.index_select(1, key_heads),
         v=None if record.v is None else record.v.index_select(1, key_heads),
-        mask=keep_in_mask(record.mask),
+        mask=_keep_heads_in_mask(record.mask, heads),
         terms=tuple(map(keep_in_term, record.terms)),
     )
+
+
+def _keep_heads_in_mask(mask: Mask, heads: Int[Tensor, "r"]) -> Mask:
+    if isinstance(mask, DenseMask) and mask.heads() is not None:
+        return DenseMask(mask.data.index_select(-3, heads.to(mask.data.device)))
+    if isinstance(mask, FlexMask):
+        return replace(mask, chosen=heads)
+    return mask.map_children(lambda child: _keep_heads_in_mask(child, heads))
 
 
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:

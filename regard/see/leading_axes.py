@@ -40,6 +40,8 @@ class LeadingAxes:
 
     def to_heads(self, x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
         """Reshape a tensor to (b, h, n, c); leading axes that are missing or of size 1 are broadcast."""
+        if len(self.sizes) == 2 and self.sizes == self.merged and self.first == 1:
+            return x.expand(*self.sizes, -1, -1)  # they are (b, h) already
         x = x.expand(*self.merged, *x.shape[-2:]).reshape(*self.sizes, *x.shape[-2:])
         order = self._order()
         return x.permute(*order, *(len(order) + at for at in range(2))).reshape(-1, self.heads, *x.shape[-2:])

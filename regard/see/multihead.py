@@ -25,6 +25,7 @@ from regard.see.record import Record
 
 ROUTE = "nn.MultiheadAttention"
 FUNCTIONAL = inspect.signature(functional.multi_head_attention_forward)
+FORWARD = inspect.signature(nn.MultiheadAttention.forward)
 # attributes of nn.MultiheadAttention that multi_head_attention_forward takes by the same name
 SAME_NAMES = (
     "num_heads", "in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "add_zero_attn", "training", "q_proj_weight",
@@ -46,11 +47,23 @@ def disable_fused_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def build_functional_record(*args: Any, **kwargs: Any) -> Record:
-    """Build the record of a functional.multi_head_attention_forward call from its arguments."""
+def bind_arguments(*args: Any, **kwargs: Any) -> SimpleNamespace:
+    """Return the arguments of a functional.multi_head_attention_forward call by their names, with the defaults."""
     bound = FUNCTIONAL.bind(*args, **kwargs)
     bound.apply_defaults()
-    given = SimpleNamespace(**bound.arguments)
+    return SimpleNamespace(**bound.arguments)
+
+
+def averages_weights(*args: Any, **kwargs: Any) -> bool:
+    """Whether an nn.MultiheadAttention call with these arguments returns the mean of the weights over heads."""
+    bound = FORWARD.bind(None, *args, **kwargs)
+    bound.apply_defaults()
+    return bool(bound.arguments["average_attn_weights"])
+
+
+def build_functional_record(*args: Any, **kwargs: Any) -> Record:
+    """Build the record of a functional.multi_head_attention_forward call from its arguments."""
+    given = bind_arguments(*args, **kwargs)
     query, key, value, padding = given.query, given.key, given.value, given.key_padding_mask
     own_keys = given.query is given.key  # self-attention
     if query.ndim == 2:

@@ -5,6 +5,7 @@ of each row of a causal mask is the query itself. In cross attention, and where 
 chunks, the positions of queries and keys are unrelated or unknown.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -56,14 +57,16 @@ def _without_positions(record: Record, reason: str) -> Record:
     return replace(record, positions_known=False, note="; ".join(part for part in (record.note, reason) if part))
 
 
-def is_over_channels(record: Record, module: nn.Module | None) -> bool:
+def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]) -> bool:
     """Whether attention is over channels instead of positions, as in the channel attention of DaViT and XCiT.
 
     This is inferred from sizes: heads times rows is a size of the module's parameters, and heads times the
     width of q is not.
+
+    find_module  returns the module of the call; None if it is unknown
     """
     (_, h, i, c), j = record.q.shape, record.k.shape[2]
-    if module is None or i != j or i == c or not isinstance(record.mask, Full):
+    if i != j or i == c or not isinstance(record.mask, Full) or (module := find_module()) is None:
         return False
     widths = {size for parameter in module.parameters() for size in parameter.shape}
     return h * i in widths and h * c not in widths

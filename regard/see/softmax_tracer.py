@@ -10,10 +10,11 @@ values raises an error, which `watch` adds to `seen.left_out`.
 """
 
 import string
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from regard.see.call_adapters import (
     simplify_mask,
     split_hidden,
 )
+from regard.see.interventions.returned_weights import WeightTensors
 from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.record import Record
 
@@ -94,6 +96,7 @@ class TracedWeights:
     measured: tuple[Tensor, int] | None  # the scores themselves and their version, where they are not exact
     dropout: float = 0.0
     note: str = ""
+    root: object = field(default_factory=object)  # the same for all tensors that are made from one softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,7 @@ class Unsupported:
     """Marks a tensor that may be attention weights but was computed in an unsupported way."""
 
     reason: str
+    root: object = None  # as in TracedWeights, if it was made from attention weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,27 +221,40 @@ class Operation:
         return axis % source.ndim
 
 
+STARTS = {*PRODUCTS, *SUMS, *TIMES, "einsum", "multi_dot", "tensordot", "softmax"}
+
+
+def can_start_trace(name: str) -> bool:
+    """Whether a function can return scores or weights without a traced tensor among its arguments."""
+    return name in STARTS
+
+
 class SoftmaxTracer:
     """Finds attention that is written by hand: traces scores and weights through the torch functions of a model.
 
     Traced tensors keep their gradients unless `trace` is called without gradients.
 
-    found       called for each attention call with its record, its output, and the transform from (..., i, e)
-                to it
+    found       called for each attention call with its record, its output, the transform from (..., i, e) to it,
+                and a function that returns the tensors that hold its weights
     head_count  returns the number of heads of the current call; None if unknown
     """
 
     def __init__(
         self,
-        found: Callable[[Record, Tensor, OutputTransform], None],
+        found: Callable[[Record, Tensor, OutputTransform, Callable[[], WeightTensors]], None],
         head_count: Callable[[], HeadCount | None],
     ) -> None:
         self._found, self._head_count = found, head_count
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all traced tensors."""
         self._traced: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self.traced: Sized = self._traced.data  # empty if no tensor that is still alive is traced
+
+    def close(self) -> None:
+        """Forget all traced tensors and both functions, which belong to the owner of the tracer.
+
+        Otherwise the two would refer to each other, and live until the garbage collector runs.
+        """
+        self._traced.clear()
+        del self._found, self._head_count
 
     def trace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Process one call of a torch function: trace its output, and report an attention call that it completes."""
@@ -291,7 +308,7 @@ class SoftmaxTracer:
         if isinstance(traced, Unsupported):
             self._keep(operation.out, traced)
         elif isinstance(traced, TracedWeights) and traced.scores is not None:
-            self._keep(operation.out, _changed_weights(operation.name))
+            self._keep(operation.out, _changed_weights(operation.name, traced.root))
 
     def _trace_product(self, left: Tensor, right: Tensor, beta: float, added: tuple[Tensor, ...], out: Tensor) -> None:
         """Trace a matrix product: an attention output if the left factor is weights; otherwise it may be scores.
@@ -481,7 +498,24 @@ class SoftmaxTracer:
         note = ", ".join(filter(None, ("" if scores is not None else UNKNOWN_PRODUCT, weights.note, axes.note)))
         positions = Positions.last_rows(i, j)
         record = Record(q, k, v, mask, terms, beta, positions, ROUTE, weights.dropout, note)
-        self._found(record, out, HeadTransform(axes, transform))
+        self._found(record, out, HeadTransform(axes, transform), lambda: self._weight_tensors(weights, shape, axes))
+
+    def _weight_tensors(self, weights: TracedWeights, shape: torch.Size, axes: LeadingAxes) -> WeightTensors:
+        """Return the tensors that hold these weights, before and after dropout.
+
+        shape  sizes of the weights, with the leading axes of the values
+        axes   how the leading axes map to batch and heads
+        """
+        tensors, refusal = [], ""
+        for tensor, (traced, _) in list(self._traced.items()):
+            if getattr(traced, "root", None) is not weights.root:
+                continue
+            if isinstance(traced, TracedWeights) and traced.note == weights.note:
+                tensors.append((ref(tensor), traced.dropout > 0))
+            else:
+                what = traced.note if isinstance(traced, TracedWeights) else traced.reason
+                refusal = f"also computed something else from its weights before they were used ({what})"
+        return WeightTensors(tuple(tensors), weights.shape, shape, axes, refusal)
 
     def _read_axes(self, leading: torch.Size, factor: torch.Size) -> LeadingAxes:
         """Return how the leading axes of the scores map to batch and heads.
@@ -510,8 +544,8 @@ def _no_softmax(name: str) -> Unsupported:
     )
 
 
-def _changed_weights(name: str) -> Unsupported:
-    return Unsupported(f"values were multiplied by {name} of softmax weights, not by the weights themselves")
+def _changed_weights(name: str, root: object) -> Unsupported:
+    return Unsupported(f"values were multiplied by {name} of softmax weights, not by the weights themselves", root)
 
 
 def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
@@ -549,9 +583,11 @@ def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Te
             return None
         if operation.name == "rmatmul":
             left, right = right, left
-        if operation.name == "linear" and (_is_parameter(right) or len(operation.args) + len(operation.kwargs) > 2):
+        bias = operation.option("bias", 2, None) if operation.name == "linear" else None
+        if operation.name == "linear" and _is_parameter(right):
             return None
-        return left, right.mT if operation.name in RIGHT_TRANSPOSED and right.ndim >= 2 else right, 1.0, ()
+        right = right.mT if operation.name in RIGHT_TRANSPOSED and right.ndim >= 2 else right
+        return left, right, 1.0, () if bias is None else (bias,)
     if operation.name in SUMS:
         start, left, right = (operation.option(name, at, None) for at, name in enumerate(SUMS[operation.name]))
         beta, alpha = (float(operation.kwargs.get(name, 1)) for name in ("beta", "alpha"))
@@ -659,7 +695,7 @@ def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor)
         p, training = operation.option("p", 1, 0.5), operation.option("training", 2, True)
         return replace(weights, dropout=float(p)) if training and p else weights
     if operation.rearranges(source):
-        return _changed_weights(operation.name)
+        return _changed_weights(operation.name, weights.root)
     note = f"{operation.name} {AFTER_SOFTMAX}"
     return replace(weights, note=", ".join(filter(None, (weights.note, note))))
 

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._C import _get_function_stack_at, _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from regard.base.errors import ConfigError, RegardError
+from regard.base.errors import ConfigError, InterventionError, RegardError
 from regard.core import kernels
 from regard.core.kernels.request import Request
 from regard.see import huggingface, multihead
@@ -33,17 +33,22 @@ from regard.see.call_adapters import (
     keep_rows,
 )
 from regard.see.interventions.attention_call import AttentionCall, OutputChange
+from regard.see.interventions.returned_weights import ResultWeights, ReturnedWeights
 from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.query_positions import infer_query_positions, is_over_channels
 from regard.see.record import Record, Seen, attention_role
-from regard.see.softmax_tracer import SoftmaxTracer, function_name
+from regard.see.simple_layers import is_simple_layer
+from regard.see.softmax_tracer import SoftmaxTracer, can_start_trace, function_name
 
 Indices = Sequence[int] | Tensor
 NO_MODULE = "attention"  # the name of a call that no module makes
 # attributes in which modules keep their number of heads
 HEAD_COUNTS = ("num_heads", "n_heads", "n_head", "heads", "nhead", "num_attention_heads", "num_attn_heads")
 FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention", "fused_sdp")
+LINEAR = torch.nn.functional.linear
+OTHER_ATTENTION = ("multi_head_attention_forward", "flex_attention")
 _edits = threading.local()
+_OWN = globals()  # those of the frames of this file
 RAN_EAGERLY = "torch.compile is disabled while watching: this call ran eagerly"
 
 
@@ -103,7 +108,12 @@ class Watcher(TorchFunctionMode):
         super().__init__()
         self.seen = Seen()
         self.model = _find_module(model)
-        self.paths = {} if self.model is None else _module_paths(self.model)
+        modules = [] if self.model is None else _named_modules(self.model)
+        self.paths = {id(module): path for path, module in modules}
+        # Setting `__call__` of a class updates all its subclasses, which takes longer than setting `_call_impl`. But
+        # a module after `module.compile()` calls the `_call_impl` that it had then.
+        compiled = self.model is None or any("_compiled_call_impl" in vars(module) for _, module in modules)
+        self._calling_method = "__call__" if compiled else "_call_impl"
         self.layers = _check_patterns(layers, self.paths)
         self.heads = check_indices("heads", heads)
         self.rows = check_indices("rows", rows)
@@ -119,13 +129,15 @@ class Watcher(TorchFunctionMode):
         self._call_heads: HeadCount | None = None
         self._counts: dict[str, int] = {}
         self._tracer = SoftmaxTracer(self._softmax, self._head_count)
+        self._ignored: set[Any] = set()  # torch functions that are no attention and start none
         self._changed: Tensor | None = None  # the output that replaces that of the traced function
+        self.edits_of_weights = 0  # calls whose weights `change` edited without knowing where the model has them
 
     @contextmanager
     def recording(self) -> Iterator[Seen]:
         """Context manager: install all hooks, and remove them on exit."""
         with ExitStack() as stack:
-            stack.callback(self._tracer.clear)
+            stack.callback(self._tracer.close)
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(kernels.observe_requests(self._attend, self._compiled))
             stack.enter_context(huggingface.intercept_registry(self._registered))
@@ -134,7 +146,7 @@ class Watcher(TorchFunctionMode):
                 (nn.TransformerEncoderLayer, "forward", self._encoder_layer),
                 (nn.TransformerEncoder, "forward", self._encoder),
                 (torch.jit.ScriptModule, "__call__", self._torchscript),
-                (nn.Module, "__call__", self._module_call),
+                (nn.Module, self._calling_method, self._module_call),
             ):
                 stack.enter_context(_patch_method(kind, name, wrapper))
             stack.enter_context(self)
@@ -143,19 +155,33 @@ class Watcher(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        # most calls end here: these lines decide what watching costs
+        if not self._tracer.traced:
+            try:
+                if func in self._ignored:
+                    return out
+            except TypeError:  # a callable object without a hash
+                pass
+            if func is LINEAR and len(args) > 1 and type(args[1]) is nn.Parameter:
+                return out
+        return self._intercept(func, args, kwargs or {}, out)
+
+    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """Record the call of a torch function if it is attention, else trace it; return its output."""
         if self._is_disabled():
             return out
         name = function_name(func)
+        starts = can_start_trace(name) or name in OTHER_ATTENTION or name.startswith(FUSED_OPERATORS)
+        if not starts and isinstance(func, Hashable):
+            self._ignored.add(func)
         changed: Tensor | None = None
         if name == "scaled_dot_product_attention":
             changed = self._sdpa(out, args, kwargs)
         elif name.startswith(FUSED_OPERATORS):
             self._leave_out(f"the operator {name} was called directly; call scaled_dot_product_attention")
         elif func is torch.nn.functional.multi_head_attention_forward:
-            projection = multihead.OutputProjection(args[11], args[12], args[4], batch_first=False)
-            changed = self._record_call(lambda: multihead.build_functional_record(*args, **kwargs), out[0], projection)
+            return self._multihead_function(args, kwargs, out)
         elif name == "flex_attention" and not kwargs:
             changed = self._record_call(lambda: build_flex_record(*args), out[0])
         else:
@@ -164,6 +190,17 @@ class Watcher(TorchFunctionMode):
                 self._tracer.trace(func, args, kwargs, out)
             changed = self._changed
         return out if changed is None else _replace_output(out, changed, kwargs.get("out"))
+
+    def _multihead_function(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        given = multihead.bind_arguments(*args, **kwargs)
+        projection = multihead.OutputProjection(
+            given.out_proj_weight, given.out_proj_bias, given.num_heads, batch_first=False
+        )
+        weights = None if out[1] is None else ResultWeights(out[1], given.average_attn_weights)
+        changed = self._record_call(
+            lambda: multihead.build_functional_record(*args, **kwargs), out[0], projection, weights=weights
+        )
+        return out if changed is None else _replace_output(out, changed, weights=weights)
 
     def _is_disabled(self) -> bool:
         """Whether the current call must not be recorded, because of `_is_foreign` or as part of a call that is recorded
@@ -222,10 +259,19 @@ class Watcher(TorchFunctionMode):
         return self._record_call(lambda: build_sdpa_record(*args, **(kwargs | {"axes": axes})), out, transform)
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Call a module, and add a reason to `left_out` if another thread calls it, once for each thread.
+        """Call a module, without this function mode if the module is a simple layer such as nn.Linear.
 
-        Function modes belong to one thread, so calls of other threads cannot be recorded.
+        Function modes belong to one thread, so calls of other threads cannot be recorded: they add a reason to
+        `left_out`, once for each thread.
         """
+        if is_simple_layer(module) and not self._tracer.traced:
+            top = _len_torch_function_stack() - 1
+            if top >= 0 and _get_function_stack_at(top) is self:
+                _pop_mode()
+                try:
+                    return original(module, *args, **kwargs)
+                finally:
+                    _push_mode(self)
         thread = threading.get_ident()
         if thread != self._thread and thread not in self._other_threads and self._is_own_module(module):
             self._other_threads.add(thread)
@@ -243,10 +289,19 @@ class Watcher(TorchFunctionMode):
         if call.positions.offsets is not None:
             self._leave_out("positions differ between sequences (Positions.offsets)")
             return None
-        return self._record_call(lambda: build_attend_record(kernel, call), out, positions_given=True)
+        weights = None if call.weights is None else ResultWeights(call.weights)
+        changed = self._record_call(
+            lambda: build_attend_record(kernel, call), out, positions_given=True, weights=weights
+        )
+        if weights is not None:
+            call.weights = weights.value
+        return changed
 
-    def _softmax(self, record: Record, out: Tensor, transform: OutputTransform) -> None:
-        self._changed = self._record_call(lambda: record, out, transform)
+    def _softmax(
+        self, record: Record, out: Tensor, transform: OutputTransform, find_weights: Callable[[], ReturnedWeights]
+    ) -> None:
+        weights = None if self.change is None else find_weights()
+        self._changed = self._record_call(lambda: record, out, transform, weights=weights)
 
     def _registered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap an attention function of Hugging Face's registry, so that its calls are recorded."""
@@ -256,6 +311,7 @@ class Watcher(TorchFunctionMode):
             if self._is_disabled():
                 return function(module, *args, **kwargs)
             before, left_out = self._intercepted, dict(self.seen.left_out)
+            edits = self.edits_of_weights
             outer = self._causal, self._call_heads, self._route
             self._causal = huggingface.is_causal_call(module, kwargs)
             self._call_heads = huggingface.heads_of_call(args, kwargs)
@@ -264,8 +320,12 @@ class Watcher(TorchFunctionMode):
                 with self._compiled() if huggingface.is_compiled_flex(function) else nullcontext():
                     result = function(module, *args, **kwargs)
                 if self._intercepted == before:
-                    changed = self._record_arguments(name, function, module, args, kwargs, result[0], left_out)
-                    result = result if changed is None else _replace_output(result, changed)
+                    result = self._record_arguments(name, function, module, args, kwargs, result, left_out)
+                elif self.edits_of_weights > edits and isinstance(result[1], Tensor):
+                    raise InterventionError(
+                        f"{name} returns attention weights that it computes apart from its output, so they are not "
+                        "those of the edit; run the model without output_attentions"
+                    )
             finally:
                 self._causal, self._call_heads, self._route = outer
             return result
@@ -279,15 +339,18 @@ class Watcher(TorchFunctionMode):
         module: object,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        out: Tensor,
+        result: Any,
         left_out: dict[str, int],
-    ) -> Tensor | None:
-        """Record a call of a registered attention function by its arguments.
+    ) -> Any:
+        """Record a call of a registered attention function by its arguments; return its result.
 
         This is used if no operation inside the function was intercepted.
 
+        result    the output, and weights or None
         left_out  `seen.left_out` before the call; it is restored if the arguments could be recorded
         """
+
+        out = result[0]
 
         def build() -> Record:
             record = huggingface.build_interface_record(name, module, *args, **kwargs)
@@ -298,10 +361,11 @@ class Watcher(TorchFunctionMode):
 
         inside = dict(self.seen.left_out)
         # the output is (b i h e)
-        changed = self._record_call(build, out, AxisPermutation([0, 2, 1, 3]), owner=module)
+        weights = ResultWeights(result[1]) if isinstance(result[1], Tensor) else None
+        changed = self._record_call(build, out, AxisPermutation([0, 2, 1, 3]), owner=module, weights=weights)
         if self.seen.left_out == inside:
             self.seen.left_out = left_out
-        return changed
+        return result if changed is None else _replace_output(result, changed, weights=weights)
 
     def _multihead(self, original: Callable[..., Any], layer: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
         if self._is_foreign():
@@ -311,10 +375,17 @@ class Watcher(TorchFunctionMode):
         query = args[0] if args else kwargs["query"]
         weight, bias = layer.out_proj.weight, layer.out_proj.bias
         projection = multihead.OutputProjection(weight, bias, layer.num_heads, layer.batch_first and query.ndim == 3)
+        weights = None
+        if result[1] is not None:
+            weights = ResultWeights(result[1], multihead.averages_weights(*args, **kwargs))
         changed = self._record_call(
-            lambda: multihead.build_module_record(layer, *args, **kwargs), result[0], projection, owner=layer
+            lambda: multihead.build_module_record(layer, *args, **kwargs),
+            result[0],
+            projection,
+            owner=layer,
+            weights=weights,
         )
-        return result if changed is None else _replace_output(result, changed)
+        return result if changed is None else _replace_output(result, changed, weights=weights)
 
     def _encoder_layer(
         self, original: Callable[..., Any], layer: nn.TransformerEncoderLayer, *args: Any, **kwargs: Any
@@ -353,6 +424,7 @@ class Watcher(TorchFunctionMode):
         *,
         owner: object = None,
         positions_given: bool = False,
+        weights: ReturnedWeights | None = None,
     ) -> Tensor | None:
         """Record one attention call if its module is selected, or let `change` replace its output.
 
@@ -363,6 +435,7 @@ class Watcher(TorchFunctionMode):
         owner            the module of the call, if known
         positions_given  whether the call states the positions of its queries; otherwise they are inferred from the
                          mask
+        weights          where the model has the attention weights; None if it does not compute them
         """
         self._intercepted += 1
         name = self._module_name(owner)
@@ -375,19 +448,21 @@ class Watcher(TorchFunctionMode):
         if self.change is not None:
             if out is None or transform is None:
                 return None
-            return self._change_output(self.change, name, full_name, build, out, transform)
+            call = AttentionCall(name, full_name, build, out, transform, weights)
+            return self._change_output(self.change, call)
         record = None
-        with self._catch_errors(), torch.inference_mode(False), torch.no_grad():
+        with self._catch_errors(), _ordinary_mode(), torch.no_grad():
             whole = build()
             if (reason := _reason_unusable(whole.q)) is not None:
                 self._leave_out(reason)
             else:
-                module = owner if isinstance(owner, nn.Module) else next(_calling_modules(), None)
-                if is_over_channels(whole, module):
+                if is_over_channels(
+                    whole, lambda: owner if isinstance(owner, nn.Module) else next(_calling_modules(), None)
+                ):
                     whole = replace(whole, over_channels=True, positions_known=False)
                 elif not positions_given:
                     whole = infer_query_positions(whole, self._causal, attention_role(name) == "cross")
-                record = self._select(replace(whole, name=full_name))
+                record = self._select(whole, full_name)
                 self.seen.add(record)
         if record is not None and out is not None and transform is not None and out.requires_grad:
             # the hook lives as long as the graph, so a backward pass after the block is recorded too
@@ -395,17 +470,8 @@ class Watcher(TorchFunctionMode):
             out.register_hook(lambda gradient: self._keep_gradient(record, transform.pull_back(gradient), shape))
         return None
 
-    def _change_output(
-        self,
-        change: OutputChange,
-        path: str,
-        name: str,
-        build: Callable[[], Record],
-        out: Tensor,
-        transform: OutputTransform,
-    ) -> Tensor | None:
+    def _change_output(self, change: OutputChange, call: AttentionCall) -> Tensor | None:
         """Let `change` edit an attention call and return the new output; None if it does not change."""
-        call = AttentionCall(path, name, build, out, transform)
         with self._disabled():
             _edits.running = True  # no other watcher records what an edit computes
             try:
@@ -414,19 +480,21 @@ class Watcher(TorchFunctionMode):
             finally:
                 _edits.running = False
 
-    def _select(self, record: Record) -> Record:
-        """Return a copy of the record with only the selected heads and rows."""
+    def _select(self, record: Record, name: str) -> Record:
+        """Return a copy of the record with this name, and with only the selected heads and rows."""
         h, i = record.q.shape[1:3]
-        heads = None if self.heads is None else resolve_indices("heads", self.heads, h, record.name)
-        rows = None if self.rows is None else resolve_indices("rows", self.rows, i, record.name)
+        heads = None if self.heads is None else resolve_indices("heads", self.heads, h, name)
+        rows = None if self.rows is None else resolve_indices("rows", self.rows, i, name)
         device = record.q.device
         if heads is not None:
             record = keep_heads(record, torch.tensor(heads, dtype=torch.long, device=device))
         if rows is not None:
             record = keep_rows(record, torch.tensor(rows, dtype=torch.long, device=device))
         note = "; ".join(part for part in (record.note, RAN_EAGERLY if _is_compiled_call() else "") if part)
-        record = replace(record, route=self._route or record.route, heads=heads, rows_kept=rows, note=note)
-        return copy_record(record, self.device, self.values)
+        route = self._route or record.route
+        return copy_record(
+            record, self.device, self.values, name=name, route=route, heads=heads, rows_kept=rows, note=note
+        )
 
     def _keep_gradient(self, record: Record, gradient: Tensor, shape: torch.Size) -> None:
         gradient = gradient.detach().reshape(*shape[:3], -1)
@@ -479,7 +547,12 @@ def call_frames() -> Iterator[FrameType]:
 
 def _callers() -> Iterator[object]:
     """Yield the `self` of each method on the call stack, innermost first."""
-    return (frame.f_locals["self"] for frame in call_frames() if "self" in frame.f_locals)
+    for frame in call_frames():
+        code = frame.f_code
+        # f_locals copies all variables, so we ask for it only where it has a `self`
+        named = "self" in code.co_varnames or "self" in code.co_freevars or "self" in code.co_cellvars
+        if named and frame.f_globals is not _OWN and (local := frame.f_locals.get("self")) is not None:
+            yield local
 
 
 def _calling_modules() -> Iterator[nn.Module]:
@@ -489,6 +562,11 @@ def _calling_modules() -> Iterator[nn.Module]:
         if isinstance(caller, nn.Module) and id(caller) not in seen:
             seen.add(id(caller))
             yield caller
+
+
+def _ordinary_mode() -> AbstractContextManager[object]:
+    """Context manager: leave inference mode, so that copies are ordinary tensors; nothing to do where it is off."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _is_compiled_call() -> bool:
@@ -506,14 +584,19 @@ def _is_compiled_call() -> bool:
     )
 
 
-def _replace_output(out: Any, changed: Tensor, buffer: Tensor | None = None) -> Any:
+def _replace_output(
+    out: Any, changed: Tensor, buffer: Tensor | None = None, weights: ResultWeights | None = None
+) -> Any:
     """Return the result of a call with its output replaced; in a tuple, the output is the first entry.
 
-    buffer  the argument `out` of the function; the new output is copied into it
+    buffer   the argument `out` of the function; the new output is copied into it
+    weights  the weights after the edit, the second entry; None keeps it
     """
     if buffer is not None:
         return buffer.copy_(changed)
-    return changed if isinstance(out, Tensor) else (changed, *out[1:])
+    if isinstance(out, Tensor):
+        return changed
+    return (changed, *out[1:]) if weights is None else (changed, weights.value, *out[2:])
 
 
 def _find_module(model: object) -> nn.Module | None:
@@ -527,16 +610,25 @@ def _find_module(model: object) -> nn.Module | None:
     return None
 
 
-def _module_paths(model: nn.Module) -> dict[int, str]:
-    """Return the path of every module by its id, without the "_orig_mod" of torch.compile.
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the path of every module, without the "_orig_mod" of torch.compile, and the module.
 
-    The path of the model itself is its class name.
+    The path of the model itself is its class name. A module with several paths has the first. This is
+    `model.named_modules()` in a fraction of its time.
     """
     own = type(getattr(model, "_orig_mod", model)).__name__
-    return {
-        id(module): ".".join(part for part in path.split(".") if part != "_orig_mod") or own
-        for path, module in model.named_modules()
-    }
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    waiting = [("", model)]
+    while waiting:
+        prefix, module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append((prefix[:-1] or own, module))
+            for name, child in reversed(module._modules.items()):
+                if child is not None:
+                    waiting.append((prefix if name == "_orig_mod" else f"{prefix}{name}.", child))
+    return found
 
 
 def _check_patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -> tuple[str, ...] | None:

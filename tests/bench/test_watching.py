@@ -8,7 +8,8 @@ import torch
 import bench
 from bench import watching
 from bench.report import CorrectnessError
-from bench.watching import LongCallResult, WatchResult
+from bench.watching import LongCallResult, WatchedResult, WatchResult
+from regard.see.watch import watch
 
 
 def test_the_statistics_are_those_of_the_matrices() -> None:
@@ -46,6 +47,23 @@ def test_tables_and_targets() -> None:
     assert not LongCallResult("full(), c=64", *large).reached
     assert watching.long_call_table([good])[2] == "| `causal(), c=128` | 100.0 | 190.0 | 1.90 | 1 |"
     assert watching.long_call_table([]) == []
+
+
+def test_a_watched_model_is_measured_beside_the_model_alone() -> None:
+    (found,) = watching.measure_watched("cpu", (16,), layers=1, rounds=1)
+    assert found.length == 16
+    assert found.low == found.ratio == found.high > 0
+    table = watching.watched_table([WatchedResult(256, 8.0, 1.25, 1.2, 1.4)])
+    assert table[2] == "| 256 | 8.0 | 1.25 (1.20 to 1.40) |"
+    assert watching.watched_table([]) == []
+    assert WatchedResult(256, 8.0, 1.3, 1.2, 1.4).reached
+    assert not WatchedResult(256, 8.0, 1.31, 1.2, 1.4).reached
+
+
+def test_a_pass_that_is_not_recorded_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "watch", lambda model: watch(model, layers="lm_head"))
+    with pytest.raises(CorrectnessError, match="0 of 1 attention calls were recorded"):
+        watching.measure_watched("cpu", (16,), layers=1, rounds=1)
 
 
 def test_a_filter_without_matches_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,6 +164,18 @@ def test_a_pinned_state_is_compared_and_is_in_the_address(visit: Any) -> None:
     assert new == pytest.approx(1 / 3, abs=1e-3)
 
 
+def test_a_difference_of_attention_maps_hatches_what_both_states_hide(visit: Any) -> None:
+    page = visit(f"#attention?mask=causal()&b=1&pin={quote('mask=causal() & window(before=1)&b=0.2')}")
+    wait_until(page, lambda: page.locator(".difference-map").count() == 2)
+    cells = page.locator(".difference-map").first.locator("rect")
+    fills = [cells.nth(at).get_attribute("fill") for at in range(9)]
+    texts = [cells.nth(at).locator("title").text_content() for at in range(9)]
+    hidden = [j > i for i in range(3) for j in range(3)]  # the window hides one more cell, in one state only
+    assert [fill.startswith("url(#hatch") for fill in fills] == hidden
+    assert [text.endswith(": hidden") for text in texts] == hidden
+    assert page.locator(".definitions pattern").get_attribute("id") in fills[1]
+
+
 def test_attention_shows_the_worked_example(visit: Any) -> None:
     page = visit("#attention?mask=causal()")
     q = torch.tensor([[1, 3], [-1, 1], [2.5, -2]]).double()
@@ -379,6 +391,10 @@ def test_pinned_models_are_compared_head_by_head(visit: Any) -> None:
         "[...document.querySelectorAll('.difference-map rect')].map((cell) => cell.getAttribute('fill'))"
     )
     assert len(set(fills)) > 10  # the ablation of an earlier head changes what this one sees
+    n = round((len(fills) / 3) ** 0.5)
+    hatched = [fill.startswith("url(#hatch") for fill in fills]
+    assert hatched == 3 * [j > i for i in range(n) for j in range(n)]  # hidden in both, which is no difference of zero
+    assert "hidden in both" in page.locator(".difference .scale").first.inner_text()
     page.keyboard.press("s")
     wait_until(page, lambda: "sinks=1" in page.url)
 

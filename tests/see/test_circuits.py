@@ -1,11 +1,13 @@
 """Scores, attribution, ablation and patching recover a circuit that was built by hand, and none from a shuffled one."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import regard
-from regard.base.errors import ConfigError, InterventionError
+from regard.base.errors import ConfigError, InterventionError, RegardError
 from regard.see.interventions.activation_patching import activation_patching, path_patching
 from regard.see.interventions.head_importance import (
     head_importance,
@@ -15,6 +17,7 @@ from regard.see.interventions.head_importance import (
 )
 from regard.see.interventions.logit_attribution import direct_logit_attribution
 from regard.see.interventions.logit_lens import logit_lens
+from regard.see.record import Seen
 from tests.see.circuits import CONSTANT_HEAD, FIRST_HEAD, INDUCTION_HEAD, PREVIOUS_HEAD, TOKENS, build_circuit
 from tests.see.watch_helpers import CallModule
 
@@ -226,6 +229,54 @@ def test_what_a_model_lacks_is_said() -> None:
         circuit(CLEAN)
     with pytest.raises(ConfigError, match="inputs are some of q, k, v"):
         path_patching(circuit, lambda: circuit(CLEAN), seen, right, inputs=("o",))
+
+
+WRONG_PATCHING: dict[str, tuple[dict[str, Any], str]] = {
+    "a position after the end": (
+        {"positions": [0, 12]},
+        "positions has index 12, but blocks.0.attention has 7 positions",
+    ),
+    "a position that is text": ({"positions": "12"}, "positions takes a list of whole numbers"),
+    "a fraction": ({"positions": [0.5]}, "each of positions takes a whole number, not 0.5"),
+    "no position": ({"positions": []}, "positions is empty"),
+    "one name": ({"layers": "blocks.0.attention"}, r"layers takes a list of names, such as \['blocks.0.attention'\]"),
+    "an unknown name": ({"layers": ["blocks.0.atention"]}, "did you mean 'blocks.0.attention'"),
+    "no name": ({"layers": []}, "layers is empty"),
+    "a source that is a tensor": ({"source": CLEAN}, "what was recorded by .* not Tensor"),
+    "an empty source": ({"source": Seen()}, "has no records; run the model inside"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PATCHING)
+def test_arguments_of_patching_are_checked_before_the_model_runs(name: str) -> None:
+    wrong, words = WRONG_PATCHING[name]
+    model = build_circuit()
+    with torch.no_grad(), regard.watch(model) as clean:
+        model(CLEAN)
+    runs: list[Tensor] = []
+    for function in (activation_patching, path_patching) if "positions" not in wrong else (activation_patching,):
+        given = {"source": clean, "metric": right} | wrong
+        with pytest.raises(RegardError, match=words):
+            function(model, lambda: runs.append(model(CLEAN)), **given)  # type: ignore[operator]
+    assert not runs
+
+
+def test_inputs_and_layers_of_path_patching_are_checked() -> None:
+    model = build_circuit()
+    with torch.no_grad(), regard.watch(model) as clean, regard.watch() as unnamed:
+        model(CLEAN)
+    assert list(unnamed) != list(clean)
+    with pytest.raises(ConfigError, match="inputs is empty"):
+        path_patching(model, lambda: model(CLEAN), clean, right, inputs=())
+    with pytest.raises(
+        ConfigError, match=r"source has a record of 'attention', but run\(\) makes no such call; it makes b"
+    ):
+        path_patching(model, lambda: model(CLEAN), unnamed, right)
+    one, several = (
+        path_patching(model, lambda: model(CORRUPTED), clean, right, receiver=INDUCTION_HEAD, inputs=inputs)
+        for inputs in ("k", ("k",))
+    )
+    assert torch.equal(one.values, several.values)
 
 
 class HiddenPart(torch.nn.Module):

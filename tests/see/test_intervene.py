@@ -392,7 +392,6 @@ def test_all_is_undone_after_an_error() -> None:
     [
         ("h.1", "made no attention call that is recorded; did you mean 'transformer.h.1.attn'"),
         (2, "made 2 attention calls: transformer.h.0.attn, transformer.h.1.attn"),
-        ("h.1.attn:2", "transformer.h.1.attn made 1 attention call in a forward pass"),
     ],
 )
 def test_an_edit_without_effect_is_an_error_at_the_end_of_the_pass(layer: str | int, words: str) -> None:
@@ -402,6 +401,14 @@ def test_an_edit_without_effect_is_an_error_at_the_end_of_the_pass(layer: str | 
         run_edited(each.model, lambda edit: edit.ablate(layer), lambda: done.append(each.run(each.model)))
     assert words in str(error.value)
     assert not done  # raised by the pass itself
+
+
+def test_a_numbered_call_that_is_never_made_is_an_error_at_the_end_of_the_block() -> None:
+    each = CASES["gpt2 sdpa"]()
+    with pytest.raises(InterventionError, match=r"changed nothing: transformer\.h\.1\.attn made 2 attention calls"):
+        run_edited(
+            each.model, lambda edit: edit.ablate("h.1.attn:3"), lambda: (each.run(each.model), each.run(each.model))
+        )
 
 
 def test_an_edit_without_a_pass_or_of_attention_that_is_left_out_is_an_error() -> None:
@@ -416,7 +423,7 @@ def test_an_edit_without_a_pass_or_of_attention_that_is_left_out_is_an_error() -
 def test_layers_are_names_unique_suffixes_or_indices() -> None:
     each = CASES["gpt2 sdpa"]()
     outputs = []
-    for layer in ("transformer.h.1.attn", "1.attn", 1, "h.1.attn:1"):
+    for layer in ("transformer.h.1.attn", "1.attn", 1):
         with torch.no_grad(), regard.intervene(each.model) as edit:
             edit.ablate(layer, heads=[0])
             each.run(each.model)
@@ -456,6 +463,20 @@ def test_a_name_is_for_every_call_and_a_number_for_one() -> None:
         edit.ablate("layer")
         assert float(model(x).abs().max()) == 0
     assert "changed 2 calls" in repr(edit)
+
+
+def test_a_number_means_the_same_call_in_watch_and_intervene() -> None:
+    """Numbers count over the whole block, also over several forward passes."""
+    model, x = Twice(), torch.randn(1, 2, 5, 4)
+    with regard.watch(model) as seen:
+        first, _ = model(x), model(x + 1)
+    assert list(seen) == ["layer", "layer:2", "layer:3", "layer:4"]
+    with regard.intervene(model) as edit, regard.watch(model) as edited:
+        edit.ablate("layer:4", heads=[1])
+        assert torch.equal(model(x), first)
+        assert not model(x + 1)[:, 1].any()
+    assert edit.edits[0].calls == ["layer:4"]
+    assert torch.equal(edited["layer:4"].q, seen["layer:4"].q)
 
 
 def test_what_cannot_be_edited_is_refused_with_the_reason() -> None:

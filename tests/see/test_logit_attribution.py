@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import regard
+from regard.base.errors import ConfigError
 from regard.models.bert import BERT, BERTConfig
 from regard.models.vit import ViT, ViTConfig
 from regard.see.interventions.logit_attribution import direct_logit_attribution
@@ -121,3 +122,35 @@ def test_the_parts_of_the_keys_sum_to_the_part_of_the_head(case: tuple[str, nn.M
         for head in range(record.q.shape[1]):
             expected = found.of(f"{record.name} head {head}")
             torch.testing.assert_close(found.of_keys(record, head).sum(-1).to(expected), expected, atol=room, rtol=room)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "token": ({"token": 37}, "token is 37, but there are 37 logits; choose from 0 to 36"),
+    "a negative token": ({"token": -1}, "token is -1, but there are 37 logits"),
+    "against": ({"against": 99}, "against is 99, but there are 37 logits"),
+    "position": ({"position": 7}, "position is 7, but there are 7 positions of the logits; choose from 0 to 6"),
+    "a position before the start": ({"position": -8}, "position is -8, but there are 7 positions"),
+    "a fraction": ({"token": 0.5}, "token takes a whole number, not 0.5"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_indices_of_an_attribution_are_checked(name: str) -> None:
+    wrong, words = WRONG[name]
+    model = BERT(BERTConfig(vocab=37, **SMALL)).eval()
+    with pytest.raises(ConfigError, match=words):
+        direct_logit_attribution(model, lambda: model(TOKENS), **({"token": 4} | wrong))
+
+
+def test_the_head_of_a_key_attribution_is_checked_and_counts_from_the_end() -> None:
+    model = CASES["llama eager"]().model  # with fewer key heads than query heads
+    found = direct_logit_attribution(model, lambda: model(TOKENS), 4)
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(TOKENS)
+    record = seen.records[0]
+    h = record.q.shape[1]
+    assert torch.equal(found.of_keys(record, -1), found.of_keys(record, h - 1))
+    assert not torch.equal(found.of_keys(record, -1), found.of_keys(record, 0))
+    for head in (h, -h - 1, "0"):
+        with pytest.raises(ConfigError, match=r"head (is|takes a whole number)"):
+            found.of_keys(record, head)  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 """Watching any model: the numbers are those of eager attention, no bit changes, nothing stays behind."""
 
+import gc
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import regard
 from regard.base.errors import ConfigError, ShapeError, UnknownNameError
 from regard.core.absolute_positions import Positions
 from regard.core.attend import attend
@@ -456,6 +459,36 @@ def test_records_are_copies() -> None:
     for x in (q, k, v, bias):
         x.zero_()
     torch.testing.assert_close(seen["attention"].weights(), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": [1], "rows": [0, 2]}], ids=["whole", "selected"])
+def test_records_and_models_are_freed_without_the_garbage_collector(options: dict[str, Any]) -> None:
+    """Otherwise a GPU runs out of memory: the collector does not see how large tensors are."""
+    model = nn.TransformerEncoderLayer(12, 3, batch_first=True).eval()
+    x = torch.randn(2, 5, 12)
+
+    def use_both() -> list[Any]:
+        with torch.no_grad(), watch(model, **options) as seen:
+            model(x)
+        record = seen.records[0]
+        assert record.entropy.isfinite().all()
+        with torch.no_grad(), regard.intervene(model) as edit:
+            edit.patch(0, source=seen) if not options else edit.ablate(0)
+            edit.hide(0, keys=[1])
+            model(x)
+        return [weakref.ref(each) for each in (seen, record, record.q, edit)]
+
+    use_both()  # what is made once, such as caches, is not counted
+    gc.collect()
+    gc.disable()
+    try:
+        alive = use_both()
+        assert [each() for each in alive] == [None] * len(alive)
+        reference = weakref.ref(model)
+        del model
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_repeated_calls_are_numbered_and_generation_is_recorded() -> None:

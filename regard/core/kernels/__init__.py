@@ -112,14 +112,36 @@ def run_kernel(request: Request, name: str | None, remember: Mask | None = None)
         return compiled.masked_attention(request)
     if remember is not None and chosen is not None and not torch.compiler.is_compiling():
         _remember(remember, chosen, request)
-    observers = () if torch.compiler.is_compiling() else _observers.get()
-    if not observers:
+    if not is_observed():
         return KERNELS[name].run(request)
+    with unobserved():
+        out = KERNELS[name].run(request)
+    return notify_observers(name, request, out)
+
+
+def is_observed() -> bool:
+    """Whether `observe_requests` is active. Compiled code is not observed."""
+    return not torch.compiler.is_compiling() and bool(_observers.get())
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Context manager: run kernels without reporting them, inside the context of each observer."""
+    observers = _observers.get()
     with ExitStack() as stack:
         for _, context in observers:
             stack.enter_context(context())
-        out = KERNELS[name].run(request)
-    for observer, _ in observers:
+        _observers.set(())
+        stack.callback(_observers.set, observers)
+        yield
+
+
+def notify_observers(name: str, request: Request, out: Tensor) -> Tensor:
+    """Report an attention call to the observers and return its output, which they may replace.
+
+    name  name of the kernel that ran
+    """
+    for observer, _ in _observers.get():
         changed = observer(name, request, out)
         out = out if changed is None else changed
     return out

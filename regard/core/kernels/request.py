@@ -28,6 +28,7 @@ class Request:
     terms           score terms, applied in order
     beta            the factor of q . k
     hides_by_score  whether a term may hide keys by adding -inf
+    weights         the attention weights, if the caller returns them besides the output; an observer may replace them
     """
 
     q: Float[Tensor, "b h i c"]
@@ -39,6 +40,7 @@ class Request:
     dropout: float
     positions: Positions
     hides_by_score: bool = False  # whether a term may hide keys by adding -inf
+    weights: Float[Tensor, "b h i j"] | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:

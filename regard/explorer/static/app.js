@@ -1,6 +1,6 @@
 // The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
 
-import { colourScale, diverging, format, html, setDark, svg } from "./dom.js";
+import { colourScale, diverging, format, hatch, html, setDark, svg } from "./dom.js";
 import { attentionView } from "./attention.js";
 import { lessonsView, offer } from "./lessons.js";
 import { masksView } from "./masks.js";
@@ -185,18 +185,25 @@ export function start(root, data) {
   // Matrices of both states, subtracted: one diverging map each, on one scale.
   function differenceMaps(view) {
     const [before, after] = [current.pinned, current.state].map((state) => view.maps?.(state) ?? []);
-    const pairs = after.flatMap((map) => { const old = before.find(({ title }) => title === map.title); return old && old.rows.length === map.rows.length && old.rows[0]?.length === map.rows[0]?.length && Math.max(map.rows.length, map.rows[0].length) <= LARGEST_MAP ? [{ ...map, rows: map.rows.map((row, i) => row.map((x, j) => x - old.rows[i][j])) }] : []; });
+    const pairs = after.flatMap((map) => { const old = before.find(({ title }) => title === map.title); return old && old.rows.length === map.rows.length && old.rows[0]?.length === map.rows[0]?.length && Math.max(map.rows.length, map.rows[0].length) <= LARGEST_MAP ? [{ ...map, rows: map.rows.map((row, i) => row.map((x, j) => x - old.rows[i][j])), isHidden: (i, j) => Boolean(map.isHidden?.(i, j) && old.isHidden?.(i, j)) }] : []; });
     if (!pairs.length) return "";
     const largest = Math.max(1e-12, ...pairs.flatMap(({ rows }) => rows.flat()).map(Math.abs).filter(Number.isFinite));
-    const draw = ({ title, rows, down = [], across = [], small }) => {
+    const hatching = hatch();
+    let hatched = false;
+    const draw = ({ title, rows, down = [], across = [], small, isHidden }) => {
       const size = small ? 4 : Math.max(8, Math.min(30, Math.floor(360 / rows[0].length)));
       const [left, top] = [down.length ? 44 : 0, across.length ? 20 : 0];
-      const cells = rows.flatMap((row, i) => row.map((x, j) => svg("rect", { x: left + j * size, y: top + i * size, width: size - (small ? 0 : 1), height: size - (small ? 0 : 1), fill: diverging(x, largest).fill }, svg("title", {}, `${down[i] ?? i + 1}, ${across[j] ?? j + 1}: ${format(x)}`))));
+      const cells = rows.flatMap((row, i) => row.map((x, j) => {
+        const hidden = isHidden(i, j); // in both states; a cell that only one of them hides has a difference
+        hatched ||= hidden;
+        return svg("rect", { x: left + j * size, y: top + i * size, width: size - (small ? 0 : 1), height: size - (small ? 0 : 1), fill: hidden ? hatching.fill : diverging(x, largest).fill }, svg("title", {}, `${down[i] ?? i + 1}, ${across[j] ?? j + 1}: ${hidden ? "hidden" : format(x)}`));
+      }));
       const labels = size < 12 ? [] : [...down.slice(0, rows.length).map((text, i) => svg("text", { x: left - 4, y: top + (i + 0.5) * size + 4, class: "label end" }, text.slice(0, 6))), ...across.slice(0, rows[0].length).map((text, j) => svg("text", { x: left + (j + 0.5) * size, y: top - 5, class: "label" }, text.slice(0, 4)))];
       const box = [left + rows[0].length * size, top + rows.length * size];
       return html("figure", {}, html("figcaption", {}, title), svg("svg", { viewBox: `0 0 ${box.join(" ")}`, width: box[0], height: box[1], class: "difference-map", role: "img", "aria-label": `${title}: B minus A` }, labels, cells));
     };
-    return html("div", {}, html("h2", {}, "B minus A"), html("div", { class: "maps" }, pairs.map(draw)), colourScale((x) => diverging(x, largest), -largest, largest, "difference"));
+    const figures = pairs.map(draw);
+    return html("div", {}, svg("svg", { width: 0, height: 0, class: "definitions", "aria-hidden": "true" }, hatching.defs), html("h2", {}, "B minus A"), html("div", { class: "maps" }, figures), colourScale((x) => diverging(x, largest), -largest, largest, `difference${hatched ? "; hatched: hidden in both" : ""}`));
   }
 
   // The numbers of both states with their difference; a row that exists in one state only is left without a difference.

@@ -334,7 +334,7 @@ function maps(state) {
   if (found.error) return [];
   const own = queryPositions(state).map((i) => state.tokens[i]);
   const columns = found.head.v[0].map((_, e) => String(e + 1));
-  return [{ title: "weights", rows: found.head.weights, down: own, across: state.tokens }, { title: "output", rows: found.head.output, down: own, across: columns }];
+  return [{ title: "weights", rows: found.head.weights, down: own, across: state.tokens, isHidden: (i, j) => !found.visible[i][j] }, { title: "output", rows: found.head.output, down: own, across: columns }];
 }
 
 export const attentionView = { title: "Attention", read, write, mount, why, table, maps, python };

@@ -372,8 +372,8 @@ function table(state) {
 function maps(state) {
   const found = answers.get(state);
   if (!found) return [];
-  if (state.show === "head" && found.head && !found.head.image) return headMaps(found, state).map(([title, rows]) => ({ title, rows, down: found.tokens, across: found.tokens }));
-  return found.layers.flatMap((layer, l) => layer.heads.map((head, h) => ({ title: `${l + 1}.${h + 1}`, rows: head.map, small: true })));
+  if (state.show === "head" && found.head && !found.head.image) return headMaps(found, state).map(([title, rows]) => ({ title, rows, down: found.tokens, across: found.tokens, isHidden: (i, j) => isHidden(found, rows, i, j) }));
+  return found.layers.flatMap((layer, l) => layer.heads.map((head, h) => ({ title: `${l + 1}.${h + 1}`, rows: head.map, small: true, isHidden: (i, j) => isHidden(found, head.map, i, j) })));
 }
 
 const text = (value) => JSON.stringify(value);

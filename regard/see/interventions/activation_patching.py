@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError
+from regard.see.arguments import check_indices, resolve_indices
 from regard.see.interventions.intervene import Interventions, intervene
 from regard.see.interventions.progress import show_progress
 from regard.see.record import Record, Seen
@@ -85,8 +86,9 @@ def activation_patching(
     >>> str(effects).splitlines()[0]
     'layer               head  change'
     """
-    heads = list_heads(source, layers)
-    places = [(head, at) for head in heads for at in (positions if positions is not None else [None])]
+    heads = list_heads(_check_seen("activation_patching", source), layers)
+    rows = _check_positions(positions, {name: source[name].q.shape[2] for name, _ in heads})
+    places = [(head, at) for head in heads for at in (rows if rows is not None else [None])]
     values = []
     with torch.no_grad():
         baseline = float(metric(run()))
@@ -95,7 +97,7 @@ def activation_patching(
                 edit.patch(layer, heads=[head], positions=None if at is None else [at], source=source)
                 values.append(float(metric(run())))
     found = torch.tensor(values, dtype=torch.float64)
-    return HeadEffects(tuple(heads), found if positions is None else found.reshape(len(heads), -1), baseline)
+    return HeadEffects(tuple(heads), found if rows is None else found.reshape(len(heads), -1), baseline)
 
 
 def path_patching(
@@ -129,12 +131,19 @@ def path_patching(
     >>> str(effects).splitlines()[0]
     'layer               head  change'
     """
-    if unknown := [each for each in inputs if each not in INPUTS]:
+    chosen = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    if unknown := [each for each in chosen if each not in INPUTS]:
         raise ConfigError(f"inputs are some of {', '.join(INPUTS)}, not {unknown[0]!r}")
+    if not chosen:
+        raise ConfigError(f"inputs is empty: name the inputs of the receiver that change, some of {', '.join(INPUTS)}")
+    senders = list_heads(_check_seen("path_patching", source), layers)
     with torch.no_grad(), watch(model) as clean:
         baseline = float(metric(run()))
     order = list(clean)
-    senders = list_heads(source, layers)
+    if missing := [name for name, _ in senders if name not in clean]:
+        raise ConfigError(
+            f"source has a record of {missing[0]!r}, but run() makes no such call; it makes {', '.join(order[:8])}"
+        )
     if receiver is not None:
         if receiver not in list_heads(clean, None):
             raise ConfigError(f"receiver is (layer, head) of {order[0]!r} and so on, not {receiver!r}")
@@ -146,7 +155,7 @@ def path_patching(
                 _freeze_heads(edit, clean, source, sender)
                 output = run()
             if receiver is not None:
-                output = _run_receiver(model, run, receiver, clean[receiver[0]], seen[receiver[0]], inputs)
+                output = _run_receiver(model, run, receiver, clean[receiver[0]], seen[receiver[0]], chosen)
             values.append(float(metric(output)))
     return HeadEffects(tuple(senders), torch.tensor(values, dtype=torch.float64), baseline)
 
@@ -179,5 +188,35 @@ def list_heads(seen: Seen, layers: Sequence[str] | None) -> list[Head]:
 
     layers  names of the layers; None is all
     """
+    if isinstance(layers, str):
+        raise ConfigError(f"layers takes a list of names, such as [{layers!r}], or None for all, not {layers!r}")
     names = list(seen) if layers is None else list(layers)
+    if not names:
+        raise ConfigError("layers is empty; pass names of recorded layers, or None for all")
     return [(name, head) for name in names for head in range(seen[name].q.shape[1])]
+
+
+def _check_seen(what: str, source: object) -> Seen:
+    """Check that a source is what `watch` recorded, with some attention; else raise ConfigError.
+
+    what  name of the function, for the error message
+    """
+    if not isinstance(source, Seen):
+        raise ConfigError(
+            f"{what}(source) takes what was recorded by `with regard.watch(model) as seen:`, not "
+            f"{type(source).__name__}"
+        )
+    if not len(source):
+        reasons = "".join(f"; left out: {reason}" for reason in source.left_out)
+        raise ConfigError(f"{what}(source) has no records; run the model inside `with regard.watch(model)`{reasons}")
+    return source
+
+
+def _check_positions(positions: Sequence[int] | None, sizes: dict[str, int]) -> tuple[int, ...] | None:
+    """Check the positions to patch against the number of queries of each layer, before the model runs."""
+    rows = check_indices("positions", positions)
+    if rows == ():
+        raise ConfigError("positions is empty; pass indices of queries, or None to patch all together")
+    for name, size in sizes.items():
+        resolve_indices("positions", rows or (), size, name)
+    return rows

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.base.errors import InterventionError
 from regard.core.attend import attend
 from regard.see.call_adapters import OutputTransform
+from regard.see.interventions.returned_weights import ReturnedWeights
 from regard.see.record import Record
 
 
@@ -22,6 +23,7 @@ class AttentionCall:
     build      builds the record of the inputs, with gradients
     out        the output as the model receives it
     transform  converts the output of the heads to `out`
+    weights    where the model has the attention weights; None if it does not compute them
     """
 
     path: str
@@ -29,6 +31,7 @@ class AttentionCall:
     build: Callable[[], Record]
     out: Tensor
     transform: OutputTransform
+    weights: ReturnedWeights | None = None
 
     @cached_property
     def record(self) -> Record:

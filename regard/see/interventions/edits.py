@@ -15,6 +15,7 @@ from regard.see.arguments import resolve_indices
 from regard.see.call_adapters import MeasuredScores, keep_heads
 from regard.see.interventions.attention_call import AttentionCall, attend_record
 from regard.see.interventions.layer_names import LayerChoice
+from regard.see.interventions.returned_weights import EditedWeights, compute_weights, drop
 from regard.see.record import Record
 from regard.see.softmax_tracer import AFTER_SOFTMAX
 
@@ -23,13 +24,15 @@ from regard.see.softmax_tracer import AFTER_SOFTMAX
 class HeadState:
     """The state of an attention call while edits are applied to it.
 
-    heads   the output of the heads after the edits so far
-    edited  the record of the changed inputs; None if no edit changed them
+    heads            the output of the heads after the edits so far
+    edited           the record of the changed inputs; None if no edit changed them
+    weights_changed  whether an edit changed the weights of a head
     """
 
     call: AttentionCall
     heads: Float[Tensor, "b h i e"]
     edited: Record | None = None
+    weights_changed: bool = False
 
     @property
     def record(self) -> Record:
@@ -81,9 +84,18 @@ class ScoreEdit(Edit):
                 "be computed again; ablate, patch and set_weights can be used"
             )
         state.edited = self.change(state)
+        state.weights_changed = True
         heads = torch.tensor(state.chosen(self.heads), dtype=torch.long, device=state.heads.device)
-        attended = attend_record(keep_heads(state.record, heads)).to(state.heads.dtype)
-        state.heads = state.heads.index_copy(1, heads, attended)
+        some = keep_heads(state.record, heads)
+        assert some.v is not None
+        if state.call.weights is None:
+            attended = attend_record(some)
+        else:
+            weights = compute_weights(some)
+            dropped = drop(weights, some)
+            attended = dropped @ some.v if some.dropout else attend_record(some)
+            state.call.weights.write(EditedWeights(state.record, heads, weights, dropped))
+        state.heads = state.heads.index_copy(1, heads, attended.to(state.heads.dtype))
 
     @abstractmethod
     def change(self, state: HeadState) -> Record:
@@ -142,6 +154,9 @@ class SetWeights(Edit):
             ) from None
         values = v[:, [head // (h // v.shape[1]) for head in heads]]
         index = torch.tensor(heads, dtype=torch.long, device=v.device)
+        state.weights_changed = True
+        if state.call.weights is not None:
+            state.call.weights.write(EditedWeights(state.record, index, weights, weights))
         state.heads = state.heads.index_copy(1, index, (weights @ values).to(state.heads.dtype))
 
 

@@ -95,7 +95,7 @@ def induction_scores(
     torch.Size([8])
     """
     n = tokens.shape[1]
-    if not 1 < length < n:
+    if not 1 < check_integer("length", length, 0) < n:
         raise ConfigError(f"length is that of one copy, between 2 and {n - 1}, not {length}")
     if not torch.equal(tokens[:, length:], tokens[:, :-length]):
         raise ConfigError(f"tokens do not repeat after {length} tokens; `repeated_tokens` makes such sequences")

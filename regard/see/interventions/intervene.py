@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -31,9 +31,9 @@ def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractCo
     has changed no call by the end of the first forward pass raises an error with the reason.
 
     The argument `layer` of an edit is a name in `seen`, a suffix of such a name that is unique, or the index of
-    the call in a forward pass. A name selects every call of the module; `name:2` selects its second call in a
-    pass. The order of edits of one layer is fixed: first `scale_beta` and `hide`, then `set_weights`, then
-    `ablate` and `patch`.
+    the call in a forward pass. A name selects every call of the module; `name:2` selects the second one inside
+    the block, which `watch` would record by this name. The order of edits of one layer is fixed: first
+    `scale_beta` and `hide`, then `set_weights`, then `ablate` and `patch`.
 
     model  the model; None, or a function that is not a method of a model, edits all calls, by their index since the
            block began
@@ -52,7 +52,7 @@ def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractCo
 def _run_block(edit: "Interventions") -> Iterator["Interventions"]:
     with edit._installed():
         yield edit
-    edit._check_effect()  # skipped after an error, so that the caller reads that error
+    edit._check_effect(edit.edits)  # skipped after an error, so that the caller reads that error
 
 
 class Interventions:
@@ -64,6 +64,7 @@ class Interventions:
         self._paths = list(self._watcher.paths.values()) or [NO_MODULE]
         self._open: ExitStack | None = None
         self._called: Counter[str] = Counter()  # attention calls of the current forward pass, by path
+        self._called_before: Counter[str] = Counter()  # those of earlier passes inside the block
 
     def ablate(
         self,
@@ -173,20 +174,20 @@ class Interventions:
                 yield
             finally:
                 self._open = None
+                # the watcher refers back to this object, so both would live until the garbage collector runs
+                del self._watcher.change, self._watcher.edit
 
     def _change(self, call: AttentionCall) -> Tensor | None:
         """Apply the edits to one attention call and return the new output; None if no edit is for this call."""
         index = self._called.total()
         self._called[call.path] += 1
-        place = call.path, self._called[call.path], index
+        place = call.path, self._called[call.path] + self._called_before[call.path], index
         edits = sorted((each for each in self.edits if each.layer.includes(*place)), key=lambda each: each.stage)
-        counted = next(
-            (each for each in self.edits if each.layer.index is not None or each.layer.number is not None), None
-        )
+        counted = next((each for each in self.edits if each.layer.index is not None), None)
         if counted is not None and self._watcher.outside_forward_pass():
             raise InterventionError(
                 f"{counted.text}: {call.name} was called outside a forward pass of the model, so calls cannot be "
-                "counted; call model(...) itself, or name the layer without a number"
+                "counted; call model(...) itself, or name the layer instead of its index"
             )
         if not edits:
             return None
@@ -206,17 +207,20 @@ class Interventions:
                     f"{each.text} failed at {call.name}: {type(error).__name__}: {error}"
                 ) from error
             each.calls.append(call.name)
+        if state.weights_changed and call.weights is None:
+            self._watcher.edits_of_weights += 1
         return state.heads
 
     @contextmanager
     def _forward_pass(self) -> Iterator[None]:
+        self._called_before += self._called
         self._called.clear()
         yield
-        self._check_effect()
+        self._check_effect([each for each in self.edits if each.layer.number is None])
 
-    def _check_effect(self) -> None:
-        """Raise InterventionError if an edit has changed no attention call."""
-        idle = next((each for each in self.edits if not each.calls), None)
+    def _check_effect(self, edits: Sequence[Edit]) -> None:
+        """Raise InterventionError if one of the edits has changed no attention call."""
+        idle = next((each for each in edits if not each.calls), None)
         if idle is None:
             return
         names = list(self._called)
@@ -226,7 +230,8 @@ class Interventions:
         elif idle.layer.index is not None:
             reason = f"the forward pass made {self._called.total()} attention calls: {', '.join(names[:8])}"
         elif path in self._called:
-            reason = f"{path} made {self._called[path]} attention call in a forward pass"
+            count = self._called[path] + self._called_before[path]
+            reason = f"{path} made {count} attention call{'s' * (count != 1)} inside the block"
         else:
             reason = f"{path} made no attention call that is recorded{suggest_names(path, names)}"
         left_out = "".join(f"; left out: {each}" for each in self._watcher.seen.left_out)
@@ -238,7 +243,7 @@ class EditingWatcher(Watcher):
 
     def __init__(self, model: nn.Module | Callable[..., Any] | None, edit: Interventions) -> None:
         super().__init__(model, change=edit._change)
-        self._edit = edit
+        self.edit = edit
         self._running = False
 
     def outside_forward_pass(self) -> bool:
@@ -250,7 +255,7 @@ class EditingWatcher(Watcher):
             return super()._module_call(original, module, *args, **kwargs)
         self._running = True
         try:
-            with self._edit._forward_pass():
+            with self.edit._forward_pass():
                 return super()._module_call(original, module, *args, **kwargs)
         finally:
             self._running = False

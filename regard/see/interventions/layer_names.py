@@ -10,10 +10,10 @@ from regard.base.validation import check_integer
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """Selects the attention calls of a forward pass that an edit changes.
+    """Selects the attention calls that an edit changes.
 
     path    path of the module; None for any
-    number  which call of this module, from 1; None for every call
+    number  which call of this module inside the block, from 1, as in the names of `watch`; None for every call
     index   index among all attention calls of the forward pass, from 0; None for any
     """
 
@@ -22,11 +22,11 @@ class LayerChoice:
     index: int | None = None
 
     def includes(self, path: str, number: int, index: int) -> bool:
-        """Whether an attention call of a forward pass is selected.
+        """Whether an attention call is selected.
 
         path    module path of the layer
-        number  which call of this layer it is
-        index   which of all attention calls it is
+        number  which call of this layer it is inside the block
+        index   which of all attention calls of its forward pass it is
         """
         return self.path in (None, path) and self.number in (None, number) and self.index in (None, index)
 
@@ -34,7 +34,7 @@ class LayerChoice:
 def choose_layer(layer: str | int, paths: Sequence[str]) -> LayerChoice:
     """Convert the argument `layer` of an edit to a `LayerChoice`.
 
-    layer  a name in `seen`, where `name:2` is the second call in a forward pass; a suffix that only one module
+    layer  a name in `seen`, where `name:2` is the second call inside the block; a suffix that only one module
            has; or the index of the call in a forward pass
     paths  paths of all modules of the model
     """

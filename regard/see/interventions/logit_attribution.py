@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError, InterventionError
-from regard.base.validation import check_integer
+from regard.see.arguments import check_index
 from regard.see.interventions.edits import ReplaceOutput
 from regard.see.interventions.frozen_functions import FrozenFunctions
 from regard.see.interventions.intervene import intervene
@@ -50,9 +50,11 @@ class LogitAttribution(TextDisplay):
         The contributions sum to that of the head.
 
         record  the record of the layer with its values, from `watch` on the same forward pass
+        head    index of the head; negative indices count from the end
         """
         if record.name not in self.gradients or record.v is None:
             raise ConfigError(f"there are no values of {record.name!r}; watch the pass that was attributed")
+        head = check_index("head", head, record.q.shape[1], f"heads of {record.name}")
         v = record.v[:, head * record.v.shape[1] // record.q.shape[1]]  # grouped heads share their values
         gradient = self.gradients[record.name][:, head]
         return torch.einsum("bij,bie,bje->bj", record.weights()[:, head].to(v), gradient.to(v), v)
@@ -106,10 +108,12 @@ def direct_logit_attribution(
                 ReplaceOutput("attribution", LayerChoice(), None, lambda call, heads: cut(call.name, heads))
             )
             logits = read_logits(run())
-        chosen = logits if logits.ndim == 2 else logits[:, check_integer("position", position, -logits.shape[1])]
-        logit = chosen[:, check_integer("token", token, 0)]
+        chosen = logits
+        if logits.ndim == 3:
+            chosen = logits[:, check_index("position", position, logits.shape[1], "positions of the logits")]
+        logit = chosen[:, check_index("token", token, chosen.shape[1], "logits", negative=False)]
         if against is not None:
-            logit = logit - chosen[:, check_integer("against", against, 0)]
+            logit = logit - chosen[:, check_index("against", against, chosen.shape[1], "logits", negative=False)]
         if not logit.requires_grad or "embedding" not in leaves:
             raise InterventionError("run() must call the model without torch.no_grad() and return its logits")
         found, gradients = _contributions(logit, leaves, biases)
