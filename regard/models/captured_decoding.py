@@ -285,8 +285,10 @@ def take_loop(
         return loops.pop(key)
     while len(loops) >= KEPT:
         loops.popitem(last=False)
-    choice = make_choice(strategy, stop, prompts, capacity, next(model.parameters()).device)
-    return StepLoop(model, choice, prompts * choice.rows_per_prompt, capacity, sources, graph, key)
+    # tensors made in inference mode could not be changed outside of it
+    with torch.inference_mode(False), torch.no_grad():
+        choice = make_choice(strategy, stop, prompts, capacity, next(model.parameters()).device)
+        return StepLoop(model, choice, prompts * choice.rows_per_prompt, capacity, sources, graph, key)
 
 
 def keep_loop(model: Any, loop: StepLoop) -> None:

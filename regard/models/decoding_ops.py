@@ -22,7 +22,7 @@ from regard.nn.embeddings import TokenEmbedding
 from regard.nn.feedforward import ACTIVATIONS
 from regard.nn.projection import linear
 
-FEW_ROWS = 4  # up to so many, one product of weights and vector for each row; beyond, cuBLAS
+FEW_ROWS = 4  # up to this number, one product of weights and vector for each row; for more rows, cuBLAS
 EARLY = True
 KEYS_PER_TILE = 128  # of the attention kernel
 

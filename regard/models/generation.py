@@ -41,6 +41,7 @@ from regard.models.sampling import BeamSearch, StepwiseStrategy, Strategy, make_
 from regard.models.transformer import DecoderState
 from regard.nn.embeddings import check_tokens
 
+WORTH_CAPTURING = 16  # new tokens; for fewer, capturing a step takes about as long as decoding without a graph
 NOT_FINITE = "the model's logits contain NaN or infinity; check its weights"
 
 
@@ -62,7 +63,8 @@ def generate(
     stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
     use_cache       False runs the whole sequence through the model for every token instead of using a KV cache
     capture         whether one decoding step is captured as a CUDA graph and replayed. None captures where it is
-                    possible; True raises an error with the reasons where it is not. Only rounding may differ
+                    possible, for 16 new tokens or more; True raises an error with the reasons where it is not
+                    possible. Only rounding may differ
 
     >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
     >>> len(texts[0].tokens), texts[0].finish_reason
@@ -393,6 +395,8 @@ def _prepare(
     stops = _stop_sequences(stop, adapter.vocab)
     capacity = min(adapter.context, max(map(len, prompts)) + max_new_tokens)
     parts = tuple(adapter.module.modules())
+    if capture is None and max_new_tokens < WORTH_CAPTURING:
+        capture = False
     captured, reader = _is_captured(adapter, strategy, use_cache, capture), None
     if not captured:
         with torch.no_grad(), eval_mode(*parts):  # an encoder-decoder encodes its source here

@@ -15,7 +15,7 @@ import regard
 from regard.base.errors import ConfigError, RegardError
 from regard.core.masks import padding
 from regard.core.positions import DynamicNTK, Rotary, YaRN
-from regard.models import captured_decoding
+from regard.models import captured_decoding, generation
 from regard.models.captured_decoding import capture_refusals, release_captured
 from regard.models.generation import _prepare, collect_tokens, generate, stream_tokens
 from regard.models.generation_adapters import DecoderAdapter, EncoderDecoderAdapter, make_adapter
@@ -233,6 +233,16 @@ def test_other_prompts_that_have_ended_do_not_matter_even_if_they_overflow() -> 
     assert [text.finish_reason for text in texts] == ["context", "context"]
 
 
+def test_a_loop_made_in_inference_mode_is_used_outside_of_it() -> None:
+    model = lively(GPTS["gpt-2"])
+    truth = generate(model, PROMPTS, max_new_tokens=9)
+    with torch.inference_mode():
+        assert_same(generate_ahead(model, PROMPTS, max_new_tokens=9), truth)
+    loops = kept(model)
+    assert_same(generate_ahead(model, PROMPTS, max_new_tokens=9), truth)
+    assert kept(model) == loops
+
+
 class Mine(StepwiseStrategy):
     name = "mine"
 
@@ -354,6 +364,14 @@ def test_on_a_cpu_capture_is_refused_by_name_and_left_out_by_default(models: dic
     with pytest.raises(ConfigError, match="cannot be captured: it needs a model on a GPU, not on cpu"):
         generate(models["gpt-2"], [[1]], capture=True)
     assert _prepare(models["gpt-2"], [[1]]).reader is not None
+
+
+def test_few_tokens_are_not_worth_a_graph(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "capture_refusals", lambda *_: [])  # as if this were a GPU
+    runs = [_prepare(models["gpt-2"], [[1]], max_new_tokens=new, capture=asked)
+            for new, asked in ((15, None), (16, None), (2, True), (99, False))]  # fmt: skip
+    assert [run.captured for run in runs] == [False, True, True, False]
+    assert [run.reader is None for run in runs] == [False, True, True, False]
 
 
 def test_capture_needs_a_cache_and_a_boolean(models: dict[str, Any]) -> None:
