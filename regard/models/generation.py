@@ -21,12 +21,28 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, RegardError, ShapeError
 from regard.base.validation import check_integer
+from regard.models.captured_decoding import (
+    ROUND,
+    StepLoop,
+    capture_refusals,
+    draw_uniform,
+    keep_loop,
+    look_ahead,
+    on_device,
+    read_prompts,
+    take_loop,
+)
+from regard.models.device_choice import BeamChoice, StepwiseChoice, candidate_count
 from regard.models.generation_adapters import BatchReader, GenerationAdapter, make_adapter
 from regard.models.generation_types import GeneratedText, GenerationOptions, Prompts, TokenIds
 from regard.models.gpt import GPT
-from regard.models.hypothesis import GeneratedToken, Hypothesis
+from regard.models.hypothesis import FinishReason, GeneratedToken, Hypothesis
 from regard.models.sampling import BeamSearch, StepwiseStrategy, Strategy, make_strategy, top_tokens
+from regard.models.transformer import DecoderState
 from regard.nn.embeddings import check_tokens
+
+WORTH_CAPTURING = 16  # new tokens; for fewer, capturing a step takes about as long as decoding without a graph
+NOT_FINITE = "the model's logits contain NaN or infinity; check its weights"
 
 
 def generate(
@@ -46,6 +62,9 @@ def generate(
                     above decide; without any of them it is greedy decoding
     stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
     use_cache       False runs the whole sequence through the model for every token instead of using a KV cache
+    capture         whether one decoding step is captured as a CUDA graph and replayed. None captures where it is
+                    possible, for 16 new tokens or more; True raises an error with the reasons where it is not
+                    possible. Only rounding may differ
 
     >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
     >>> len(texts[0].tokens), texts[0].finish_reason
@@ -85,23 +104,148 @@ def collect_tokens(
 
 @dataclass(frozen=True)
 class GenerationRun:
-    """The checked arguments of one call of `generate`, and the decoding loops."""
+    """The checked arguments of one call of `generate`, and the decoding loops.
+
+    reader    runs the model token by token; None if a captured step decodes
+    captured  whether the step is captured as a CUDA graph; False with reader=None runs the same loop without a graph
+    """
 
     adapter: GenerationAdapter
     parts: tuple[nn.Module, ...]  # listed once: a walk through all modules at every step would take time
-    reader: BatchReader
+    reader: BatchReader | None
     prompts: list[list[int]]
     strategy: Strategy
     max_new_tokens: int
     stop: tuple[tuple[int, ...], ...]
+    captured: bool = False
 
     def tokens(self) -> Iterator[GeneratedToken]:
         """Return an iterator over the new tokens of all prompts, in the order in which they are generated."""
         rows = [Hypothesis(index, prompt) for index, prompt in enumerate(self.prompts)]
+        ahead = self.reader is None
         if isinstance(self.strategy, BeamSearch):
-            return self._beam_search(rows, self.strategy)
+            return self._beams_ahead(rows, self.strategy) if ahead else self._beam_search(rows, self.strategy)
         assert isinstance(self.strategy, StepwiseStrategy)
-        return self._step_by_step(rows, self.strategy)
+        return self._steps_ahead(self.strategy) if ahead else self._step_by_step(rows, self.strategy)
+
+    def _steps_ahead(self, strategy: StepwiseStrategy) -> Iterator[GeneratedToken]:
+        """Decode by a `StepLoop`. The host reads the tokens some steps behind the device."""
+        count = len(self.prompts)
+        room = [min(self.max_new_tokens, self.adapter.context + 1 - len(prompt)) for prompt in self.prompts]
+        with self._on_device():
+            logits, caches, source = read_prompts(self.adapter, self.prompts, self.device)
+            log_probabilities = _log_probabilities(logits)
+            uniform = draw_uniform(strategy, count, max(room)).to(self.device)
+            chosen = strategy.choose(logits, uniform[0] if len(uniform) else log_probabilities[:, 0])
+            first = chosen.tolist(), log_probabilities.gather(1, chosen[:, None])[:, 0].tolist()
+        new: list[list[int]] = [[] for _ in self.prompts]
+        running = list(range(count))
+        yield from self._append(running, new, room, *first)
+        if not running:
+            return
+        with self._on_device():
+            loop = self._take_loop(max(room) - 1, source)
+            assert isinstance(loop.choice, StepwiseChoice)
+            positions = torch.tensor([len(prompt) for prompt in self.prompts])
+            loop.load(self.adapter.module, caches, source, chosen, positions)
+            loop.choice.start(uniform[1:])
+        del caches, source, logits, log_probabilities
+        try:
+            for tokens, values in look_ahead(loop, self.adapter.module, max(room) - 1):
+                yield from self._append(running, new, room, tokens, values)
+                if not running:
+                    break
+        finally:
+            keep_loop(self.adapter.module, loop)
+
+    def _append(
+        self, running: list[int], new: list[list[int]], room: list[int], tokens: list[int], values: list[float]
+    ) -> Iterator[GeneratedToken]:
+        """Append the next token of each running text and yield it. Texts that end are removed from `running`.
+
+        room  maximum number of new tokens of each text
+        """
+        for row in tuple(running):
+            token, value, text = tokens[row], values[row], new[row]
+            if math.isnan(value):
+                raise RegardError(NOT_FINITE)
+            text.append(token)
+            reason: FinishReason | None = None
+            if self.stop and _matched_stop(self.stop, text):
+                reason = "stop"
+            elif len(text) == room[row]:
+                reason = "length" if len(text) == self.max_new_tokens else "context"
+            if reason is not None:
+                running.remove(row)
+            yield GeneratedToken(row, token, value, reason)
+
+    def _beams_ahead(self, rows: list[Hypothesis], strategy: BeamSearch) -> Iterator[GeneratedToken]:
+        """Search by a `StepLoop`. The device continues what the host would continue; the host reads it later."""
+        beams, count = strategy.num_beams, candidate_count(strategy, self.stop)
+        with self._on_device():
+            logits, caches, source = read_prompts(self.adapter, self.prompts, self.device)
+            best = _best_continuations(rows, _log_probabilities(logits), count)
+        finished: list[list[Hypothesis]] = [[] for _ in rows]
+        running: dict[int, list[Hypothesis]] = {}
+        for row, found in zip(rows, best, strict=True):
+            following = self._continue([row], [(0, *each[:2]) for each in found], finished[row.prompt_index], strategy)
+            if following:
+                running[row.prompt_index] = [text for _, text in following]
+            else:
+                yield from finished[row.prompt_index][0].generated()
+        if not running:
+            return
+        nothing = Hypothesis(0, [0], [-math.inf])
+        slots = [(*running.get(row.prompt_index, ()), *[nothing] * beams)[:beams] for row in rows]
+        texts = [text for each in slots for text in each]
+        # all texts of a prompt have the same length
+        steps = max(min(self.max_new_tokens, self.adapter.context + 1 - len(prompt)) for prompt in self.prompts) - 1
+        with self._on_device():
+            loop = self._take_loop(steps, source)
+            assert isinstance(loop.choice, BeamChoice)
+            positions = torch.tensor([len(prompt) for prompt in self.prompts]).repeat_interleave(beams)
+            tokens = torch.tensor([text.tokens[-1] for text in texts])
+            loop.load(self.adapter.module, caches, source, tokens, positions)
+            totals = torch.tensor([text.log_probability for text in texts], dtype=torch.float64)
+            loop.choice.start(totals, [text.new_tokens for text in texts])
+        del caches, source, logits
+        try:
+            for records in look_ahead(loop, self.adapter.module, steps):
+                for index in tuple(running):
+                    candidates = [
+                        each[:3] for each in zip(*(record[index] for record in records), strict=True) if each[3]
+                    ]
+                    if any(math.isnan(value) for value in records[2][index]):
+                        raise RegardError(NOT_FINITE)
+                    following = self._continue(running[index], candidates, finished[index], strategy)
+                    running[index] = [text for _, text in following]
+                    if not following:
+                        del running[index]
+                        yield from finished[index][0].generated()
+                if not running:
+                    break
+        finally:
+            keep_loop(self.adapter.module, loop)
+
+    def _take_loop(self, steps: int, source: DecoderState | None) -> StepLoop:
+        """Return a loop with room for some steps after the longest prompt."""
+        longest = max(map(len, self.prompts)) + steps
+        capacity = min(self.adapter.context, _round_up(longest))
+        sources = 0 if source is None else _round_up(source.memory[0].k.shape[2])
+        return take_loop(
+            self.adapter.module, self.strategy, self.stop, len(self.prompts), capacity, sources, self.captured
+        )
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        with torch.no_grad(), eval_mode(*self.parts), on_device(self.device):
+            yield
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        device: torch.device = next(self.adapter.module.parameters()).device
+        return device
 
     def _step_by_step(self, rows: list[Hypothesis], strategy: StepwiseStrategy) -> Iterator[GeneratedToken]:
         # numpy makes independent streams of random numbers from a seed and the number of a prompt
@@ -119,9 +263,7 @@ class GenerationRun:
 
     def _beam_search(self, rows: list[Hypothesis], strategy: BeamSearch) -> Iterator[GeneratedToken]:
         finished: list[list[Hypothesis]] = [[] for _ in rows]
-        beams = strategy.num_beams
-        # a hypothesis has at most one continuation for each stop sequence, so this many include `beams` that do not end
-        count = beams * (1 + max(len(self.stop), 1))
+        count = candidate_count(strategy, self.stop)
         while rows:
             ready, _, log_probabilities = self._next_logits(rows)
             best = _best_continuations([rows[row] for row in ready], log_probabilities, count)
@@ -134,15 +276,33 @@ class GenerationRun:
                     continue
                 # the sort is stable: of equally likely ones, earlier rows first, then lower token ids
                 likely = sorted((each for member in members for each in candidates[member]), key=lambda each: -each[-1])
-                extended = [(row, self._extend(rows[row], token, value)) for row, token, value, _ in likely[:count]]
-                ended = [text for _, text in extended[:beams] if text.finish_reason is not None]
-                running = [(row, text) for row, text in extended if text.finish_reason is None][:beams]
-                finished[index] = strategy.rank(finished[index] + ended)[:beams]
-                if running and strategy.can_improve(running[0][1], finished[index], self.max_new_tokens):
-                    following += running
-                else:
+                running = self._continue(rows, [each[:3] for each in likely[:count]], finished[index], strategy)
+                following += running
+                if not running:
                     yield from finished[index][0].generated()
             rows = self._select(rows, [row for row, _ in following], [text for _, text in following])
+
+    def _continue(
+        self,
+        rows: Sequence[Hypothesis],
+        likely: Sequence[tuple[int, int, float]],
+        finished: list[Hypothesis],
+        strategy: BeamSearch,
+    ) -> list[tuple[int, Hypothesis]]:
+        """Return the hypotheses of a prompt that are continued, each with the row that it came from.
+
+        Those that end are added to `finished`, of which the best are kept. An empty result ends the search.
+
+        likely  the most likely continuations, the best first: row, token and its log-probability
+        """
+        beams = strategy.num_beams
+        extended = [(row, self._extend(rows[row], token, value)) for row, token, value in likely]
+        ended = [text for _, text in extended[:beams] if text.finish_reason is not None]
+        running = [(row, text) for row, text in extended if text.finish_reason is None][:beams]
+        finished[:] = strategy.rank(finished + ended)[:beams]
+        if running and strategy.can_improve(running[0][1], finished, self.max_new_tokens):
+            return running
+        return []
 
     def _next_logits(self, rows: list[Hypothesis]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
         """Run the model on the tokens that it has not read yet.
@@ -150,16 +310,15 @@ class GenerationRun:
         Returns the indices of the sequences that have been read completely, the logits of their next tokens, and
         the log-probabilities.
         """
+        assert self.reader is not None
         with torch.no_grad(), eval_mode(*self.parts):
             ready, logits = self.reader.read([row.tokens for row in rows])
-        log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
-        if log_probabilities[:, 0].isnan().any():  # one bad logit makes its whole row NaN
-            raise RegardError("the model's logits contain NaN or infinity; check its weights")
-        return ready, logits, log_probabilities
+        return ready, logits, _log_probabilities(logits)
 
     def _select(self, rows: list[Hypothesis], parents: list[int], following: list[Hypothesis]) -> list[Hypothesis]:
         """Return `following` after reordering the KV cache so that following[r] continues rows[parents[r]]."""
         if following and parents != list(range(len(rows))):
+            assert self.reader is not None
             self.reader.reorder(parents)
         return following
 
@@ -173,6 +332,14 @@ class GenerationRun:
         elif len(row.tokens) > self.adapter.context:
             row.finish_reason = "context"
         return row
+
+
+def _log_probabilities(logits: Float[Tensor, "r w"]) -> Float[Tensor, "r w"]:
+    """Return the log-probability of every token, in float64. Raises RegardError if a logit is NaN or infinity."""
+    log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
+    if log_probabilities[:, 0].isnan().any():  # one bad logit makes its whole row NaN
+        raise RegardError(NOT_FINITE)
+    return log_probabilities
 
 
 def _best_continuations(
@@ -212,6 +379,7 @@ def _prepare(
     max_new_tokens: int = 64,
     stop: Sequence[int | TokenIds] = (),
     use_cache: bool = True,
+    capture: bool | None = None,
     **choice: Any,
 ) -> GenerationRun:
     """Check the arguments of `generate` and return them as a `GenerationRun`.
@@ -224,13 +392,28 @@ def _prepare(
     prompts = _check_prompts(tokens, adapter)
     if adapter.batch not in (None, len(prompts)):
         raise ShapeError(f"there are {len(prompts)} prompts, but {adapter.batch} sources; give one prompt for each")
+    stops = _stop_sequences(stop, adapter.vocab)
     capacity = min(adapter.context, max(map(len, prompts)) + max_new_tokens)
     parts = tuple(adapter.module.modules())
-    with torch.no_grad(), eval_mode(*parts):  # an encoder-decoder encodes its source here
-        reader = BatchReader(adapter, len(prompts), capacity, use_cache)
-    return GenerationRun(
-        adapter, parts, reader, prompts, strategy, max_new_tokens, _stop_sequences(stop, adapter.vocab)
-    )
+    if capture is None and max_new_tokens < WORTH_CAPTURING:
+        capture = False
+    captured, reader = _is_captured(adapter, strategy, use_cache, capture), None
+    if not captured:
+        with torch.no_grad(), eval_mode(*parts):  # an encoder-decoder encodes its source here
+            reader = BatchReader(adapter, len(prompts), capacity, use_cache)
+    return GenerationRun(adapter, parts, reader, prompts, strategy, max_new_tokens, stops, captured)
+
+
+def _is_captured(adapter: GenerationAdapter, strategy: Strategy, use_cache: bool, capture: bool | None) -> bool:
+    """Return whether decoding runs as a CUDA graph. Raises ConfigError if capture=True and it cannot."""
+    if capture not in (None, True, False):
+        raise ConfigError(f"capture is None, True or False, not {capture!r}")
+    if capture is False:
+        return False
+    reasons = capture_refusals(adapter, strategy) if use_cache else ["use_cache=False keeps no cache"]
+    if reasons and capture:
+        raise ConfigError(f"decoding cannot be captured: {'; '.join(reasons)}; leave out capture=True")
+    return not reasons
 
 
 def _check_prompts(tokens: Prompts, adapter: GenerationAdapter) -> list[list[int]]:
@@ -280,6 +463,11 @@ def _stop_sequences(stop: Sequence[int | TokenIds], vocab: int | None = None) ->
             raise ConfigError("stop has an empty sequence, which would end every text at once")
         found.add(tuple(tokens))
     return tuple(sorted(found, key=lambda tokens: (-len(tokens), tokens)))
+
+
+def _round_up(length: int) -> int:
+    """Round the size of a buffer up, so that calls of similar lengths share a graph."""
+    return -(-length // ROUND) * ROUND
 
 
 def _matched_stop(stop: Sequence[tuple[int, ...]], new: Sequence[int]) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ class GenerationOptions(TypedDict, total=False):
     strategy: Strategy | str | None
     stop: Sequence[int | TokenIds]
     use_cache: bool
+    capture: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,8 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
     """Return the k most likely token ids, the most likely first, without sorting all others."""
     if 4 * k >= logits.shape[-1]:
         return rank_tokens(logits)[..., :k]
+    if logits.device.type == "cuda":
+        return top_tokens_by_keys(logits, k)
     values, tokens = logits.topk(k + 1)
     border = values[..., k - 1 : k]
     if (border == values[..., k:]).any():
@@ -259,13 +261,28 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
     return tokens.gather(-1, rank_tokens(logits.gather(-1, tokens)))
 
 
+def top_tokens_by_keys(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
+    """Return what `top_tokens` returns, without a decision that depends on values, so without waiting for a GPU.
+
+    Each logit and its token id make one integer, so that no two are equal.
+    """
+    if logits.dtype == torch.float64:  # it needs all bits of an integer
+        return rank_tokens(logits)[..., :k]
+    bits = (logits.float() + 0.0).view(torch.int32)  # -0.0 becomes 0.0, which it equals
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    last = logits.shape[-1] - 1
+    ids = torch.arange(last, -1, -1, device=logits.device)
+    return last - ((ordered << 32) | ids).topk(k).values.bitwise_and(0xFFFFFFFF)
+
+
 def nucleus_mask(
     logits: Float[Tensor, "b w"], probabilities: Float[Tensor, "b w"], top_p: float
 ) -> Bool[Tensor, "b w"]:
     """Return a Boolean mask of the nucleus of top-p sampling: the fewest most likely tokens with a total of at least
     top_p.
     """
-    k, vocab = 256, logits.shape[-1]
+    vocab = logits.shape[-1]
+    k = vocab if logits.device.type == "cuda" else 256  # a second round would wait for the GPU
     while True:
         tokens = top_tokens(logits, min(k, vocab))
         mass = probabilities.gather(-1, tokens)

@@ -20,6 +20,7 @@ from regard.models.sampling import (
     make_strategy,
     rank_tokens,
     top_tokens,
+    top_tokens_by_keys,
 )
 
 # probabilities 0.05, 0.4, 0.1, 0.3, 0.15
@@ -103,6 +104,15 @@ def test_top_tokens_are_the_first_of_the_ranking(kind: str) -> None:
         assert torch.equal(top_tokens(logits, k), rank_tokens(logits)[:, :k])
         assert torch.equal(top_tokens(logits[1], k), rank_tokens(logits[1])[:k])
         assert chosen(KthLargest(k), logits) == rank_tokens(logits)[:, k - 1].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_top_tokens_by_keys_are_those_of_the_ranking(dtype: torch.dtype) -> None:
+    logits = (torch.randn(5, 1009, generator=torch.Generator().manual_seed(1)) * 3).round().to(dtype)  # many are equal
+    logits[0, 3], logits[2, 5] = -torch.inf, torch.inf
+    logits[1, ::2] = -0.0  # equals 0.0
+    for k in (1, 37, 1009):
+        assert torch.equal(top_tokens_by_keys(logits, k), rank_tokens(logits)[:, :k])
 
 
 def by_sorting(strategy: Sample, logits: Tensor) -> Tensor:

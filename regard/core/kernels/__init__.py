@@ -227,6 +227,11 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
         _observers.set(tuple(other for other in _observers.get() if other is not entry))
 
 
+def is_observed() -> bool:
+    """Return whether attention calls are observed now, by `observe_requests`."""
+    return bool(_observers.get())
+
+
 @dataclass(frozen=True)
 class KernelAnswer:
     """Whether one kernel can compute an attention call, and its cost.

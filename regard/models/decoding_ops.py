@@ -1,0 +1,367 @@
+"""The operations of one decoding step, for one new token of each of several sequences.
+
+Each has a form in torch's operations, which are those of the modules, and a Triton kernel for a GPU. Nothing here
+waits for the GPU or depends on the values of its tensors, so that a CUDA graph can record it.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.core.absolute_positions import Positions
+from regard.core.attend import attend
+from regard.core.masks.algebra import Mask
+from regard.core.masks.forms.padding import PaddingMask
+from regard.core.positions import Rotary
+from regard.nn.attention import Attention, KeysValues, merge_heads, split_heads
+from regard.nn.embeddings import TokenEmbedding
+from regard.nn.feedforward import ACTIVATIONS
+from regard.nn.projection import linear
+
+FEW_ROWS = 4  # up to this number, one product of weights and vector for each row; for more rows, cuBLAS
+EARLY = True
+KEYS_PER_TILE = 128  # of the attention kernel
+
+
+@dataclass
+class StepState:
+    """The tensors of one decoding step. They are allocated once and changed in place, as CUDA graphs need it.
+
+    tokens       the tokens to read
+    positions    their positions
+    caches       KV caches of all blocks, with room for `capacity` positions: keys and values of each block in turn
+    memory       keys and values of the source in each block of an encoder-decoder
+    lengths      number of source tokens of each sequence
+    biases       scores by head and distance, one table for all layers that share the score term
+    triton       whether the Triton kernels are used
+    """
+
+    tokens: Int[Tensor, "r"]
+    positions: Int[Tensor, "r"]
+    caches: Float[Tensor, "caches r g j c"]
+    memory: list[KeysValues] = field(default_factory=list)
+    lengths: Int[Tensor, "r"] | None = None
+    biases: dict[Any, Tensor] = field(default_factory=dict)
+    triton: bool = False
+    rotations: dict[Rotary, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    scratch: dict[tuple[Any, ...], tuple[Tensor, ...]] = field(default_factory=dict)
+
+    @property
+    def capacity(self) -> int:
+        """The number of positions of the KV cache."""
+        return self.caches.shape[3]
+
+    def keys_values(self, block: int) -> KeysValues:
+        """Return the KV cache of a block."""
+        return KeysValues(self.caches[2 * block], self.caches[2 * block + 1])
+
+    def table(self, positions: nn.Module) -> Float[Tensor, "n d"]:
+        """Return the embeddings of all positions of the cache by a module without parameters, computed once."""
+        if ("positions",) not in self.scratch:
+            self.scratch["positions",] = (positions(torch.arange(self.capacity, device=self.tokens.device)),)
+        return self.scratch["positions",][0]
+
+    def reorder(self, rows: Int[Tensor, "r"]) -> None:
+        """Replace sequence r of the KV caches by sequence rows[r], for every r."""
+        count, every = self.caches.shape[:2]
+        # whole sequences as rows of one matrix, which torch copies much faster than along another axis
+        flat = self.caches.view(count * every, -1)
+        places = torch.arange(0, count * every, every, device=rows.device)[:, None] + rows
+        flat.copy_(flat.index_select(0, places.flatten()))
+
+
+def project(
+    state: StepState,
+    x: Float[Tensor, "r i"],
+    weight: Float[Tensor, "o i"],
+    bias: Float[Tensor, "o"] | None = None,
+    *,
+    norm: nn.Module | None = None,
+    gate: nn.Linear | None = None,
+    activation: Any = None,
+    residual: Float[Tensor, "r o"] | None = None,
+) -> Float[Tensor, "r o"]:
+    """Return residual + activation(norm(x) @ weight.T + bias): a linear layer and what surrounds it.
+
+    gate  a second layer; the result is activation(gate(norm(x))) * (norm(x) @ weight.T + bias)
+    """
+    if state.triton and x.shape[0] <= FEW_ROWS:
+        return _project_triton(x, weight, bias, norm, gate, activation, residual)
+    x = x if norm is None else normalise(state, x, norm)
+    y = linear(x, weight, bias)
+    if gate is not None:
+        y = activation(gate(x)) * y
+    elif activation is not None:
+        y = activation(y)
+    return y if residual is None else residual + y
+
+
+def embed(state: StepState, embedding: TokenEmbedding, table: Float[Tensor, "n d"] | None) -> Float[Tensor, "r d"]:
+    """Return the embeddings of the tokens to read, plus those of their positions, if there is a table of these."""
+    last = 0 if table is None else len(table) - 1  # a text that has ended may be beyond it
+    if not state.triton:
+        x = embedding(state.tokens[:, None])[:, 0]
+        return x if table is None else x + table[state.positions.clamp(max=last)].to(x.dtype)
+    from regard.models import decoding_triton_kernels as kernels
+
+    rows, width = len(state.tokens), embedding.weight.shape[1]
+    y = embedding.weight.new_empty(rows, width)
+    kernels.embed[(rows,)](
+        state.tokens, state.positions, embedding.weight, embedding.weight if table is None else table, y,
+        float(embedding.scale), last, K=width, K_ALL=_power_of_two(width), SCALED=embedding.scale != 1.0,
+        PLACED=table is not None, **_launch_options(y),
+    )  # fmt: skip
+    return y
+
+
+def normalise(state: StepState, x: Float[Tensor, "r d"], norm: nn.Module) -> Float[Tensor, "r d"]:
+    """Apply a norm layer."""
+    if not state.triton:
+        y: Tensor = norm(x)
+        return y
+    from regard.models import decoding_triton_kernels as kernels
+
+    rows, width = x.shape
+    y = torch.empty_like(x)
+    kind, weight, bias, eps = _norm_arguments(norm, x)
+    kernels.normalise[(rows,)](
+        x, weight, bias, y, eps, K=width, K_ALL=_power_of_two(width), NORM=kind, **_launch_options(x)
+    )
+    return y
+
+
+def self_attention(
+    state: StepState, x: Float[Tensor, "r qkv"], layer: Attention, block: int, mask: Mask, window: int | None
+) -> Float[Tensor, "r heads"]:
+    """Append the new keys and values to the KV cache of a block and attend to it. Returns the concatenated heads.
+
+    x       query, key and value heads of the new token of each sequence
+    window  number of earlier tokens that each token sees, as in `mask`; None is all
+    """
+    keys, values = state.keys_values(block)
+    if state.triton:
+        return _attention_triton(state, x, layer, keys, values, state.positions, window, own=True)
+    heads = split_heads(x[:, None], layer.heads + 2 * layer.kv_heads)
+    q, k, v = heads.split((layer.heads, layer.kv_heads, layer.kv_heads), 1)
+    position = state.positions.clamp(max=state.capacity - 1)
+    q = layer._normalise_and_rotate(q, layer.query_norm, position[:, None])
+    k = layer._normalise_and_rotate(k, layer.key_norm, position[:, None])
+    rows = torch.arange(len(x), device=x.device)
+    keys[rows, :, position], values[rows, :, position] = k[:, :, 0], v[:, :, 0]
+    where = Positions(0, offsets=position)
+    out = attend(q, keys, values, mask=mask, scores=layer.term(), beta=layer.beta, positions=where)
+    return merge_heads(out)[:, 0]
+
+
+def cross_attention(
+    state: StepState, x: Float[Tensor, "r heads"], layer: Attention, block: int
+) -> Float[Tensor, "r heads"]:
+    """Attend to the source. x holds the query heads."""
+    keys, values = state.memory[block]
+    assert state.lengths is not None
+    if state.triton:
+        return _attention_triton(state, x, layer, keys, values, state.lengths, None, own=False)
+    q = layer._normalise_and_rotate(split_heads(x[:, None], layer.heads), layer.query_norm, 0)
+    mask = PaddingMask(state.lengths, "right", None)
+    return merge_heads(attend(q, keys, values, mask=mask, scores=layer.term(), beta=layer.beta))[:, 0]
+
+
+def choose_and_append(
+    state: StepState,
+    logits: Float[Tensor, "r w"],
+    step: Int[Tensor, "1"],
+    records: tuple[Tensor, ...],
+    uniform: Float[Tensor, "n r"] | None = None,
+    temperature: Float[Tensor, "1"] | None = None,
+) -> None:
+    """Choose the next token of each sequence by a kernel: the most likely one, or one that is drawn.
+
+    It becomes the next to read, and is recorded with its log-probability in float64, which is NaN if a logit is NaN
+    or infinity.
+
+    step         index of the row of the records, which is increased
+    records      tokens (n r) and log-probabilities (n r)
+    uniform      random numbers of each step, to draw from softmax(logits / temperature); None is the most likely token
+    temperature  in float64
+    """
+    from regard.models import decoding_triton_kernels as kernels
+
+    rows, vocab = logits.shape
+    block = 1024
+    parts = -(-vocab // block)
+    tops, places, sums, heated, arrived = _scratch(
+        state,
+        ("choose", rows, parts),
+        lambda: (
+            logits.new_empty(rows, parts, dtype=torch.float32),
+            logits.new_empty(rows, parts, dtype=torch.int32),
+            logits.new_empty(rows, parts, dtype=torch.float64),
+            logits.new_empty(rows, parts, dtype=torch.float64),
+            logits.new_zeros(rows + 1, dtype=torch.int32),
+        ),
+    )
+    kernels.choose[(parts, rows)](
+        logits, tops, places, sums, heated, arrived, state.tokens, state.positions, *records, step,
+        sums if uniform is None else uniform, sums if temperature is None else temperature,
+        vocab, logits.stride(0), rows, DRAW=uniform is not None, PARTS=parts, PARTS_ALL=_power_of_two(parts),
+        BLOCK=block, **_launch_options(logits),
+    )  # fmt: skip
+
+
+def append(
+    state: StepState, tokens: Tensor, values: Tensor, step: Int[Tensor, "1"], records: tuple[Tensor, ...]
+) -> None:
+    """Make `tokens` the next to read, and record them with their log-probabilities."""
+    for record, row in zip(records, (tokens, values), strict=True):
+        record.index_copy_(0, step, row[None])
+    step += 1
+    state.tokens.copy_(tokens)
+    state.positions += 1
+
+
+def rotation_table(rotary: Rotary, head_width: int, capacity: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of each position and pair of coordinates, each (capacity pairs) in float32."""
+    from regard.core.positions import YaRN
+
+    positions = torch.arange(capacity, device=like.device, dtype=torch.float32)
+    phases = positions[:, None] * rotary.frequencies(head_width, like.device)
+    factor = rotary.scaling.attention_factor if isinstance(rotary.scaling, YaRN) else 1.0
+    return (phases.cos() * factor).contiguous(), (phases.sin() * factor).contiguous()
+
+
+def activation_name(activation: Any) -> str | None:
+    """Return the name of an activation function, or None if it is not registered.
+
+    A copied model has its own partial objects, which are not equal to the registered ones.
+    """
+
+    def contents(function: Any) -> Any:
+        return (function.func, function.args, function.keywords) if isinstance(function, partial) else function
+
+    return next((name for name in ACTIVATIONS if contents(ACTIVATIONS[name]) == contents(activation)), None)
+
+
+def _project_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: nn.Module | None,
+    gate: nn.Linear | None,
+    activation: Any,
+    residual: Tensor | None,
+) -> Tensor:
+    from regard.models import decoding_triton_kernels as kernels
+
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    y = x.new_empty(rows, outputs)
+    kind, norm_weight, norm_bias, eps = _norm_arguments(norm, x)
+    whole = _power_of_two(inputs)
+    block_n = _outputs_per_program(outputs, inputs, gate is not None)
+    block_k = min(whole, 4096)
+    kernels.linear[(-(-outputs // block_n), rows)](
+        x, weight, weight if bias is None else bias, weight if gate is None else gate.weight,
+        weight if gate is None or gate.bias is None else gate.bias, norm_weight, norm_bias,
+        x if residual is None else residual, y, outputs, eps,
+        K=inputs, K_ALL=whole, BLOCK_N=block_n, BLOCK_K=block_k, NORM=kind, BIAS=bias is not None,
+        GATED=gate is not None, ACTIVATION=activation_name(activation) or "",
+        ADD=residual is not None, **_launch_options(x),
+    )  # fmt: skip
+    return y
+
+
+def _outputs_per_program(outputs: int, inputs: int, gated: bool) -> int:
+    """Few outputs for each program, so that all multiprocessors read weights, but whole transactions of memory."""
+    size = 4 if inputs <= 1024 else 2
+    size = 8 if size == 4 and outputs > 8192 else size
+    return max(size // 2, 1) if gated else size
+
+
+def _attention_triton(
+    state: StepState,
+    x: Tensor,
+    layer: Attention,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    window: int | None,
+    *,
+    own: bool,
+) -> Tensor:
+    from regard.models import decoding_triton_kernels as kernels
+
+    rows, heads, groups, c = len(x), layer.heads, layer.kv_heads, layer.head_width
+    capacity, width = keys.shape[2], _power_of_two(c)
+    block = max(16, min(2048 // width, KEYS_PER_TILE))
+    splits = _splits(rows * heads, capacity if window is None else min(window + 1, capacity), block)
+    parts, logsum, arrived = _scratch(
+        state,
+        ("attention", rows, heads, splits, width),
+        lambda: (
+            x.new_empty(rows * heads * splits, width, dtype=torch.float32),
+            x.new_empty(rows * heads * splits, 2, dtype=torch.float32),
+            x.new_zeros(rows * heads, dtype=torch.int32),
+        ),
+    )
+    out = x.new_empty(rows, heads * c)
+    kind, q_weight, q_bias, eps = _norm_arguments(layer.query_norm, x)
+    _, k_weight, k_bias, _ = _norm_arguments(layer.key_norm, x)
+    rotary = layer.rotary if own else None
+    turned, cos, sin = 0, x, x
+    if rotary is not None:
+        cos, sin = state.rotations[rotary]
+        turned = 2 * cos.shape[1]
+    bias = None if layer.scores is None else state.biases[layer.scores]
+    kernels.attention[(heads, rows, splits)](
+        x, keys, values, out, parts, logsum, arrived, lengths, cos, sin, q_weight, q_bias, k_weight, k_bias,
+        x if bias is None else bias, c**-0.5 if layer.beta is None else float(layer.beta), eps,
+        0 if window is None else window, capacity, x.stride(0),
+        H=heads, G=groups, C=c, WIDTH=width, SPLITS=splits, SPLITS_ALL=_power_of_two(splits), BLOCK=block,
+        TURNED=turned, HALF=rotary is None or rotary.pairing == "half", NORM=kind, OWN=own,
+        WINDOW=window is not None, BIASED=bias is not None, **_launch_options(x),
+    )  # fmt: skip
+    return out
+
+
+def _splits(programs: int, keys: int, block: int) -> int:
+    """Return among how many programs the keys of one head are divided: enough for all multiprocessors of the GPU."""
+    wanted = -(-2 * _multiprocessors() // programs)
+    return max(1, min(wanted, -(-keys // block), 32))
+
+
+def _launch_options(x: Tensor) -> dict[str, Any]:
+    """Return how a kernel is launched: before the one before it has ended, on GPUs that can (see the kernels)."""
+    early = EARLY and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    return {"num_warps": 4, "EARLY": early, **({"launch_pdl": True} if early else {})}
+
+
+@lru_cache
+def _multiprocessors() -> int:
+    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 1
+
+
+def _norm_arguments(norm: nn.Module | None, x: Tensor) -> tuple[str, Tensor, Tensor, float]:
+    """Return the kind of a norm, its weight, bias and eps, as the Triton kernels take them."""
+    if norm is None:
+        return "none", x, x, 0.0
+    if isinstance(norm, nn.LayerNorm):
+        kind = "layer" if norm.bias is not None else "layer-no-bias"
+        return kind, norm.weight, x if norm.bias is None else norm.bias, norm.eps
+    assert isinstance(norm, nn.RMSNorm)
+    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+    return "rms", norm.weight, x, eps
+
+
+def _scratch(state: StepState, key: tuple[Any, ...], make: Any) -> tuple[Tensor, ...]:
+    """Return temporary tensors that all layers share, allocated at the first call."""
+    if key not in state.scratch:
+        state.scratch[key] = make()
+    return state.scratch[key]
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

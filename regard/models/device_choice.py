@@ -1,0 +1,171 @@
+"""The choice of the next tokens on the device, as a part of a captured step: greedy, sampling and beam search.
+
+Nothing here depends on values that the host would have to read. What was chosen is written into records, one row for
+each step, which the host reads later.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from regard.models.decoding_ops import StepState, append, choose_and_append
+from regard.models.sampling import BeamSearch, Greedy, Sample, StepwiseStrategy, Strategy, top_tokens
+
+ANY = -2  # matches every token in a stop sequence
+
+
+class DeviceChoice:
+    """Base class: the buffers of a strategy, and its part of a step.
+
+    records  tensors with one row for each step
+    step     number of the next step, a tensor of one integer
+    """
+
+    records: tuple[Tensor, ...]
+    rows_per_prompt = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def choose(self, state: StepState, logits: Float[Tensor, "r w"]) -> None:
+        """Choose the next tokens, write them into the state and into the records."""
+        raise NotImplementedError
+
+
+class StepwiseChoice(DeviceChoice):
+    """One token for each sequence. The records are tokens (n r) and log-probabilities (n r).
+
+    uniform  random numbers of each step (n r)
+    """
+
+    def __init__(self, strategy: StepwiseStrategy, rows: int, steps: int, device: torch.device) -> None:
+        super().__init__(device)
+        self.strategy = strategy
+        temperature = strategy.temperature if isinstance(strategy, Sample) else 1.0
+        self.temperature = torch.tensor([temperature], dtype=torch.float64, device=device)
+        self.uniform = torch.zeros(steps, rows, dtype=torch.float64, device=device)
+        self.records = (
+            torch.zeros(steps, rows, dtype=torch.int64, device=device),
+            torch.zeros(steps, rows, dtype=torch.float64, device=device),
+        )
+
+    def start(self, uniform: Float[Tensor, "n r"]) -> None:
+        self.uniform[: len(uniform)].copy_(uniform)
+        self.step.zero_()
+
+    def choose(self, state: StepState, logits: Float[Tensor, "r w"]) -> None:
+        plain = isinstance(self.strategy, Sample) and self.strategy.top_k is None and self.strategy.top_p in (None, 1.0)
+        if state.triton and (plain or isinstance(self.strategy, Greedy)):
+            drawn = (self.uniform, self.temperature) if plain else ()
+            choose_and_append(state, logits, self.step, self.records, *drawn)
+            return
+        exact = logits.double()
+        total = exact.logsumexp(-1, keepdim=True)
+        # a row with NaN or infinity gets some token and the log-probability NaN, which the host finds
+        finite = total.isfinite()
+        tokens = self.strategy.choose(logits.masked_fill(~finite, 0.0), self.uniform.index_select(0, self.step)[0])
+        values = (exact.gather(1, tokens[:, None]) - total).masked_fill(~finite, torch.nan)[:, 0]
+        append(state, tokens, values, self.step, self.records)
+
+
+class BeamChoice(DeviceChoice):
+    """The best continuations of all hypotheses of a prompt, and which of them are continued.
+
+    Each prompt has `num_beams` rows; those without a hypothesis have the log-probability -inf. The records are the
+    `count` best continuations of each prompt, the best first: row (n p count), token, log-probability of the token,
+    and whether the hypothesis exists.
+    """
+
+    def __init__(
+        self, strategy: BeamSearch, stop: Sequence[tuple[int, ...]], count: int, prompts: int, steps: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(device)
+        self.rows_per_prompt, self.count = strategy.num_beams, count
+        rows, longest = prompts * strategy.num_beams, max(map(len, stop), default=1)
+        self.stop = torch.tensor(
+            [[ANY] * (longest - len(each)) + list(each) for each in stop], dtype=torch.int64, device=device
+        ).view(len(stop), longest)
+        self.totals = torch.zeros(rows, dtype=torch.float64, device=device)
+        self.recent = torch.full((rows, longest - 1), -1, dtype=torch.int64, device=device)
+        self.first_rows = torch.arange(0, rows, strategy.num_beams, device=device)[:, None]
+        shape = (steps, prompts, count)
+        self.records = (
+            torch.zeros(shape, dtype=torch.int64, device=device),
+            torch.zeros(shape, dtype=torch.int64, device=device),
+            torch.zeros(shape, dtype=torch.float64, device=device),
+            torch.zeros(shape, dtype=torch.bool, device=device),
+        )
+
+    def start(self, totals: Float[Tensor, "r"], new_tokens: Sequence[Sequence[int]]) -> None:
+        """Begin with the hypotheses in the rows: their log-probabilities and their new tokens so far."""
+        length = self.recent.shape[1]
+        padded = [[*[-1] * length, *tokens][len(tokens) :] if length else [] for tokens in new_tokens]
+        self.recent.copy_(torch.tensor(padded, dtype=torch.int64).view(self.recent.shape))
+        self.totals.copy_(totals)
+        self.step.zero_()
+
+    def choose(self, state: StepState, logits: Float[Tensor, "r w"]) -> None:
+        beams, count = self.rows_per_prompt, self.count
+        tokens = top_tokens(logits, min(count, logits.shape[-1]))
+        exact = logits.double()
+        values = exact.gather(1, tokens) - exact.logsumexp(-1, keepdim=True)
+        totals = self.totals[:, None] + values
+        per_prompt = (len(self.first_rows), -1)
+        # the sort is stable: of equally likely ones, earlier rows first, then lower token ids
+        totals, best = totals.reshape(per_prompt).sort(stable=True, dim=-1, descending=True)
+        totals, best = totals[:, :count], best[:, :count]
+        parents = best // tokens.shape[1]
+        tokens, values = tokens.reshape(per_prompt).gather(1, best), values.reshape(per_prompt).gather(1, best)
+        found = (parents, tokens, values, totals > -torch.inf)
+        for record, row in zip(self.records, found, strict=True):
+            record.index_copy_(0, self.step, _pad(row, count)[None])
+        self.step += 1
+        rows = parents + self.first_rows
+        tails = torch.cat([self.recent[rows], tokens[..., None]], -1)
+        ended = ((tails[:, :, None] == self.stop) | (self.stop == ANY)).all(-1).any(-1)
+        totals = totals.masked_fill(ended, -torch.inf)
+        # those that go on, in order, and then others, which have no hypothesis
+        chosen = (totals == -torch.inf).int().sort(stable=True, dim=-1).indices[:, :beams]
+        rows = rows.gather(1, chosen).flatten()
+        self.totals.copy_(totals.gather(1, chosen).flatten())
+        self.recent.copy_(
+            tails[..., 1:].gather(1, chosen[..., None].expand(-1, -1, self.recent.shape[1])).flatten(0, 1)
+        )
+        state.tokens.copy_(tokens.gather(1, chosen).flatten())
+        state.positions += 1
+        state.reorder(rows)
+
+
+def make_choice(
+    strategy: Strategy, stop: Sequence[tuple[int, ...]], prompts: int, steps: int, device: torch.device
+) -> StepwiseChoice | BeamChoice:
+    """Return the device form of a strategy."""
+    if isinstance(strategy, BeamSearch):
+        return BeamChoice(strategy, stop, candidate_count(strategy, stop), prompts, steps, device)
+    assert isinstance(strategy, StepwiseStrategy)
+    return StepwiseChoice(strategy, prompts, steps, device)
+
+
+def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> int:
+    """Return how many continuations of each prompt are compared.
+
+    A hypothesis has at most one continuation for each stop sequence, so this many include `num_beams` that do not end.
+    """
+    return strategy.num_beams * (1 + max(len(stop), 1))
+
+
+def choice_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
+    """Return the settings that a captured step depends on. Random numbers and scores of finished texts are not part."""
+    if isinstance(strategy, BeamSearch):
+        return strategy.num_beams, tuple(stop)
+    return replace(strategy, seed=0, stream=0) if isinstance(strategy, Sample) else strategy
+
+
+def _pad(x: Shaped[Tensor, "p k"], count: int) -> Shaped[Tensor, "p count"]:
+    """Append zeros where there are fewer continuations than `count`."""
+    return torch.nn.functional.pad(x, (0, count - x.shape[1]))
