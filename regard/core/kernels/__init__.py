@@ -120,7 +120,7 @@ def run_kernel(request: Request, name: str | None, remember: Mask | None = None)
 
 
 def is_observed() -> bool:
-    """Whether `observe_requests` is active. Compiled code is not observed."""
+    """Return whether attention calls are observed now, by `observe_requests`. Those of compiled code are not."""
     return not torch.compiler.is_compiling() and bool(_observers.get())
 
 
@@ -225,11 +225,6 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
         yield
     finally:
         _observers.set(tuple(other for other in _observers.get() if other is not entry))
-
-
-def is_observed() -> bool:
-    """Return whether attention calls are observed now, by `observe_requests`."""
-    return bool(_observers.get())
 
 
 @dataclass(frozen=True)
