@@ -58,7 +58,7 @@ def cpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
             yield from _measure("cpu", mask, (1, 2, n, 64), torch.float32, peer, 10.0 if n == 16384 else 0.0, quick)
     n = 1024 if quick else 32768
     for mask in _select(only, causal() & WINDOW, *(() if quick else _sparse_masks(n))):
-        yield from compiled_results(mask, n, quick)
+        yield from compiled_results("cpu", mask, (1, 2, n, 64), torch.float32, quick)
 
 
 def _sparse_masks(n: int) -> tuple[Mask, ...]:
@@ -67,13 +67,15 @@ def _sparse_masks(n: int) -> tuple[Mask, ...]:
     return causal() & WINDOW | global_tokens(16), chunks(256), causal() & packed, causal() & WINDOW & padding([n - 9])
 
 
-def compiled_results(mask: Mask, n: int, quick: bool) -> Iterator[BenchmarkResult]:
+def compiled_results(
+    device: str, mask: Mask, shape: tuple[int, int, int, int], dtype: torch.dtype, quick: bool
+) -> Iterator[BenchmarkResult]:
     """Compare a call inside torch.compile with the same call outside, with static and with dynamic lengths."""
     outside = {"not compiled": _regard_attention(mask)}
     for dynamic in (False, True):
         ours = torch.compile(_regard_attention(mask), fullgraph=True, dynamic=dynamic)
         title = f"{mask!r} inside torch.compile{', dynamic' if dynamic else ''}"
-        yield from _measure("cpu", mask, (1, 2, n, 64), torch.float32, outside, 1 / 1.1, quick, ours, title)
+        yield from _measure(device, mask, shape, dtype, outside, 1 / 1.1, quick, ours, title)
 
 
 def gpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
@@ -91,6 +93,7 @@ def gpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
         for mask in _select(only, *sparse):
             others = {"flex": peers.flex(peers.flex_predicate(mask), 32768)}
             yield from _measure("cuda", mask, (1, 16, 32768, width), torch.bfloat16, others, 1.0, quick)
+            yield from compiled_results("cuda", mask, (1, 16, 32768, width), torch.bfloat16, quick)
 
 
 def describe_overhead(only: str = "") -> dict[str, bool]:

@@ -26,6 +26,21 @@ def constant(number: int | None) -> int | None:
     return None if number is None else operator.index(number)
 
 
+def is_exporting() -> bool:
+    """Return whether torch.export traces this code."""
+    # up to torch 2.11 torch.compiler.is_exporting() is always true in compiled code
+    return torch.compiler._is_exporting_flag
+
+
+def is_symbol(number: float) -> bool:
+    """Return whether a number is a symbol of torch.compile, as lengths are in code for all lengths."""
+    if not torch.compiler.is_compiling():
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import; the compiler has it already
+
+    return not has_static_value(number)
+
+
 def is_meta_or_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has a shape but no values: it is on the meta device, or a FakeTensor."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
@@ -45,5 +60,4 @@ def in_compiled_code() -> bool:
 
     False in torch.export, whose programs must not use custom operators.
     """
-    # up to torch 2.11 is_exporting() is always true in compiled code
-    return torch.compiler.is_dynamo_compiling() and not torch.compiler._is_exporting_flag
+    return torch.compiler.is_dynamo_compiling() and not is_exporting()

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.base.axes import format_axis, format_shape
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.registry import Registry
-from regard.base.tracing import can_read_values
+from regard.base.tracing import can_read_values, is_symbol
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Grid
 from regard.core.input_checks import disable_autocast
@@ -29,10 +29,14 @@ class ScoreTerm(ABC):
     """Base class of score terms: functions that change the attention scores before the softargmax (softmax).
 
     additive  whether the term only adds a value to the score of each pair
+    relative  whether what it does depends only on the head and the distance of query and key
+    reads_queries  whether `bind` needs the values of q; if not, it may get an empty tensor of the same dtype
     """
 
     name: str
     additive = True
+    relative = False
+    reads_queries = True
 
     @abstractmethod
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
@@ -76,6 +80,8 @@ class Alibi(ScoreTerm):
 
     slopes: Float[Tensor, "h"]
     name = "alibi"
+    reads_queries = False
+    relative = True
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         slopes = self.slopes.to(q)
@@ -99,6 +105,8 @@ class T5Buckets(ScoreTerm):
     reach: int
     both_ways: bool
     name = "t5_buckets"
+    reads_queries = False
+    relative = True
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         look_up, hides = self._look_up(self.table.to(q)), self.may_hide()
@@ -170,6 +178,7 @@ class Softcap(ScoreTerm):
 
     cap: float
     name = "softcap"
+    reads_queries = False
     additive = False
 
     def settings(self) -> Hashable:
@@ -185,6 +194,17 @@ class Softcap(ScoreTerm):
 
         return apply_cap
 
+    def bind_in_kernel(self, q: Tensor, tanh: Callable[[Tensor], Tensor]) -> BoundTerm:
+        """Return this term for a kernel that ignores gradients of hidden scores, with as few instructions as possible.
+
+        tanh  the function to use for tanh
+        """
+        # flex_attention takes no symbols of the compiler
+        cap = torch.full((), self.cap, dtype=q.dtype, device=q.device) if is_symbol(self.cap) else self.cap
+        # 1.2e-38, the smallest normal float32, changes no finite score below 1e30, and infinity and NaN stay; it is a
+        # literal, as the compiler makes symbols of global numbers. A torch.where took half as long as tanh
+        return lambda scores, grid: tanh(scores * (1 / cap)) * cap + scores * 1.2e-38
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sink(ScoreTerm):
@@ -195,7 +215,9 @@ class Sink(ScoreTerm):
 
     logits: Float[Tensor, "h"]
     name = "sink"
+    reads_queries = False
     additive = False
+    relative = True
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         return lambda scores, grid: scores
@@ -213,6 +235,7 @@ class Additive(ScoreTerm):
 
     values: Float[Tensor, "*bh i j"]
     name = "additive"
+    reads_queries = False
 
     def settings(self) -> Hashable:
         return self.name, tuple(

@@ -368,7 +368,10 @@ def attention_forward(
         query, beta = query * scaling, 1.0
     else:
         beta = None if scaling is None else float(scaling)
-    rest: dict[str, Any] = {"mask": mask, "scores": terms, "beta": beta, "positions": positions}
+    if positions is not None and positions.square(query.shape[2], j) and not torch.compiler.is_compiling():
+        # the default of `attend`, which spares a small call most of its time in Python
+        positions = None if positions.queries == 0 else positions
+    rest: dict[str, Any] = {"mask": mask, "scores": terms or None, "beta": beta, "positions": positions}
     weights = None
     if settings.get("output_attentions"):
         out, weights = attend_with_weights(query, key, value, dropout=dropout, **rest)

@@ -40,8 +40,11 @@ from regard import (
     window,
 )
 from regard.core.attend import prepare_request
-from regard.core.kernels import flex
+from regard.core.kernels import compiled_flex, flex, recording
+from regard.core.kernels.compiled import write_text
 from regard.core.kernels.request import Request
+from regard.core.masks.expression import parse_mask
+from regard.core.masks.forms import FORMS, examples
 from regard.core.masks.plan_cache import Memo
 
 B, H, G, C, E = 2, 4, 2, 16, 24
@@ -501,5 +504,147 @@ def test_it_refuses_inside_transforms_and_the_compiler(monkeypatch):
     torch.func.vmap(look)(q[None])
     assert "it has no rule for vmap, forward-mode and second derivatives" in told
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    reasons = flex.refusals(call(*draw(130, 130)))
-    assert "its block mask is computed in Python, which torch.compile cannot trace" in reasons
+    for rest, refused in (
+        ({}, False),
+        ({"mask": FAR & causal()}, True),
+        ({"mask": causal(), "positions": Positions(9, torch.arange(130))}, True),
+    ):
+        assert (compiled_flex.LIMITS in flex.refusals(call(*draw(130, 130), **rest))) == refused, rest
+
+
+@pytest.fixture
+def traceable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled code takes flex on the CPU too, with gradients, where torch writes it out."""
+    monkeypatch.setattr(flex, "refusals", lambda request: [])
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *inputs: None)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch.*")
+        yield
+    torch._dynamo.reset()
+
+
+COMPILED: dict[str, Callable[[int], dict[str, Any]]] = {
+    "window": lambda n: {"mask": causal() & window(before=30)},
+    "global": lambda n: {"mask": causal() & window(before=30) | global_tokens(3)},
+    "hidden rows and keys": lambda n: {"mask": ~causal() & window(before=None, after=9)},
+    "nothing": lambda n: {"mask": ~full()},
+    "padding": lambda n: {"mask": causal() & padding([n - 5, n // 3])},
+    "documents": lambda n: {"mask": causal() & documents(labels(n))},
+    "softcap of all": lambda n: {"scores": softcap(3.0)},
+    "alibi and sink": lambda n: {"mask": causal(), "scores": [alibi(heads=H), sink(torch.ones(H))]},
+    "t5": lambda n: {"mask": causal(), "scores": t5_buckets(torch.linspace(-1, 1, 8 * H).view(8, H), reach=9)},
+    "shaw": lambda n: {"mask": causal(), "scores": shaw(torch.linspace(-1, 1, 9 * C).view(9, C))},
+    "added and cap": lambda n: {"mask": causal(), "scores": [torch.linspace(-1, 1, n)[:, None], softcap(2.0)]},
+    "beta": lambda n: {"mask": causal(), "beta": 0.7},
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_code_runs_it_with_gradients_at_all_lengths(case, dynamic, traceable):
+    counter = CompileCounter()
+    run = lambda inputs, rest: attend(*inputs, kernel="flex", **rest)  # noqa: E731
+    fast = torch.compile(run, fullgraph=True, dynamic=dynamic, backend=counter)
+    for n in (256, 384, 203, 301):
+        rest = COMPILED[case](n)
+        inputs = [x.requires_grad_() for x in draw(n, n)]
+        with recording() as names:
+            out = fast(inputs, rest)
+        assert names == ["flex"]
+        expected = attend(*inputs, kernel="eager", **rest)
+        assert torch.allclose(out, expected, atol=2e-6, rtol=2e-6)
+        upstream = torch.randn_like(out)
+        grads = (torch.autograd.grad(x, inputs, upstream) for x in (out, expected))
+        for own, other in zip(*grads, strict=True):
+            assert torch.allclose(own, other, atol=1e-5, rtol=1e-5)
+    # the first length by itself, then lengths that are multiples of 128, then all others
+    assert counter.frame_count <= (2 if dynamic else 3)
+
+
+def test_compiled_code_sees_data_that_change(traceable):
+    inputs, lengths = draw(331, 331), torch.tensor([300, 20])
+    fast = torch.compile(lambda *x: attend(*x[:3], mask=causal() & padding(x[3]), kernel="flex"), backend="eager")
+    with torch.no_grad():
+        fast(*inputs, lengths)
+        lengths[0] = 9
+        expected = attend(*inputs, mask=causal() & padding([9, 20]), kernel="eager")
+        assert torch.allclose(fast(*inputs, lengths), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_hidden_keys_and_rows_may_hold_nan_in_compiled_code(dynamic, traceable):
+    q, k, v = draw(150, 150)
+    k[:, :, 141:], v[:, :, 141:] = torch.nan, torch.nan
+    q[:, :, :7] = torch.nan
+    mask = ~window(before=6, after=None) & padding([141, 20])
+    fast = torch.compile(lambda *x: attend(*x, mask=mask, kernel="flex"), dynamic=dynamic, backend="eager")
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = fast(*leaves)
+    assert torch.allclose(out, attend(*leaves, mask=mask, kernel="eager"), atol=2e-6)
+    assert not out.isnan().any()
+    assert not any(x.isnan().any() for x in torch.autograd.grad(out.sum(), leaves))
+
+
+@pytest.mark.parametrize(
+    ("mask", "positions", "may"),
+    [
+        (full(), None, False),
+        (causal(), None, False),
+        (causal(), Positions(20), False),
+        (causal(), Positions(5), True),
+        (causal() & window(before=3), None, False),
+        (causal() & window(before=3), Positions(20), True),
+        (causal() & (window(before=3) | global_tokens(2)), None, False),
+        (chunks(7, before=1) & dilated(3), None, False),
+        (documents(torch.arange(90) // 4), None, False),
+        (causal() & padding([3, 9]), None, True),
+        (~causal(), None, True),
+        (window(before=3) | ~causal(), None, False),
+    ],
+    ids=str,
+)
+def test_masks_that_hide_no_row_and_no_key_are_recognised(mask, positions, may):
+    """A wrong no would let NaN of hidden keys through; a wrong yes only costs time."""
+    asked = call(*draw(70, 90 if positions else 70), mask=mask, positions=positions)
+    assert compiled_flex.may_hide_rows(asked) == may
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_mask_that_hides_a_row_or_a_key_is_taken_for_one_that_does_not(form):
+    n = 45
+    for text in examples(form, n):
+        for mask in (parse_mask(f"{text}{rest}") for rest in ("", " & causal()", " | causal()", " & ~causal()")):
+            for i in (n, 20):
+                asked = call(*draw(i, n, b=mask.batch() or B), mask=mask)
+                dense = mask.dense(i, n)
+                hides = not (dense.any(-1).all() and dense.any(-2).all())
+                assert compiled_flex.may_hide_rows(asked) or not hides, (mask, i)
+
+
+@pytest.mark.parametrize("name", [name for name in MASKS if name != "predicate"])
+@pytest.mark.parametrize("size", [64, 128])
+def test_lists_for_compiled_code_are_those_of_torch(name, size):
+    """Of key blocks and, for the backward pass, of query blocks; with the strides that compiled code expects."""
+    n = 300
+    asked = call(*draw(n, n), mask=MASKS[name](n))
+    mask = asked.mask
+    state = mask.block_table(n, n, size).state
+    peer = flex.block_mask(state if state.ndim == 3 else state[None], None, n, n, size)
+    operator = torch.ops.regard.block_lists_of_data if mask.tensors() else torch.ops.regard.block_lists
+    settings = (write_text(mask), 0, 0, n, n, mask.batch() or 1, size, True, True)
+    arguments = (torch.zeros(1, 1, 1, 1), list(mask.tensors()), *settings)
+    torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    *lists, unseen, blind = operator(*arguments)
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    names += ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
+    for count, which, own_count, own_which in zip(
+        *(names[x::2] for x in (0, 1)), *(lists[x::2] for x in (0, 1)), strict=True
+    ):
+        expected = getattr(peer, count)
+        assert torch.equal(own_count, expected.expand_as(own_count))
+        listed = torch.arange(own_which.shape[-1]) < own_count[..., None]
+        assert torch.equal(own_which[listed], getattr(peer, which).expand_as(own_which)[listed])
+    dense = dense_of(asked)
+    assert torch.equal(unseen[:, 0, :, 0], ~dense.any(-2))
+    assert torch.equal(blind[:, 0, :, 0], ~dense.any(-1))

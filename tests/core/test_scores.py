@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard import additive, alibi, attend, causal, shaw, sink, softcap, t5_buckets, window
 from regard.core.absolute_positions import Grid, Positions, whole_grid
+from regard.core.kernels import fast_tanh
 from regard.core.scores import Alibi, BoundTerm, ScoreTerm, Shaw, Sink, Softcap, alibi_slopes, as_terms, t5_bucket
 
 B, H, I, J, C = 2, 6, 5, 9, 7  # noqa: E741 (the letters of the legend)
@@ -401,3 +402,38 @@ def test_a_bias_is_not_rounded_to_half_precision(dtype, kernel):
     )
     rounding = (exact.to(dtype).double() - exact).abs().max()
     assert (out.double() - exact).abs().max() <= 2 * rounding
+
+
+@pytest.mark.parametrize("tanh", [torch.tanh, fast_tanh.tanh], ids=["exact", "fast"])
+def test_a_softcap_inside_a_kernel_is_the_same(tanh):
+    """Infinities stay, so that -inf still hides its key. On the CPU the fast tanh is exact."""
+    scores = torch.tensor([0.0, 1e-30, 0.3, -7.0, 1e4, -1e30, math.inf, -math.inf, math.nan], requires_grad=True)
+    term = softcap(5.0)
+    own = term.bind_in_kernel(torch.zeros(1), tanh)(scores, grid())
+    other = term.bind(torch.zeros(1), 1.0)(scores, grid())
+    assert torch.allclose(own, other, rtol=2e-7, atol=0, equal_nan=True)
+    finite = scores.isfinite()
+    (slope,), (expected,) = (torch.autograd.grad(x[finite].sum(), scores) for x in (own, other))
+    assert torch.allclose(slope[finite], expected[finite], rtol=1e-5, atol=1e-7)
+
+
+def test_only_shaw_needs_the_queries_and_relative_terms_the_distance():
+    terms = [
+        alibi(heads=H),
+        t5_buckets(torch.zeros(8, H)),
+        softcap(2.0),
+        sink(torch.zeros(H)),
+        additive(torch.zeros(I, J)),
+    ]
+    assert not any(term.reads_queries for term in terms)
+    assert shaw(torch.zeros(5, C)).reads_queries
+    assert [term.relative for term in terms] == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "term", [alibi(heads=H), t5_buckets(torch.linspace(-3, 3, 8 * H).view(8, H), reach=9)], ids=repr
+)
+def test_equal_distances_have_equal_biases(term):
+    """What `relative` promises: blocks of keys that slide with the queries share one bias."""
+    bound, zeros = term.bind(torch.zeros(1), 1.0), torch.zeros(())
+    assert torch.equal(bound(zeros, grid(Positions(5, 3))), bound(zeros, grid(Positions(905, 903))))

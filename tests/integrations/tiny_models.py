@@ -109,7 +109,9 @@ class TinyModel:
         model = self.model if model is None else model
         model.zero_grad(set_to_none=True)
         out = self.output(model)
-        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(
+            out.device
+        )
         (out * direction.to(out.dtype)).sum().backward()
         return out.detach(), {
             name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None

@@ -87,9 +87,9 @@ def choose_kernel(request: Request) -> str:
         if reasons := eager.refusals(request):
             raise kernel_refused(None, reasons, [])
         return "eager"
-    if torch.compiler.is_compiling():
+    if able[-1] == "blocked" and torch.compiler.is_compiling():
         # comparing work would specialise the compiled code to one length; the operator of blocked compares when it runs
-        return able[-1]
+        return "blocked"
     return able[0] if len(able) == 1 else min(able, key=lambda name: KERNELS[name].work(request))
 
 

@@ -209,7 +209,7 @@ class FusedInputs(NamedTuple):
     k: Float[Tensor, "r bg l c"]
     v: Float[Tensor, "r bg l e"]
     added: Float[Tensor, "#r #bh s l"] | None
-    hidden: Bool[Tensor, "r bh s 1"] | None
+    hidden: Bool[Tensor, "#r bh s 1"] | None
 
 
 def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
@@ -224,12 +224,14 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
         if not group.columns.shape[1]:
             yield FusedInputs(blocks, keys, values, None, None)
             continue
-        if not terms:
+        if not request.terms:
             yield FusedInputs(blocks, keys, values, repeat_for_heads(group.bias(blocks.dtype), b, h), None)
             continue
         visible, hidden = repeat_for_heads(group.visible if request.hides_by_score else group.nonempty, b, h), None
-        bias = sum_terms(terms, _grid(request, plan.spans, group), request.q)
-        bias = bias.expand(len(group.rows), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
+        # where blocks slide, all of them have the same distances: the bias of the first one serves all
+        first = slice(1) if _has_equal_biases(request, plan, group) else slice(None)
+        bias = sum_terms(terms, _grid(request, plan.spans, group.rows[first], group.columns[first]), request.q)
+        bias = bias.expand(len(group.rows[first]), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
         if request.hides_by_score:
             seen = visible & (bias != -math.inf)
             unseen, hidden = ~visible_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
@@ -309,11 +311,17 @@ def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, 
     return gathered.reshape(k.shape[0], rows, run * SIZE, k.shape[2]).transpose(0, 1)
 
 
-def _grid(request: Request, spans: Spans, group: BlockGroup) -> Grid:
-    """Return the `Grid` of a group's query-key pairs, with axes r, b, h, s, l."""
+def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> bool:
+    """Return whether the sum of the score terms is the same for all query blocks of a group."""
+    relative = all(term.relative for term in request.terms)
+    return relative and group.sliding is not None and not plan.spans.steps and request.positions.consecutive
+
+
+def _grid(request: Request, spans: Spans, rows: Int[Tensor, "r"], columns: Int[Tensor, "r m"]) -> Grid:
+    """Return the `Grid` of the pairs of some query blocks and their key blocks, with axes r, b, h, s, l."""
     b, h, _, _, j, _, _ = request.sizes
     device = request.q.device
-    row, column = spans.rows[group.rows], spans.columns[group.columns].flatten(1)
+    row, column = spans.rows[rows], spans.columns[columns].flatten(1)
     row, column = row.to(device)[:, None, None, :, None], column.to(device)[:, None, None, None, :]
     positions = key_positions(request.positions, j, device)
     batch = torch.arange(b, device=device)[:, None, None, None]

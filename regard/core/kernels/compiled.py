@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.base.tracing import constant
+from regard.base.tracing import constant, is_exporting
 from regard.core.absolute_positions import Positions
 from regard.core.kernels import cpu_flash
 from regard.core.kernels.gradients import needs_gradient
@@ -42,32 +42,32 @@ def can_trace(request: Request) -> bool:
     """Return whether the custom operator for compiled code can compute this attention call (see LIMITS)."""
     if request.q.device.type != "cpu" or request.dropout > 0:
         return False
-    if torch.compiler.is_exporting() or not request.positions.consecutive:
+    if is_exporting() or not request.positions.consecutive:
         return False
     for term in request.terms:  # a plain loop, which torch.compile can trace
         if type(term) not in _TERMS or needs_gradient(*term.tensors()):
             return False
-    return _is_expression(request.mask)
+    return is_expression(request.mask)
 
 
-def _is_expression(mask: Mask) -> bool:
+def is_expression(mask: Mask) -> bool:
     """Return whether the mask can be written as text and parsed back: all of its parts are masks of this package."""
     children = mask.children()
     if len(children) > 0:
-        return type(mask).__module__ == _ALGEBRA and all(_is_expression(child) for child in children)
+        return type(mask).__module__ == _ALGEBRA and all(is_expression(child) for child in children)
     if type(mask) in _DATA:
         return True
     own = type(mask).__module__.startswith(_PACKAGE) and len(mask.tensors()) == 0 and not mask.opaque()
     return own and repr(mask).partition("(")[0] in FORMS
 
 
-def _expression(mask: Mask) -> str:
+def write_text(mask: Mask) -> str:
     """Return the mask as a text expression, with a placeholder for every tensor in it."""
     if isinstance(mask, PaddingMask) and mask.width is not None:
         return f"padding([0], side='left', width={constant(mask.width)})"
     if type(mask) in _DATA:
         return _DATA[type(mask)]
-    parts = [_expression(child) for child in mask.children()]
+    parts = [write_text(child) for child in mask.children()]
     if isinstance(mask, Not):
         return f"~{parts[0]}"
     return f"({(' & ' if isinstance(mask, And) else ' | ').join(parts)})" if len(parts) > 0 else repr(mask)
@@ -97,7 +97,7 @@ def masked_attention(request: Request, kernel: str = "") -> Float[Tensor, "b h i
         q, k, v = (pad(x, (0, max(c, e) - x.shape[-1])) for x in (q, k, v))
     at = (request.positions.queries, request.positions.keys)
     data = [tensor for term in request.terms for tensor in term.tensors()] + list(request.mask.tensors())
-    texts = (_expression(request.mask), ",".join([_term_text(term) for term in request.terms]))
+    texts = (write_text(request.mask), ",".join([_term_text(term) for term in request.terms]))
     arguments = (q, k, v, [x.detach() for x in data], *texts, kernel, *at, request.beta)
     operators = torch.ops.regard
     learning = needs_gradient(q, k, v)
@@ -108,7 +108,7 @@ def masked_attention(request: Request, kernel: str = "") -> Float[Tensor, "b h i
 
 
 @lru_cache(maxsize=256)
-def _parse(text: str) -> Mask:
+def parse_text(text: str) -> Mask:
     return parse_mask(text)
 
 
@@ -121,7 +121,7 @@ def _prepare(arguments: Arguments) -> tuple[Request, str]:
     q, k, v, data, text, term_texts, kernel, queries, keys, beta = arguments
     tensors = iter(data)
     terms = tuple(_read_term(each, next(tensors)) for each in term_texts.split(",") if each)
-    mask = _parse(text).map_tensors(lambda stand_in: next(tensors))
+    mask = parse_text(text).map_tensors(lambda stand_in: next(tensors))
     hides = any(term.may_hide() for term in terms)
     request = Request(q, k, v, mask, terms, beta, 0.0, Positions(queries, keys), hides)
     skips = not blocked.own_refusals(request)

@@ -16,17 +16,19 @@ from torch import Tensor
 
 from regard.base.tracing import can_read_values
 from regard.core.absolute_positions import Grid, Positions
-from regard.core.kernels import eager
+from regard.core.kernels import compiled_flex, eager, fast_tanh
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
+    WRONG_LSE,
     GradientGuard,
     can_poison_rows,
+    is_ordinary,
     poison_gradient,
     poison_large_rows,
 )
 from regard.core.kernels.request import Request, in_unsupported_transform
 from regard.core.masks.algebra import Full, Mask
-from regard.core.masks.block_tables import ALL, SOME, block_table, find_hidden_keys_and_empty_rows
+from regard.core.masks.block_tables import block_table, find_hidden_keys_and_empty_rows
 from regard.core.masks.plan_cache import Memo, joint_key
 from regard.core.scores import Additive, BoundTerm
 
@@ -81,8 +83,8 @@ def refusals(request: Request) -> list[str]:
         reasons.append("it cannot centre a dense bias by row, so a large one would round the scores away; sdpa can")
     if part := request.mask.by_pair():
         reasons.append(f"{part} has no blocks that can be skipped; write the rule with regard's masks")
-    if torch.compiler.is_compiling():
-        reasons.append("its block mask is computed in Python, which torch.compile cannot trace")
+    if torch.compiler.is_compiling() and not compiled_flex.can_trace(request):
+        reasons.append(compiled_flex.LIMITS)
     if in_unsupported_transform(request.q.device):
         reasons.append("it has no rule for vmap, forward-mode and second derivatives")
     if request.positions.offsets is not None:
@@ -116,17 +118,38 @@ def _density(request: Request) -> float:
         return 1.0
     if request.mask.tensors():
         return 0.5  # a block table would synchronise with the device; assume that half can be skipped
+    if torch.compiler.is_compiling():
+        return compiled_flex.traced_density(request, COARSE)
     i, j = request.q.shape[2], request.k.shape[2]
     return block_table(request.mask, i, j, COARSE, positions=request.positions).density
 
 
-def _is_sparse(request: Request) -> bool:
-    """Return whether to use small tiles: they are possible, and less than half of the blocks are visible.
+def _takes_small_tiles(request: Request) -> bool:
+    """Return whether small tiles are possible.
 
-    Small tiles need half precision, heads of width at most 128 and at least one block of queries.
+    They need half precision, heads of width at most 128 and at least one block of queries.
     """
     _, _, _, i, _, c, e = request.sizes
-    return request.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE and _density(request) < 0.5
+    return request.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE
+
+
+def _choose_tiles(request: Request, sparse: bool) -> dict[str, int]:
+    """Return kernel options of flex_attention: small tiles for sparse masks, and in the forward pass for score terms.
+
+    With a term, flex's own tiles of 128 x 128 leave no registers free: a soft-cap took 1.8 times as long, and the
+    table of `t5_buckets` did not fit into shared memory.
+    """
+    tiles = _tiles(max(request.q.shape[-1], request.v.shape[-1]))
+    if sparse:
+        return tiles
+    changed = any(term.name != "sink" for term in request.terms)
+    forward = {name: size for name, size in tiles.items() if name.startswith("fwd_")}
+    return forward if changed and _takes_small_tiles(request) else {}
+
+
+def _is_sparse(request: Request) -> bool:
+    """Return whether less than half of the blocks are visible, and small tiles are possible."""
+    return _takes_small_tiles(request) and _density(request) < 0.5
 
 
 def _has_learned_terms(request: Request) -> bool:
@@ -153,7 +176,7 @@ class BlockMaskPlan:
 
 
 def run(request: Request) -> Float[Tensor, "b h i e"]:
-    plan = _get_plan(request)
+    plan = _trace_plan(request) if torch.compiler.is_compiling() else _get_plan(request)
     k, v = request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
@@ -171,36 +194,32 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
         q, k, v = guard.enter(request.q, k, v)
         request = replace(request, q=q)
     sink = request.sink
-    terms = request.bound_terms()
+    # float16 rounds less than the fast tanh
+    fast = request.q.dtype == torch.bfloat16 and request.q.is_cuda and fast_tanh.is_available()
+    terms = request.bound_terms(fast_tanh.tanh if fast else torch.tanh)
     if not _has_default_beta(request):
         # a Python number would be compiled in, and every new beta would compile again
-        beta = torch.tensor(request.beta, device=request.q.device)
+        beta = torch.full((), request.beta, dtype=torch.float32, device=request.q.device)
         terms = [lambda scores, grid: scores * beta, *terms]
-    result = plan.function(
+    out, largest = plan.function(
         request.q,
         k,
         v,
-        sink is not None or training,
+        sink,
+        training,
         score_mod=_score_mod(terms, _position_function(request.positions, request.q.device)) if terms else None,
         block_mask=plan.blocks,
         scale=request.beta if _has_default_beta(request) else 1.0,
         enable_gqa=request.q.shape[1] != k.shape[1],
         kernel_options=plan.options,
     )
-    out: Tensor = result
-    if sink is not None or training:
-        out, aux = result
-        lse = aux.lse.detach()
-        lse = lse.masked_fill(lse == -math.inf, 0)  # a row that sees nothing
-    if sink is not None:
-        # a sink adds one exponential to the sum, so the keys get sigmoid(lse - sink) of the weight
-        out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
-    # after the factor of the sink, through which gradients reach the log-sum-exp too
     if cheap:
-        poison_large_rows(out, lse)
+        poison_large_rows(out, largest)
+    elif guard is not None:
+        out = guard.leave(out, largest.amax())
     elif training:
-        largest = lse.abs().amax()
-        out = poison_gradient(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
+        rows = is_ordinary(request.q, request.beta)
+        out = poison_gradient(out, largest[..., None] > WRONG_LSE if rows else largest.amax() > TRACED_LIMIT)
     return out if plan.blind is None else out.masked_fill(plan.blind, 0)
 
 
@@ -229,12 +248,12 @@ def _position_function(positions: Positions, device: torch.device) -> PositionFu
     keys = positions.keys
     if isinstance(keys, Tensor):
         at = keys.to(device)
-        start = torch.tensor(positions.queries, device=device)
+        start = torch.full((), positions.queries, device=device)
         return lambda q, kv: (q + start, at[kv])
     if positions.queries == 0 and keys == 0:
         return lambda q, kv: (q, kv)
-    starts = torch.tensor([positions.queries, keys], device=device)
-    return lambda q, kv: (q + starts[0], kv + starts[1])
+    first_query, first_key = (torch.full((), start, device=device) for start in (positions.queries, keys))
+    return lambda q, kv: (q + first_query, kv + first_key)
 
 
 def _score_mod(terms: list[BoundTerm], positions: PositionFunction) -> Callable[..., Tensor]:
@@ -280,8 +299,8 @@ def _build_plan(request: Request) -> BlockMaskPlan:
     i, j = request.q.shape[2], request.k.shape[2]
     sparse = _is_sparse(request)
     divisible = i % COARSE == 0 and j % COARSE == 0
-    function = _get_compiled((_compile_key(request), sparse, divisible))
-    options = {"IS_DIVISIBLE": divisible, **(_tiles(max(request.q.shape[-1], request.v.shape[-1])) if sparse else {})}
+    options = {"IS_DIVISIBLE": divisible, **_choose_tiles(request, sparse)}
+    function = _get_compiled((_compile_key(request), *options.items()))
     if isinstance(mask, Full):
         return BlockMaskPlan(None, None, None, function, options)
     table = block_table(mask, i, j, FINE if sparse and not _needs_gradient(request) else COARSE, positions=positions)
@@ -290,6 +309,19 @@ def _build_plan(request: Request) -> BlockMaskPlan:
     blocks = block_mask(state.to(device), mask_mod(mask, positions, device), i, j, table.size)
     unseen, blind = (None if flags is None else flags[:, None, :, None].to(device) for flags in (unseen, blind))
     return BlockMaskPlan(blocks, unseen, blind, function, options)
+
+
+def _trace_plan(request: Request) -> BlockMaskPlan:
+    """Return the plan of a call in compiled code: flex_attention itself is traced, and an operator fills the blocks."""
+    sparse, training = _is_sparse(request), _needs_gradient(request)
+    options: dict[str, Any] = _choose_tiles(request, sparse)
+    # a branch, so that the compiler guards on it: with symbolic lengths flex would check each key against the end
+    divisible = request.q.shape[2] % COARSE == 0 and request.k.shape[2] % COARSE == 0
+    options["IS_DIVISIBLE"] = True if divisible else False  # noqa: SIM210
+    see = mask_mod(request.mask, request.positions, request.q.device)
+    size = FINE if sparse and not training else COARSE
+    blocks, unseen, blind = compiled_flex.trace_block_mask(request, size, training, see)
+    return BlockMaskPlan(blocks, unseen, blind, _call_flex, options)
 
 
 def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i: int, j: int, size: int) -> "BlockMask":
@@ -301,13 +333,7 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
         BlockMask,  # importing it loads the compiler, which takes as long as torch itself
     )
 
-    lists = []
-    for kind in (SOME, ALL):
-        hit = (state == kind)[:, None]
-        order = hit.int().argsort(dim=-1, descending=True, stable=True)
-        lists.append((hit.sum(-1, dtype=torch.int32), order.int()))
-    (some, which), (whole, which_whole) = lists
-    return BlockMask.from_kv_blocks(some, which, whole, which_whole, size, mask_mod, (i, j))
+    return BlockMask.from_kv_blocks(*compiled_flex.list_blocks(state), size, mask_mod, (i, j))
 
 
 def _compile_key(request: Request) -> Hashable:
@@ -347,10 +373,24 @@ _functions: dict[Hashable, Callable[..., Any]] = {}
 _MOST_FUNCTIONS = 256  # a new predicate in every step must not fill the memory
 
 
-def _call_flex(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, **settings: Any) -> Any:
+def _call_flex(
+    q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, training: bool, **settings: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Call flex_attention with an attention sink. Returns the output and, in training, |log-sum-exp| of each row.
+
+    0 stands for the log-sum-exp of a row that sees nothing.
+    """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    return flex_attention(q, k, v, return_aux=AuxRequest(lse=True) if with_lse else None, **settings)
+    if sink is None and not training:
+        out: Tensor = flex_attention(q, k, v, **settings)
+        return out, None
+    out, aux = flex_attention(q, k, v, return_aux=AuxRequest(lse=True), **settings)
+    if sink is not None:
+        # a sink adds one exponential to the sum, so the keys get sigmoid(lse - sink) of the weight
+        out = out * torch.sigmoid(aux.lse - sink[:, None])[..., None].to(out.dtype)
+    lse = aux.lse.detach()
+    return out, lse.masked_fill(lse == -math.inf, 0).abs() if training else None
 
 
 def _get_compiled(structure: Hashable) -> Callable[..., Any]:

@@ -175,7 +175,12 @@ def can_poison_rows(q: Tensor, beta: float) -> bool:
     of torch.utils.checkpoint, because these would run when the saved tensor is read in the forward pass.
     """
     packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA and not packed
+    return is_ordinary(q, beta) and not packed
+
+
+def is_ordinary(q: Tensor, beta: float) -> bool:
+    """Return whether q is in half precision and beta no larger than usual: only unusual rows have wrong gradients."""
+    return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA
 
 
 def saved_lse(out: Tensor) -> Tensor | None:
@@ -198,9 +203,20 @@ def poison_saved_lse(out: Tensor) -> None:
         rows.masked_fill_((rows.abs() > WRONG_LSE) & rows.isfinite(), math.nan)
 
 
-def poison_large_rows(out: Tensor, lse: Tensor) -> None:
-    """Register a hook that sets the output gradient of a row to NaN if its |log-sum-exp| > WRONG_LSE."""
-    out.register_hook(lambda grad: grad.masked_fill(lse[..., None].abs() > WRONG_LSE, math.nan))
+def poison_large_rows(out: Tensor, largest: Tensor) -> None:
+    """Make the gradients of a row NaN if its |log-sum-exp| (`largest`) is above WRONG_LSE.
+
+    Compiled flex_attention saves the log-sum-exp for its backward pass. It is set to NaN in place. If it is not
+    found, a hook sets the gradient of the output to NaN, which costs a copy of it.
+    """
+    kept = [
+        x for x in getattr(out.grad_fn, "saved_tensors", ()) if x.shape == largest.shape and x.dtype == largest.dtype
+    ]
+    if len(kept) == 1:
+        # .data: it does not count as a change of a saved tensor, which autograd would refuse
+        kept[0].data.masked_fill_(largest > WRONG_LSE, math.nan)
+    else:
+        out.register_hook(lambda grad: grad.masked_fill(largest[..., None] > WRONG_LSE, math.nan))
 
 
 def keep_layout(out: Tensor) -> None:

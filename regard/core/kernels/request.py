@@ -13,7 +13,7 @@ from regard.base.tracing import assume_constant_result
 from regard.base.validation import LARGEST_FLOAT
 from regard.core.absolute_positions import Grid, Positions, whole_grid
 from regard.core.masks.algebra import Full, Mask
-from regard.core.scores import BoundTerm, ScoreTerm, Sink
+from regard.core.scores import BoundTerm, ScoreTerm, Sink, Softcap
 
 STEEP_BETA = 1e15
 MOST_PREPARED = 1 << 21  # pairs of the mask that a prepared call holds
@@ -82,7 +82,7 @@ class Request:
         """The log-sum-exp of all sink logits for each head. None if the call has no attention sinks."""
         exact = torch.promote_types(self.q.dtype, torch.float32)
         logits = [term.logits.to(self.q.device, exact) for term in self.terms if isinstance(term, Sink)]
-        return torch.stack(logits).logsumexp(0) if logits else None
+        return torch.stack(logits).logsumexp(0) if len(logits) > 1 else logits[0] if len(logits) == 1 else None
 
     def grid(self, rows: slice | None = None) -> Grid:
         """Return the `Grid` of all query-key pairs, or only of the query rows in `rows`."""
@@ -106,12 +106,18 @@ class Request:
             seen = seen if hidden is None else seen & ~hidden
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
 
-    def bound_terms(self) -> list[BoundTerm]:
-        """Return the score terms as functions of (scores, grid), bound to the queries."""
-        if not self.terms:
-            return []  # avoids a copy of q in another dtype
-        q = self.q.to(torch.promote_types(self.q.dtype, torch.float32))  # terms are as exact as scores are
-        return [term.bind(q, self.beta) for term in self.terms]
+    def bound_terms(self, tanh: Callable[[Tensor], Tensor] | None = None) -> list[BoundTerm]:
+        """Return the score terms as functions of (scores, grid), bound to the queries; without attention sinks.
+
+        tanh  the function that soft-caps use inside a kernel; None outside of kernels
+        """
+        exact, bound = torch.promote_types(self.q.dtype, torch.float32), []  # terms are as exact as scores are
+        for term in self.terms:
+            if not isinstance(term, Sink):
+                q = self.q.to(exact) if term.reads_queries else self.q.new_empty(0, dtype=exact)
+                inside = tanh is not None and isinstance(term, Softcap)
+                bound.append(term.bind_in_kernel(q, tanh) if inside else term.bind(q, self.beta))
+        return bound
 
 
 def sum_terms(terms: list[BoundTerm], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from regard.base.tracing import assume_constant_result, can_read_values, is_meta_or_fake
+from regard.base.tracing import assume_constant_result, can_read_values, is_exporting, is_meta_or_fake
 from regard.core.kernels.cpu_flash import as_bias, flash_attention, split_scale
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
@@ -242,7 +242,7 @@ def fused_attention(
 
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     empty = 0 in (*q.shape, k.shape[2])
-    if empty or is_meta_or_fake(q) or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
+    if empty or is_meta_or_fake(q) or (torch.compiler.is_compiling() and is_exporting()):
         return _traced_on_cpu(q, k, v, beta, dropout, causal, added)
     if dropout or needs_gradient(added):  # torch has no fused kernel for these
         exact = torch.promote_types(q.dtype, torch.float32)
@@ -268,7 +268,7 @@ def _traced_on_cpu(
         factor, beta = split_scale(beta, q.dtype)
         q = q if factor == 1.0 else q * factor  # as the real kernel does, so that counted memory is that of a real pass
     out = scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    if is_meta_or_fake(q) or not torch.compiler.is_exporting():
+    if is_meta_or_fake(q) or not is_exporting():
         return out
     if needs_gradient(q, k, v):
         out = poison_gradient(out, score_bound(q, k, beta) > TRACED_LIMIT)

@@ -180,7 +180,11 @@ class Mask:
 
         The `blocked` and `flex` kernels refuse such a mask, and it cannot be moved to other positions.
         """
-        return next((name for child in self.children() if (name := child.by_pair())), "")
+        for child in self.children():  # a plain loop, which torch.compile can trace on every version of Python
+            name = child.by_pair()
+            if name:
+                return name
+        return ""
 
     def key(self) -> Hashable | None:
         """Return a hashable key under which results for this mask are cached. None if they must not be cached.

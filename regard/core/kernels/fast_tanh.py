@@ -1,0 +1,62 @@
+"""tanh in one instruction of NVIDIA GPUs, for soft-capped scores in bfloat16 inside flex_attention.
+
+The instruction `tanh.approx.f32` has a relative error of at most 2^-11, an eighth of the rounding error of bfloat16.
+The exact tanh of CUDA takes longer than all else that flex_attention does with a score.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.base.tracing import assume_constant_result
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Return tanh(x), by `tanh.approx.f32` where inductor makes GPU code of it and exactly elsewhere."""
+    out: Tensor = torch.ops.regard.fast_tanh(x)
+    return out
+
+
+@assume_constant_result
+def is_available() -> bool:
+    """Return whether inductor has learned to use the instruction. The first call teaches it."""
+    return _register_lowering()
+
+
+@cache
+def _register_lowering() -> bool:
+    try:  # torch has no public way to use an instruction in a score_mod
+        from torch._inductor.lowering import make_pointwise, register_lowering
+        from torch._inductor.virtualized import ops
+    except ImportError:
+        return False
+
+    def instruction(x: Any) -> Any:
+        return ops.inline_asm_elementwise(x, asm="tanh.approx.f32 $0, $1;")
+
+    register_lowering(torch.ops.regard.fast_tanh)(make_pointwise(instruction))
+    return True
+
+
+def _register(library: torch.library.Library) -> None:
+    library.define("fast_tanh(Tensor x) -> Tensor")
+    library.impl("fast_tanh", torch.tanh, "CompositeExplicitAutograd")
+    torch.library.register_fake("regard::fast_tanh", torch.empty_like, lib=library)
+
+    def save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    def differentiate(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        return grad * (1 - out * out)
+
+    torch.library.register_autograd("regard::fast_tanh", differentiate, setup_context=save, lib=library)
+    torch.library.register_vmap("regard::fast_tanh", lambda info, axes, x: (tanh(x), axes[0]), lib=library)
+
+
+if getattr(torch.ops.regard, "tanh_library", None) is None:  # this module may be imported again, operators may not
+    _library = torch.library.Library("regard", "FRAGMENT")
+    torch.ops.regard.tanh_library = _library  # type: ignore[attr-defined]  # operators live as long as their library
+    _register(_library)
