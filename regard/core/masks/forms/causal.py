@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from regard.core.masks.algebra import Mask, Position
+from regard.core.masks.algebra import Mask, Position, RowPieces
 from regard.core.masks.positional import BandMask
 
 
@@ -16,6 +16,9 @@ class Causal(BandMask):
 
     def as_window(self) -> tuple[None, int]:
         return None, 0
+
+    def row_pieces(self) -> RowPieces:
+        return RowPieces()
 
     def __repr__(self) -> str:
         return "causal()"
