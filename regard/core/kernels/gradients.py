@@ -16,12 +16,19 @@ from torch import Tensor
 
 from regard.base.errors import KernelRefusedError
 from regard.core.input_checks import disable_autocast
-from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
+from regard.core.kernels.products import (
+    can_look_for_nonfinite,
+    dot_products,
+    has_nonfinite,
+    weighted_sum,
+    weighted_sum_of_visible,
+)
 from regard.core.softargmax import softargmax
 
 TRACED_LIMIT = 3e4  # limit of the bound on scores in compiled code
 ORDINARY_BETA = 64.0  # beta in units of c ** -0.5; above it large scores are intended
-WRONG_LSE = 1e5  # |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision
+# |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision: that of float16
+WRONG_LSE = 65504.0
 _AT_ONCE = 1 << 24  # scores held at once
 
 # Attention of some rows: q of these rows, k, v and which rows they are; returns their output
@@ -35,7 +42,11 @@ def lse_limit(q: Tensor) -> float:
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Return whether gradients are enabled and at least one of the tensors requires a gradient."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 def attention_by_rows(attention: RowAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,6 +118,8 @@ def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout
         weights = softargmax(scores)
         nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf in the bias
         weights = torch.nn.functional.dropout(weights, dropout)
+        if added is not None and not can_look_for_nonfinite(weights):
+            return weighted_sum_of_visible(weights, v, scores)
         return weighted_sum(weights, v, scores != -math.inf if nonfinite else None)
 
     return attention
@@ -174,8 +187,12 @@ def can_poison_rows(q: Tensor, beta: float) -> bool:
     It does in half precision with an ordinary beta. It cannot be used under saved-tensor hooks, such as those
     of torch.utils.checkpoint, because these would run when the saved tensor is read in the forward pass.
     """
-    packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA and not packed
+    ordinary = q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA
+    return ordinary and not _has_saved_tensor_hooks()
+
+
+def _has_saved_tensor_hooks() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def saved_lse(out: Tensor) -> Tensor | None:
@@ -186,16 +203,30 @@ def saved_lse(out: Tensor) -> Tensor | None:
     return lse
 
 
+def largest_lse(out: Tensor) -> Tensor | None:
+    """Return the largest |log-sum-exp| that a fused kernel has saved.
+
+    None if no fused kernel ran, or under saved-tensor hooks, which would run when it is read.
+    """
+    lse = None if _has_saved_tensor_hooks() else saved_lse(out)
+    # without the padding of the memory-efficient kernel
+    return None if lse is None else torch.linalg.vector_norm(lse.detach().flatten(2)[..., : out.shape[2]], math.inf)
+
+
 def poison_saved_lse(out: Tensor) -> None:
     """Set the log-sum-exp that a fused kernel has saved to NaN where its absolute value is above WRONG_LSE.
 
     The gradients of these rows are then NaN instead of wrong.
     """
     lse = saved_lse(out)
-    if lse is not None:
-        rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
-        # the memory-efficient kernel pads it with +inf, which means rows that do not exist
+    if lse is None:
+        return
+    rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
+    if "Efficient" in out.grad_fn.name():  # type: ignore[union-attr]
+        # it pads the log-sum-exp with +inf, which means rows that do not exist
         rows.masked_fill_((rows.abs() > WRONG_LSE) & rows.isfinite(), math.nan)
+    else:  # two small kernels instead of five: float16 has infinity beyond WRONG_LSE, and 0 * infinity is NaN
+        rows.add_(rows.half(), alpha=0)
 
 
 def poison_large_rows(out: Tensor, lse: Tensor) -> None:

@@ -157,6 +157,10 @@ class Mask:
         """Return the same mask with each of its tensors replaced by `change(tensor)`."""
         return self.map_children(lambda child: child.map_tensors(change))
 
+    def of_sequences(self, index: Int[Tensor, "n"]) -> "Mask":
+        """Return the mask of the sequences with these indices."""
+        return self.map_children(lambda child: child.of_sequences(index)) if self.tensors() else self
+
     def to(self, device: torch.device) -> "Mask":
         """Return the same mask with its tensors moved to a device."""
         return self.map_children(lambda child: child.to(device)) if self.tensors() else self
