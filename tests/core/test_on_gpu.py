@@ -225,27 +225,6 @@ def test_a_graph_captures_calls_with_masks() -> None:
         assert torch.allclose(attend(q, k, v, mask=mask).double(), truth, atol=2e-2)
 
 
-@pytest.mark.parametrize("mask", [causal() & window(before=150), causal() & padding([900, 1700, 2500])], ids=repr)
-def test_sequences_with_offsets_run_flex(mask: regard.Mask) -> None:
-    q, k, v = (
-        torch.randn(3, 4, n, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True) for n in (1000, 4096, 4096)
-    )
-    offsets = torch.tensor([0, 700, 3000], device="cuda")
-    for _ in range(2):
-        with regard.recording() as names:
-            out = attend(q, k, v, mask=mask, positions=regard.Positions(0, offsets=offsets))
-        assert names == ["flex"]
-        grads = torch.autograd.grad(out.square().sum(), (q, k, v))
-        for each, offset in enumerate(offsets.tolist()):
-            inputs = [x[each : each + 1].detach().double().requires_grad_() for x in (q, k, v)]
-            own = mask.of_sequences(torch.tensor([each]))
-            truth = attend(*inputs, mask=own, positions=regard.Positions(offset), kernel="eager")
-            assert torch.allclose(out[each].double(), truth[0], atol=3e-2)
-            for one, other in zip(grads, torch.autograd.grad(truth.square().sum(), inputs), strict=True):
-                assert torch.allclose(one[each].double(), other[0], atol=0.1)
-        offsets[1] = 1500
-
-
 @pytest.mark.parametrize(("n", "kernel"), [(200, "eager"), (700, "flex")])
 def test_score_terms_in_half_precision_are_not_rounded(n: int, kernel: str) -> None:
     """torch's fused kernels take a bias in the dtype of q; terms that add numbers run other kernels by default."""

@@ -24,11 +24,9 @@ from regard.core.kernels.gradients import (
     poison_gradient,
     poison_large_rows,
 )
-from regard.core.kernels.offsets import can_read_offsets, group_by_offset
 from regard.core.kernels.request import PreparedCall, Request, in_unsupported_transform, transform_levels
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import ALL, SOME, block_table, find_hidden_keys_and_empty_rows
-from regard.core.masks.data import tensor_key
 from regard.core.masks.plan_cache import Memo, joint_key
 from regard.core.scores import Additive, BoundTerm
 
@@ -87,8 +85,8 @@ def refusals(request: Request) -> list[str]:
         reasons.append("its block mask is computed in Python, which torch.compile cannot trace")
     if in_unsupported_transform(request.q.device) or transform_levels():
         reasons.append("it has no rule for torch.func transforms, forward-mode and second derivatives")
-    if not can_read_offsets(request.positions):
-        reasons.append("its blocks follow from the offsets of the sequences, which cannot be read here")
+    if request.positions.offsets is not None:
+        reasons.append("its block mask is the same for all sequences, and these have offsets of their own")
     if 0 in request.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
@@ -96,8 +94,7 @@ def refusals(request: Request) -> list[str]:
 
 def work(request: Request) -> float:
     b, h, _, i, j, _, _ = request.sizes
-    planning = 1e9 if _is_ragged_step(request) else 2e6  # reading the offsets waits for the device in every step
-    return 1.1 * b * h * i * j * _density(request) + planning
+    return 1.1 * b * h * i * j * _density(request) + 2e6
 
 
 def is_surely_best(request: Request) -> bool:
@@ -106,12 +103,7 @@ def is_surely_best(request: Request) -> bool:
     True for long inputs.
     """
     b, h, _, i, j, _, _ = request.sizes
-    return b * h * i * j > 1e7 and not _is_ragged_step(request)
-
-
-def _is_ragged_step(request: Request) -> bool:
-    """Return whether this is a step of generation of sequences that have query offsets of their own."""
-    return request.positions.offsets is not None and request.q.shape[2] == 1
+    return b * h * i * j > 1e7
 
 
 def memory(request: Request) -> int:
@@ -122,7 +114,7 @@ def memory(request: Request) -> int:
 def _density(request: Request) -> float:
     if isinstance(request.mask, Full):
         return 1.0
-    if request.mask.tensors() or request.positions.offsets is not None:
+    if request.mask.tensors():
         return 0.5  # a block table would synchronise with the device; assume that half can be skipped
     i, j = request.q.shape[2], request.k.shape[2]
     return block_table(request.mask, i, j, COARSE, positions=request.positions).density
@@ -158,7 +150,6 @@ class BlockMaskPlan:
     blind: Bool[Tensor, "#b 1 i 1"] | None  # queries that see nothing
     function: Callable[..., Any]
     options: dict[str, Any]
-    positions: Positions | None = None  # kept, because the key of the plan has the id of their offsets
 
 
 def run(request: Request) -> Float[Tensor, "b h i e"]:
@@ -245,35 +236,28 @@ def _has_default_beta(request: Request) -> bool:
     return bool(request.beta == request.q.shape[-1] ** -0.5)
 
 
-PositionFunction = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+PositionFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _position_function(positions: Positions, device: torch.device) -> PositionFunction:
-    """Return a function from the indices of sequence, query and key to absolute positions.
+    """Return a function from query and key indices to absolute positions.
 
     The offsets are tensors, so that a step of generation with a KV cache does not recompile.
     """
     keys = positions.keys
-    if positions.offsets is not None:
-        first = positions.offsets.to(device) + positions.queries
-        own_keys = keys.to(device) if isinstance(keys, Tensor) else None
-        if own_keys is not None:
-            return lambda b, q, kv: (q + first[b], own_keys[kv])
-        start_of_keys = torch.tensor(keys, device=device)
-        return lambda b, q, kv: (q + first[b], kv + start_of_keys)
     if isinstance(keys, Tensor):
         at = keys.to(device)
         start = torch.tensor(positions.queries, device=device)
-        return lambda b, q, kv: (q + start, at[kv])
+        return lambda q, kv: (q + start, at[kv])
     if positions.queries == 0 and keys == 0:
-        return lambda b, q, kv: (q, kv)
+        return lambda q, kv: (q, kv)
     starts = torch.tensor([positions.queries, keys], device=device)
-    return lambda b, q, kv: (q + starts[0], kv + starts[1])
+    return lambda q, kv: (q + starts[0], kv + starts[1])
 
 
 def _score_mod(terms: list[BoundTerm], positions: PositionFunction) -> Callable[..., Tensor]:
     def modify(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        grid = Grid(b, h, q, kv, *positions(b, q, kv))
+        grid = Grid(b, h, q, kv, *positions(q, kv))
         changed = score
         for term in terms:
             changed = term(changed, grid)
@@ -285,7 +269,7 @@ def _score_mod(terms: list[BoundTerm], positions: PositionFunction) -> Callable[
 def mask_mod(mask: Mask, positions: Positions, device: torch.device) -> Callable[..., Tensor]:
     """Convert a mask to FlexAttention's mask_mod: a function of batch, head, query and key index."""
     at = _position_function(positions, device)
-    return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *at(b, q, kv)))
+    return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *at(q, kv)))
 
 
 _plans: Memo[BlockMaskPlan] = Memo(64)
@@ -294,13 +278,8 @@ _plans: Memo[BlockMaskPlan] = Memo(64)
 def _get_plan(request: Request) -> BlockMaskPlan:
     q, k, v = request.q, request.k, request.v
     settings = tuple(term.settings() for term in request.terms)
-    positions = request.positions
-    ragged = None if positions.offsets is None else tensor_key(positions.offsets)
-    known = isinstance(positions.keys, int) and (positions.offsets is None or ragged is not None)
     kind = (
-        positions.queries,
-        positions.keys if known else None,
-        ragged,
+        request.positions,
         q.shape,
         k.shape,
         v.shape,
@@ -310,7 +289,7 @@ def _get_plan(request: Request) -> BlockMaskPlan:
         settings,
         _has_default_beta(request),
     )
-    rest = kind if known else None
+    rest = kind if isinstance(request.positions.keys, int) else None
     return _plans.get(joint_key(request.mask, rest), request.mask, lambda: _build_plan(request))
 
 
@@ -323,31 +302,12 @@ def _build_plan(request: Request) -> BlockMaskPlan:
     options = {"IS_DIVISIBLE": divisible, **(_tiles(max(request.q.shape[-1], request.v.shape[-1])) if sparse else {})}
     if isinstance(mask, Full):
         return BlockMaskPlan(None, None, None, function, options)
-    size = FINE if sparse and not _needs_gradient(request) else COARSE
-    state, unseen, blind = _find_blocks(mask, positions, i, j, size)
-    blocks = block_mask(state.to(device), mask_mod(mask, positions, device), i, j, size)
+    table = block_table(mask, i, j, FINE if sparse and not _needs_gradient(request) else COARSE, positions=positions)
+    unseen, blind = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
+    state = table.state if table.state.ndim == 3 else table.state[None]
+    blocks = block_mask(state.to(device), mask_mod(mask, positions, device), i, j, table.size)
     unseen, blind = (None if flags is None else flags[:, None, :, None].to(device) for flags in (unseen, blind))
-    return BlockMaskPlan(blocks, unseen, blind, function, options, positions)
-
-
-def _find_blocks(
-    mask: Mask, positions: Positions, i: int, j: int, size: int
-) -> tuple[Int8[Tensor, "b q k"], Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
-    """Return the block table of each sequence, the keys that no query sees and the queries that see no key."""
-    if positions.offsets is None:
-        table = block_table(mask, i, j, size, positions=positions)
-        unseen, blind = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
-        return (table.state if table.state.ndim == 3 else table.state[None]), unseen, blind
-    b = len(positions.offsets)
-    state = torch.empty(b, -(-i // size), -(-j // size), dtype=torch.int8, device="cpu")
-    unseen, blind = (torch.zeros(b, n, dtype=torch.bool, device="cpu") for n in (j, i))
-    mask = mask.to(torch.device("cpu"))
-    for own, index in group_by_offset(positions):
-        part, hidden, empty = _find_blocks(mask.of_sequences(index), own, i, j, size)
-        state[index] = part
-        unseen[index] = False if hidden is None else hidden
-        blind[index] = False if empty is None else empty
-    return state, unseen if unseen.any() else None, blind if blind.any() else None
+    return BlockMaskPlan(blocks, unseen, blind, function, options)
 
 
 def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i: int, j: int, size: int) -> "BlockMask":
@@ -377,8 +337,7 @@ def _compile_key(request: Request) -> Hashable:
     ones = (b == 1, i <= COARSE, j <= COARSE)  # an axis of size one is compiled separately
     starts = (
         isinstance(request.positions.keys, Tensor),
-        request.positions.offsets is not None,
-        request.positions.consecutive and request.positions == Positions(0, 0),
+        request.positions == Positions(0, 0) if isinstance(request.positions.keys, int) else False,
     )
     terms = tuple(term.settings() for term in request.terms)
     return (

@@ -27,8 +27,7 @@ from regard.core.softargmax import softargmax
 
 TRACED_LIMIT = 3e4  # limit of the bound on scores in compiled code
 ORDINARY_BETA = 64.0  # beta in units of c ** -0.5; above it large scores are intended
-# |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision: that of float16
-WRONG_LSE = 65504.0
+WRONG_LSE = 1e5  # |log-sum-exp| above which recomputed weights are off by more than the rounding of half precision
 _AT_ONCE = 1 << 24  # scores held at once
 
 # Attention of some rows: q of these rows, k, v and which rows they are; returns their output
@@ -203,16 +202,6 @@ def saved_lse(out: Tensor) -> Tensor | None:
     return lse
 
 
-def largest_lse(out: Tensor) -> Tensor | None:
-    """Return the largest |log-sum-exp| that a fused kernel has saved.
-
-    None if no fused kernel ran, or under saved-tensor hooks, which would run when it is read.
-    """
-    lse = None if _has_saved_tensor_hooks() else saved_lse(out)
-    # without the padding of the memory-efficient kernel
-    return None if lse is None else torch.linalg.vector_norm(lse.detach().flatten(2)[..., : out.shape[2]], math.inf)
-
-
 def poison_saved_lse(out: Tensor) -> None:
     """Set the log-sum-exp that a fused kernel has saved to NaN where its absolute value is above WRONG_LSE.
 
@@ -225,8 +214,8 @@ def poison_saved_lse(out: Tensor) -> None:
     if "Efficient" in out.grad_fn.name():  # type: ignore[union-attr]
         # it pads the log-sum-exp with +inf, which means rows that do not exist
         rows.masked_fill_((rows.abs() > WRONG_LSE) & rows.isfinite(), math.nan)
-    else:  # two small kernels instead of five: float16 has infinity beyond WRONG_LSE, and 0 * infinity is NaN
-        rows.add_(rows.half(), alpha=0)
+    else:
+        rows.masked_fill_(rows.abs() > WRONG_LSE, math.nan)
 
 
 def poison_large_rows(out: Tensor, lse: Tensor) -> None:

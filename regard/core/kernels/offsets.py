@@ -27,20 +27,12 @@ def group_by_offset(positions: Positions) -> list[tuple[Positions, Int[Tensor, "
     ]
 
 
-def can_read_offsets(positions: Positions) -> bool:
-    """Return whether the offsets are absent, or Python code may read them now."""
-    offsets = positions.offsets
-    if offsets is None:
-        return True
-    return can_read_values(offsets) and not (offsets.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
 def refusals(request: Request) -> list[str]:
     """Return why a call with offsets cannot be split into calls with ordinary positions."""
     if request.positions.offsets is None:
         return []
-    if not can_read_offsets(request.positions):
-        return ["its blocks follow from the offsets of the sequences, which cannot be read here"]
+    if request.q.device.type != "cpu" or not can_read_values(request.positions.offsets):
+        return ["its blocks follow from the offsets of the sequences, which it reads on the CPU only"]
     for term in request.terms:
         own = isinstance(term, Additive) and term.values.ndim == 4 and term.values.shape[0] > 1
         if own or not isinstance(term, _TERMS):

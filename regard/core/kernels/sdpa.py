@@ -18,7 +18,6 @@ from regard.core.kernels.gradients import (
     can_poison_rows,
     dense_row_attention,
     keep_layout,
-    largest_lse,
     needs_gradient,
     poison_gradient,
     poison_saved_lse,
@@ -323,8 +322,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
         passed = guard.enter(q, k, v)
     out = _cudnn_first(*passed, added, dropout, causal, beta)
     if guard is not None:
-        largest = largest_lse(out)
-        out = guard.leave(out, score_bound(q, k, beta) if largest is None else largest)
+        out = guard.leave(out, score_bound(q, k, beta))
         keep_layout(out)
     elif not is_meta_or_fake(q):
         out = poison_gradient(out, score_bound(q, k, beta) > TRACED_LIMIT)
