@@ -35,8 +35,8 @@ elif gpu:
         "causal 1024 float32": ((2, 8, 1024, 64), torch.float32, dict(mask=causal())),
     }
 run = (lambda *x, **rest: linear_attend(*x, mask=causal(), **rest).out) if linear else attend
-# with one thread its own time, without that of other processes
-clock = time.perf_counter if gpu or torch.get_num_threads() > 1 else time.process_time
+# one thread on a CPU: its CPU time, which other programs lengthen less than the time on the wall
+clock = time.thread_time if not gpu and torch.get_num_threads() == 1 else time.perf_counter
 def typical(call, repeats):
     times, warm = [], 1 if linear and repeats > 1 else 0 if linear else 3
     for _ in range(repeats + warm):

@@ -57,13 +57,13 @@ def attend(
     """
     if unknown:
         reject_keywords("attend", unknown)
-    simple = scores is None and kernel is None and positions is None and dropout == 0.0
+    simple = scores is None and kernel is None and dropout == 0.0
     if simple:
-        out = kernels.run_prepared(q, k, v, mask, beta)
+        out = kernels.run_prepared(q, k, v, mask, beta, positions)
         if out is not None:
             return out
     request = prepare_request(q, k, v, mask, scores, beta, dropout, positions)
-    return kernels.run_kernel(request, kernel, mask if simple and isinstance(mask, Mask) else None)
+    return kernels.run_kernel(request, kernel, (mask, beta, positions) if simple else None)
 
 
 def attend_with_weights(

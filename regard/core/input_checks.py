@@ -34,12 +34,13 @@ def fits(q: object, k: object, v: object) -> bool:
     """Return whether q, k and v pass all checks of `check_inputs`. This is fast and has no error message."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
-    if not q.ndim == k.ndim == v.ndim == 4:
+    shape, of_k, of_v, dtype = q.shape, k.shape, v.shape, q.dtype
+    if not len(shape) == len(of_k) == len(of_v) == 4 or not dtype is k.dtype is v.dtype:
         return False
-    (b, h, _, c), (kb, g, j, kc), (vb, vg, vj, _) = q.shape, k.shape, v.shape
+    (b, h, _, c), (kb, g, j, kc), (vb, vg, vj, _) = shape, of_k, of_v
     sizes = b == kb == vb and c == kc and g == vg and j == vj and h > 0 and g > 0 and c > 0 and h % g == 0
-    kinds = q.dtype is k.dtype is v.dtype and q.dtype in DTYPES and q.device == k.device == v.device
-    return sizes and kinds and q.layout is k.layout is v.layout is torch.strided
+    together = (q.is_cpu and k.is_cpu and v.is_cpu) or q.device == k.device == v.device
+    return sizes and together and dtype in DTYPES and q.layout is k.layout is v.layout is torch.strided
 
 
 def check_has_values(name: str, x: object, q: Tensor) -> None:

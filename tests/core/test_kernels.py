@@ -19,6 +19,7 @@ import regard
 from regard import (
     Mask,
     Positions,
+    additive,
     alibi,
     attend,
     causal,
@@ -589,15 +590,18 @@ def test_sdpa_drops_as_torch_does():
 
 
 class Operations(TorchDispatchMode):
-    """The names of the operations that torch runs inside."""
+    """The names of the operations that torch runs inside, and the size of the largest tensor that they make."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.add(func.name())
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        self.largest = max(self.largest, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor)), 0)
+        return out
 
 
 @pytest.mark.parametrize(("c", "e"), [(5, 9), (9, 5), (5, 5)])
@@ -647,12 +651,23 @@ def test_cudnn_is_first_inside_and_the_order_is_set_back(compiling, monkeypatch)
     wanted = [backend.value for backend in sdpa._HOPPER_ORDER]
     assert wanted[0] == SDPBackend.CUDNN_ATTENTION.value
     assert before[: len(wanted)] != wanted
-    with sdpa._cudnn_first():
-        assert torch._C._get_sdp_priority_order()[: len(wanted)] == wanted
+    monkeypatch.setattr(sdpa, "_is_hopper", lambda device: True)
+    orders = []
+
+    def noted(*rest: object, **options: object) -> Tensor:
+        orders.append(torch._C._get_sdp_priority_order()[: len(wanted)])
+        if len(orders) == 2:
+            raise ZeroDivisionError
+        return torch.zeros(1)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", noted)
+    inputs = on_gpu(I, J)
+    sdpa._cudnn_first(*inputs, None, 0.0, False, 0.1)
     assert torch._C._get_sdp_priority_order() == before
-    with pytest.raises(ZeroDivisionError), sdpa._cudnn_first():
-        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        sdpa._cudnn_first(*inputs, None, 0.0, False, 0.1)
     assert torch._C._get_sdp_priority_order() == before
+    assert orders == [wanted, wanted]
 
 
 def test_eager_repeats_no_keys():
@@ -743,13 +758,13 @@ RAGGED = [causal(), window(before=2), causal() & documents([0, 0, 0, 0, 1, 1, 1,
 SHAW = shaw(torch.linspace(-1, 1, 5 * C).view(5, C))
 
 
-@pytest.mark.parametrize("kernel", [None, "eager", "sdpa", "reference"])
+@pytest.mark.parametrize("kernel", [None, "eager", "sdpa", "blocked", "reference"])
 @pytest.mark.parametrize("term", [None, alibi(heads=H), SHAW, softcap(2.0)], ids=str)
 @pytest.mark.parametrize("mask", RAGGED, ids=str)
 def test_query_offsets_of_each_sequence(mask, term, kernel):
     """Sequences of different lengths decode together, as each would alone."""
     q, k, v = draw()
-    if kernel == "sdpa" and term is not None and not term.additive:
+    if kernel in ("sdpa", "blocked") and term is not None and not term.additive:
         pytest.skip("softcap does more than add")
     q = q[:, :, :3]
     rest = {"mask": mask, "scores": term, "kernel": kernel}
@@ -760,7 +775,58 @@ def test_query_offsets_of_each_sequence(mask, term, kernel):
     explained = explain(q, k, v, mask=mask, positions=Positions(queries=1, offsets=OFFSETS))
     counts = [mask.count(3, J, positions=Positions(1 + offset)) for offset in OFFSETS.tolist()]
     assert explained.visible == sum(counts) * H
-    assert "offsets of their own" in str(explained)
+
+
+LONG_RAGGED = torch.tensor([0, 700, 2000, 700, 3000])
+
+
+@pytest.mark.parametrize("term", [None, alibi(heads=2), sink(torch.tensor([0.5, -1.0]))], ids=str)
+@pytest.mark.parametrize(
+    "mask",
+    [
+        causal() & window(before=150),
+        causal() & window(before=150) & padding([1000, 1700, 2500, 1690, 4000]),
+        causal() & chunks(256, before=1) | global_tokens(3),
+        causal() & documents(torch.arange(4096) // 300),
+    ],
+    ids=str,
+)
+def test_long_sequences_with_offsets_skip_hidden_blocks(mask, term):
+    """Each sequence equals a call of its own, with gradients, and no tensor holds all pairs."""
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(5, 2, n, 16, generator=source).requires_grad_() for n in (1000, 4096, 4096))
+    grad = torch.randn(q.shape, generator=source)
+    positions = Positions(queries=0, offsets=LONG_RAGGED)
+    with Operations() as ran, recording() as names:
+        out = attend(q, k, v, mask=mask, scores=term, positions=positions)
+    assert names == ["blocked"]
+    assert ran.largest < 1000 * 4096
+    grads = torch.autograd.grad(out, (q, k, v), grad)
+    for each, offset in enumerate(LONG_RAGGED.tolist()):
+        inputs = [x[each : each + 1].detach().requires_grad_() for x in (q, k, v)]
+        alone = attend(
+            *inputs,
+            mask=mask.of_sequences(torch.tensor([each])),
+            scores=term,
+            positions=Positions(offset),
+            kernel="eager",
+        )
+        assert torch.allclose(out[each : each + 1], alone, atol=2e-6)
+        for own, other in zip(grads, torch.autograd.grad(alone, inputs, grad[each : each + 1]), strict=True):
+            assert torch.allclose(own[each : each + 1], other, atol=1e-5)
+
+
+def test_a_matrix_for_each_sequence_is_not_split_by_offsets():
+    added = additive(torch.zeros(B, 1, I, J))
+    with pytest.raises(KernelRefusedError, match="may differ between sequences, and these have offsets of their own"):
+        attend(*draw(), mask=causal(), scores=added, positions=Positions(0, offsets=OFFSETS), kernel="blocked")
+    assert explain(*draw(), mask=causal(), scores=added, positions=Positions(0, offsets=OFFSETS)).chosen == "sdpa"
+
+
+def test_a_step_of_generation_with_offsets_needs_no_block_tables(monkeypatch):
+    monkeypatch.setattr("regard.core.kernels.blocked.sparsest_table", lambda *x, **y: pytest.fail("a table was built"))
+    q, k, v = draw(i=1, j=400)
+    attend(q, k, v, mask=window(before=5), positions=Positions(0, offsets=torch.tensor([300, 399])))
 
 
 @pytest.mark.parametrize(
@@ -780,5 +846,3 @@ def test_offsets_of_another_kind_are_refused(offsets, error, words):
 def test_no_block_table_holds_offsets():
     with pytest.raises(ConfigError, match="a block table is one for all sequences"):
         causal().block_table(3, 5, positions=Positions(0, offsets=OFFSETS))
-    with pytest.raises(KernelRefusedError, match="these have offsets of their own"):
-        attend(*draw(), mask=causal(), positions=Positions(0, offsets=OFFSETS), kernel="blocked")

@@ -166,3 +166,72 @@ def test_ties_among_large_scores_stay_ties_at_every_width(mask, width: int, dtyp
     truth = regard.attend(q.double(), k.double(), v.double(), mask=mask, kernel="reference")
     out = regard.attend(q, k, v, mask=mask, kernel="sdpa")
     assert torch.allclose(out.double(), truth, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+MASKS = {
+    "full": lambda: None,
+    "causal": causal,
+    "window": lambda: causal() & window(before=9),
+    "padding": lambda: causal() & padding([200, 31]),
+    "padding on the GPU": lambda: padding(torch.tensor([200, 31], device="cuda")),
+    "nothing": lambda: ~window(),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [64, 300])
+def test_a_repeated_call_gives_the_same_numbers(name: str, dtype: torch.dtype, n: int) -> None:
+    q, k, v = (torch.randn(B, 4, n, 32, dtype=dtype, device="cuda", requires_grad=True) for _ in range(3))
+    mask = MASKS[name]()
+    truth = attend(q.double(), k.double(), v.double(), mask=MASKS[name](), kernel="reference")
+    wanted = torch.autograd.grad(truth.square().sum(), (q, k, v))
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    for _ in range(3):
+        with torch.no_grad():
+            assert torch.allclose(attend(q, k, v, mask=mask).double(), truth, atol=tolerance)
+        out = attend(q, k, v, mask=mask)
+        assert torch.allclose(out.double(), truth, atol=tolerance)
+        grads = torch.autograd.grad(out.square().sum(), (q, k, v))
+        assert all(torch.allclose(a, b, atol=3 * tolerance) for a, b in zip(grads, wanted, strict=True))
+
+
+def test_lengths_that_change_on_the_gpu_are_seen_by_a_repeated_call() -> None:
+    q, k, v = (torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    lengths = torch.tensor([50, 20], device="cuda")
+    mask = padding(lengths)
+    for _ in range(2):
+        attend(q, k, v, mask=mask)
+    lengths[0] = 9
+    truth = attend(q.double(), k.double(), v.double(), mask=padding([9, 20]), kernel="reference")
+    assert torch.allclose(attend(q, k, v, mask=mask).double(), truth, atol=2e-2)
+
+
+def test_a_graph_captures_calls_with_masks() -> None:
+    q, k, v = (torch.randn(2, 4, 64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    masks = [causal() & window(before=13), causal(), padding(torch.tensor([50, 20], device="cuda"))]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # cuDNN is loaded outside of the graph
+        attend(q, k, v, mask=causal())
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [attend(q, k, v, mask=mask) for mask in masks]
+    graph.replay()
+    torch.cuda.synchronize()
+    for mask, out in zip(masks, outs, strict=True):
+        truth = attend(q.double(), k.double(), v.double(), mask=mask, kernel="reference")
+        assert torch.allclose(out.double(), truth, atol=2e-2)
+        assert torch.allclose(attend(q, k, v, mask=mask).double(), truth, atol=2e-2)
+
+
+@pytest.mark.parametrize(("n", "kernel"), [(200, "eager"), (700, "flex")])
+def test_score_terms_in_half_precision_are_not_rounded(n: int, kernel: str) -> None:
+    """torch's fused kernels take a bias in the dtype of q; terms that add numbers run other kernels by default."""
+    q, k, v = (torch.randn(1, 4, n, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    rest = {"mask": causal(), "scores": alibi(slopes=torch.tensor([0.9, 0.3, 0.11, 0.013]))}
+    with regard.recording() as names:
+        out = attend(q, k, v, **rest)
+    assert names == [kernel]
+    truth = attend(q.double(), k.double(), v.double(), kernel="reference", **rest)
+    assert torch.allclose(out.double(), truth, atol=2e-2)

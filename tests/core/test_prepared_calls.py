@@ -24,6 +24,7 @@ from regard import (
 from regard.base.errors import RegardError
 from regard.core import kernels
 from regard.core.kernels import sdpa
+from regard.core.kernels.prepared import PreparedCalls
 
 B, H, G, C, E = 2, 6, 3, 7, 5
 N = 331  # several blocks
@@ -42,7 +43,7 @@ MASKS = {
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_prepared", type(kernels._prepared)(16))
+    monkeypatch.setattr(kernels, "_prepared", PreparedCalls(16))
 
 
 def draw(n: int = N, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[Tensor]:
@@ -150,13 +151,13 @@ def test_functions_and_matrices_are_not_remembered():
     expected = attend(*inputs, mask=mask, kernel="eager")
     assert torch.allclose(attend(*inputs, mask=mask), expected, atol=1e-6)
     attend(*inputs, mask=causal() & torch.ones(61, 61, dtype=torch.bool))
-    assert not kernels._prepared._kept
+    assert not kernels._prepared._by_key._kept
 
 
 def test_a_large_dense_mask_is_not_remembered(monkeypatch):
     monkeypatch.setattr(sdpa, "MOST_PREPARED", 60 * 61)
     attend(*draw(61), mask=causal() & window(before=50))
-    assert not kernels._prepared._kept
+    assert not kernels._prepared._by_key._kept
 
 
 @pytest.mark.parametrize("kernel", [None, "eager", "sdpa", "blocked"])

@@ -458,6 +458,7 @@ def refusal(kernel: str, case: Case) -> list[str]:
         reasons += ["it takes heads at least 16 wide"] * (min(case.sizes.c, case.sizes.e) < 16)
         learns = case.dtype == torch.float32 and len(TERMS[case.term].shapes(case.sizes)) > 0
         reasons += ["it adds up a learned term's gradient in no fixed order"] * learns
+        reasons += ["it cannot centre a dense bias by row"] * (case.term == "many" or case.term.startswith("added"))
     if kernel in ("sdpa", "blocked"):
         reasons += [f"{name} does more than add to the scores" for name in TERMS[case.term].refused]
         reasons += unfused(case) if case.device == "cuda" else []

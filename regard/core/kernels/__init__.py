@@ -1,7 +1,7 @@
 """The attention kernels, one file each, and the choice of the kernel for a call."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,14 +16,13 @@ from regard.base.display import TextDisplay
 from regard.base.errors import ConfigError, kernel_refused
 from regard.base.registry import Registry
 from regard.base.tracing import can_read_values
-from regard.core.input_checks import fits
+from regard.core.absolute_positions import Positions
+from regard.core.input_checks import is_autocasting
 from regard.core.kernels import blocked, compiled, eager, flex, sdpa
-from regard.core.kernels.cpu_flash import flash_attention
+from regard.core.kernels.prepared import PreparedCalls
 from regard.core.kernels.record import close_record, open_record
-from regard.core.kernels.request import STEEP_BETA, PreparedCall, Request, in_unsupported_transform
+from regard.core.kernels.request import PreparedCall, Request, in_transform
 from regard.core.masks.algebra import Mask
-from regard.core.masks.forms.causal import Causal
-from regard.core.masks.plan_cache import Memo, joint_key
 
 
 class Kernel(Protocol):
@@ -68,16 +67,18 @@ _observers: ContextVar[tuple[tuple[Observer, Context], ...]] = ContextVar("obser
 def choose_kernel(request: Request) -> str:
     """Return the name of the kernel for an attention call: the fused kernel with the least estimated work.
 
-    `eager` is chosen if no fused kernel can compute the call exactly, and for small float32 calls on a GPU.
+    `eager` is chosen if no fused kernel can compute the call exactly, and for small calls on a GPU in float32 or with
+    score terms.
     Raises KernelRefusedError if no kernel can compute the call.
     """
     fused = len(sdpa.refusals(request)) == 0
     if fused and request.plain:
         return "sdpa"  # no other kernel is faster
-    if sdpa.is_small_float32(request) and not eager.refusals(request):
+    rounds = sdpa.rounds_bias(request)
+    if (rounds or request.q.dtype == torch.float32) and sdpa.is_short(request) and not eager.refusals(request):
         return "eager"  # the most exact, and the request is too small for compiling another to pay
     able = ["flex"] if request.q.device.type == "cuda" and len(flex.refusals(request)) == 0 else []
-    if able and flex.is_surely_best(request):
+    if able and (rounds or flex.is_surely_best(request)):
         return "flex"
     # where flex can run, blocked would only copy what flex reads in place
     gathers = fused and len(able) == 0 and len(blocked.own_refusals(request)) == 0
@@ -93,12 +94,13 @@ def choose_kernel(request: Request) -> str:
     return able[0] if len(able) == 1 else min(able, key=lambda name: KERNELS[name].work(request))
 
 
-def run_kernel(request: Request, name: str | None, remember: Mask | None = None) -> Tensor:
+def run_kernel(request: Request, name: str | None, passed: "Arguments | None" = None) -> Tensor:
     """Run an attention call with the kernel `name`. If `name` is None, `choose_kernel` chooses the kernel.
 
     Raises KernelRefusedError with the reasons if the named kernel cannot compute the call exactly.
 
-    remember  the mask, if the call has no other options: the choice of kernel is then cached for later calls
+    passed  mask, beta and positions as they were passed, if the call has no other options: the choice of kernel is then
+            remembered for later calls
     """
     chosen = choose_kernel(request) if name is None else None
     if chosen is not None:
@@ -108,14 +110,14 @@ def run_kernel(request: Request, name: str | None, remember: Mask | None = None)
     elif reasons := KERNELS[name].refusals(request):
         others = [other for other in KERNELS if not KERNELS[other].refusals(request)]
         raise kernel_refused(name, reasons, [choose_kernel(request)] if others else [])
-    if chosen == "blocked" and torch.compiler.is_compiling():
-        return compiled.masked_attention(request)
-    if remember is not None and chosen is not None and not torch.compiler.is_compiling():
-        _remember(remember, chosen, request)
+    if torch.compiler.is_compiling():
+        return compiled.masked_attention(request) if chosen == "blocked" else KERNELS[name].run(request)
+    call = _prepare(name, request, passed) if passed is not None and chosen is not None else None
+    run = KERNELS[name].run if call is None else lambda request: call(request.q, request.k, request.v)
     if not is_observed():
-        return KERNELS[name].run(request)
+        return run(request)
     with unobserved():
-        out = KERNELS[name].run(request)
+        out = run(request)
     return notify_observers(name, request, out)
 
 
@@ -147,47 +149,43 @@ def notify_observers(name: str, request: Request, out: Tensor) -> Tensor:
     return out
 
 
-_prepared: Memo[PreparedCall] = Memo(16)
+_prepared = PreparedCalls(16)
+Arguments = tuple[Mask | Tensor | None, float | None, Positions | None]  # mask, beta and positions as passed
 
 
-def run_prepared(q: object, k: object, v: object, mask: object, beta: object) -> Tensor | None:
-    """Compute a simple attention call on the CPU without building a `Request`; return None for any other call.
+def run_prepared(q: object, k: object, v: object, mask: object, beta: object, positions: object) -> Tensor | None:
+    """Repeat an earlier attention call that had no score terms and no dropout; return None if there was none.
 
-    Simple calls are those without a mask, causal calls, and calls whose mask and sizes were prepared by an earlier
-    call. This takes a fraction of the usual time for small calls. After None, `attend` takes the usual path
-    with all checks.
+    This spares all checks and the choice of a kernel, which take most of the time of small calls. After None, `attend`
+    takes the usual path.
     """
-    if torch.compiler.is_compiling() or _observers.get() or not (mask is None or isinstance(mask, Mask)):
+    if torch.compiler.is_compiling() or _observers.get() or in_transform():
         return None
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+    if not (type(q) is type(k) is type(v) is Tensor and (beta is None or type(beta) is float)):
         return None
-    ordinary = type(q) is type(k) is type(v) is Tensor and fits(q, k, v) and q.device.type == "cpu"
-    if not ordinary or in_unsupported_transform(q.device) or torch.is_autocast_enabled("cpu"):
+    call = _prepared.find(q, k, v, mask, beta, positions)
+    if call is None or torch.is_autocast_enabled("cpu" if q.is_cpu else "cuda"):
         return None
-    (i, c), (j, e) = q.shape[2:], v.shape[2:]
-    factor = c**-0.5 if beta is None else beta if isinstance(beta, float) else 0.0
-    if not i or not j or not len(q) or not 0.0 < factor <= STEEP_BETA:
-        return None
-    if mask is None or (type(mask) is Causal and i in (1, j)):
-        dense = c == e and q.stride(3) == k.stride(3) == v.stride(3) == 1
-        hides = mask is not None and i > 1  # the last query sees all keys
-        return flash_attention(q, k, v, None, hides, factor) if dense else None
-    call = _prepared.peek(_call_key(mask, q, k))
-    return None if call is None else call(q, k, v, factor)
+    return call(q, k, v)
 
 
-def _call_key(mask: Mask, q: Tensor, k: Tensor) -> Hashable | None:
-    """Return the cache key of a prepared call: mask, sizes and dtype. None if the call must not be cached."""
-    return None if mask.by_pair() else joint_key(mask, (q.shape[:3], k.shape[1:3], q.dtype))
-
-
-def _remember(mask: Mask, name: str, request: Request) -> None:
-    """Cache the chosen kernel and its prepared call, for later CPU calls with the same mask, sizes and dtype."""
-    if request.q.device.type != "cpu" or not can_read_values(request.q) or 0 in request.sizes:
-        return
-    call = sdpa.prepare(request) if name == "sdpa" else blocked.prepare(request) if name == "blocked" else None
+def _prepare(name: str, request: Request, passed: Arguments) -> PreparedCall | None:
+    """Return a function that repeats this call, and remember it for later calls; None if that is impossible."""
+    q, k, v = request.q, request.k, request.v
+    mask, beta, positions = passed
+    if isinstance(mask, Tensor) or not (beta is None or type(beta) is float):
+        return None
+    if 0 in request.sizes or not request.positions.consecutive or not can_read_values(q):
+        return None
+    if q.device.type not in ("cpu", "cuda") or is_autocasting(q) or in_transform():
+        return None
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None  # preparing reads values, which a graph cannot
+    prepare = getattr(KERNELS[name], "prepare", None)
+    call: PreparedCall | None = None if prepare is None else prepare(request)
     if call is not None:
-        _prepared.get(_call_key(mask, request.q, request.k), mask, lambda: call)
+        _prepared.remember(q, k, v, mask, beta, positions, call)
+    return call
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Time and memory are proportional to the number of visible blocks, on the CPU too
 
 import math
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.core.absolute_positions import Grid, Positions, key_positions
-from regard.core.kernels import compiled, sdpa
+from regard.core.kernels import compiled, offsets, sdpa
 from regard.core.kernels.request import MOST_PREPARED, PreparedCall, Request, sum_terms, visible_keys
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import (
@@ -128,8 +128,7 @@ def own_refusals(request: Request) -> list[str]:
         reasons.append(f"{part} has no blocks that can be skipped; write the rule with regard's masks")
     if torch.compiler.is_compiling() and not compiled.can_trace(request):
         reasons.append(compiled.LIMITS)
-    if request.positions.offsets is not None:
-        reasons.append("its blocks are the same for all sequences, and these have offsets of their own")
+    reasons += offsets.refusals(request)
     if 0 in request.sizes:
         reasons.append("it does not take empty tensors")
     return reasons
@@ -137,6 +136,12 @@ def own_refusals(request: Request) -> list[str]:
 
 def work(request: Request) -> float:
     b, h, _, i, j, _, _ = request.sizes
+    if request.positions.offsets is not None:
+        groups = offsets.group_by_offset(request.positions)
+        least = 2e5 * len(groups)
+        if least >= sdpa.work(request):
+            return least  # as for a step of generation, which must not wait for block tables
+        return sum(work(_stand_in(request, *group)) for group in groups)
     if request.q.device.type != "cpu" and request.mask.tensors():
         return (
             2.0 * b * h * i * j
@@ -146,7 +151,18 @@ def work(request: Request) -> float:
     return 1.5 * b * h * visited * SIZE * SIZE + 2e5
 
 
+def _stand_in(request: Request, positions: Positions, index: Tensor) -> Request:
+    """Return a call of the size of the one for these sequences, to estimate its cost without copying them."""
+    n = len(index)
+    q, k, v = request.q[:n], request.k[:n], request.v[:n]
+    return replace(request, q=q, k=k, v=v, mask=request.mask.of_sequences(index), positions=positions)
+
+
 def memory(request: Request) -> int:
+    if request.positions.offsets is not None:
+        copied = sum(x.numel() * x.element_size() for x in (request.q, request.k, request.v))
+        groups = offsets.group_by_offset(request.positions)
+        return copied + max(memory(_stand_in(request, *group)) for group in groups)
     b, h, g, _, _, c, e = request.sizes
     table = _get_block_table(request)
     size, visited = request.q.element_size(), _visited_blocks(table)
@@ -168,18 +184,21 @@ def memory(request: Request) -> int:
 def run(request: Request) -> Float[Tensor, "b h i e"]:
     if torch.compiler.is_compiling():
         return compiled.masked_attention(request, "blocked")
+    if request.positions.offsets is not None:
+        parts = offsets.split_by_offset(request)
+        return offsets.join_by_offset([run(part) for _, part in parts], parts)
     return _run_plan(request, get_plan(request))
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """Return a function of q, k, v and beta that repeats this attention call, without score terms and dropout.
+    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
 
-    None if no gather plan is cached for the call, or if the plan is large.
+    None if the plan is large.
     """
-    plan, mask, positions = _plans.peek(_plan_key(request)), request.mask, request.positions
-    if plan is None or plan.pairs > MOST_PREPARED:
+    plan, mask, beta, positions = get_plan(request), request.mask, request.beta, request.positions
+    if plan.pairs > MOST_PREPARED:
         return None
-    return lambda q, k, v, beta: _run_plan(Request(q, k, v, mask, (), beta, 0.0, positions), plan)
+    return lambda q, k, v: _run_plan(Request(q, k, v, mask, (), beta, 0.0, positions), plan)
 
 
 def _run_plan(request: Request, plan: GatherPlan) -> Float[Tensor, "b h i e"]:

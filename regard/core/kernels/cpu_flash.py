@@ -5,7 +5,7 @@ operator `regard::cpu_attention` in compiled code. Where torch's kernel is not e
 """
 
 import math
-from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ from regard.core.kernels.gradients import (
 )
 from regard.core.kernels.products import is_finite
 from regard.core.kernels.record import record_kernel
+from regard.core.masks.plan_cache import planning
 
 # a named overload spares its search at every call
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_innermost_transform = torch._C._functorch.peek_interpreter_stack
 SHORTEST = 32  # keys; at least the width of the CPU's vectors
 Saved = tuple[Tensor, Tensor, Tensor, Tensor | None, bool, float]  # q, k, v, added, causal, beta
 
@@ -44,20 +46,36 @@ def flash_attention(
     added  boolean mask or additive bias, which gets no gradient; None for neither
     beta   the factor of q . k
     """
-    arguments = (q, k, v, as_bias(added, q.dtype), causal, beta)
-    training = needs_gradient(q, k, v)
+    arguments = (q, k, v, added if added is None else as_bias(added, q.dtype), causal, beta)
     out: Tensor
     if torch.compiler.is_compiling():
         operators = torch.ops.regard
-        out = operators.cpu_attention(*arguments)[0] if training else operators.cpu_attention_inference(*arguments)
-    elif not training:
-        out = _infer(*arguments)
-    elif torch._C._functorch.peek_interpreter_stack() is None:
-        native = _differentiable(*arguments)
-        out = _FlashAttention.apply(*arguments)[0] if native is None else native  # type: ignore[no-untyped-call]
-    else:
-        out = _FlashAttention.apply(*arguments)[0]  # type: ignore[no-untyped-call]
+        training = needs_gradient(q, k, v)
+        return operators.cpu_attention(*arguments)[0] if training else operators.cpu_attention_inference(*arguments)
+    direct = run_directly(*arguments)
+    if direct is not None:
+        return direct
+    if not needs_gradient(q, k, v):
+        return _by_rows(*arguments)
+    out = _FlashAttention.apply(*arguments)[0]  # type: ignore[no-untyped-call]
     return out
+
+
+def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
+    """Compute `flash_attention` by torch's kernel and its backward pass. None if they would not be exact.
+
+    added  additive bias; a boolean mask is not possible
+    """
+    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+        out = _scaled_dot_product(q, k, v, added, causal, beta)
+        return out if _is_exact(out, q, k) else None
+    if _innermost_transform() is not None:
+        return None
+    factor, scale = _factor_tensor(beta, q.dtype)
+    out, lse = _FORWARD(q if factor is None else q * factor, k, v, 0.0, causal, attn_mask=added, scale=scale)
+    # a key may hold an infinity that scores of -inf hide: then its gradients would be NaN
+    read = (out, k) if k.shape[2] >= SHORTEST else (out, k, q)
+    return out if _is_small(lse, lse_limit(q)) and is_finite(*read) else None
 
 
 def as_bias(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -80,7 +98,7 @@ def _is_exact(out: Tensor, q: Tensor, k: Tensor) -> bool:
 
     With fewer keys than the width of a vector register, the kernel returns zeros for a row of NaN.
     """
-    return is_finite(out) and (k.shape[2] >= SHORTEST or (is_finite(q) and is_finite(k)))
+    return is_finite(out) if k.shape[2] >= SHORTEST else is_finite(out, q, k)
 
 
 def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
@@ -89,27 +107,18 @@ def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool
         return attention_by_rows(dense_row_attention(added, causal, beta), q, k, v)
 
 
-def _infer(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
-    # autocast would round a float32 bias
-    with disable_autocast(q) if added is not None and is_autocasting(q) else nullcontext():
-        out = scaled_dot_product_attention(  # runs the same kernel, with less to do in Python
-            q, k, v, added, 0.0, causal, scale=beta, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    return out if _is_exact(out, q, k) else _by_rows(q, k, v, added, causal, beta)
-
-
-def _differentiable(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
-    """Compute the output with torch's own backward pass. None if the gradients of that pass would not be exact."""
-    factor, scale = split_scale(beta, q.dtype)
-    out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
-    # a key may hold an infinity that scores of -inf hide: then its gradients would be NaN
-    exact = _is_small(lse, lse_limit(q)) and _is_exact(out, q, k) and is_finite(k)
-    return out if exact else None
+def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    if added is not None and torch.is_autocast_enabled("cpu") and is_autocasting(q):  # it would round a float32 bias
+        with disable_autocast(q):
+            return scaled_dot_product_attention(q, k, v, added, 0.0, causal, scale=beta, enable_gqa=grouped)
+    # the same kernel as `_FORWARD`, with less to do in Python
+    return scaled_dot_product_attention(q, k, v, added, 0.0, causal, scale=beta, enable_gqa=grouped)
 
 
 def _is_small(lse: Tensor, limit: float) -> bool:
-    """Return whether every |log-sum-exp| is at most `limit`; False if one is NaN."""
-    low, high = torch.aminmax(lse.detach())
+    """Return whether every |log-sum-exp| is at most `limit`. False if there is a NaN."""
+    low, high = torch.aminmax(lse)
     return high.item() <= limit and low.item() >= -limit
 
 
@@ -146,6 +155,17 @@ def backward(
         if is_finite(of_q):  # else a key may hold an infinity that scores of -inf hide
             return of_q if factor == 1.0 else of_q * factor, of_k, of_v
     return gradients_by_rows(dense_row_attention(added, causal, beta), grad, q, k, v)
+
+
+@lru_cache(maxsize=64)
+def _factor_tensor(beta: float, dtype: torch.dtype) -> tuple[Tensor | None, float]:
+    """Return `split_scale` with its first factor as a tensor, by which torch multiplies in half the time.
+
+    The tensor is None if the factor is 1.
+    """
+    factor, scale = split_scale(beta, dtype)
+    with planning(), torch.inference_mode(False):
+        return (None if factor == 1.0 else torch.tensor(factor, dtype=dtype)), scale
 
 
 def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
@@ -202,7 +222,9 @@ def _register_operators(library: torch.library.Library) -> None:
 
     def infer(*arguments: Any) -> Tensor:
         record_kernel("sdpa")
-        return _infer(*contiguous(arguments)).contiguous()
+        q, k, v, *rest = contiguous(arguments)
+        out = _scaled_dot_product(q, k, v, *rest)
+        return (out if _is_exact(out, q, k) else _by_rows(q, k, v, *rest)).contiguous()
 
     def learn(*arguments: Any) -> tuple[Any, ...]:
         record_kernel("sdpa")

@@ -6,7 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
+from regard.core.kernels.products import (
+    can_look_for_nonfinite,
+    dot_products,
+    has_nonfinite,
+    weighted_sum,
+    weighted_sum_of_visible,
+)
 from regard.core.kernels.request import Request, center_bias, sum_terms, visible_keys
 from regard.core.scores import BoundTerm
 from regard.core.softargmax import softargmax
@@ -78,6 +84,8 @@ def attention(
     weights = softargmax(scores, beta=request.beta if request.steep else 1.0)[..., :j]
     nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf that terms added
     weights = torch.nn.functional.dropout(weights, request.dropout)
+    if terms and not can_look_for_nonfinite(weights):
+        return weighted_sum_of_visible(weights, v, scores[..., :j])
     return weighted_sum(weights, v, scores[..., :j] != -math.inf if nonfinite else None)
 
 

@@ -26,7 +26,7 @@ from regard.core.kernels.gradients import (
     poison_gradient,
     poison_large_rows,
 )
-from regard.core.kernels.request import Request, in_unsupported_transform
+from regard.core.kernels.request import PreparedCall, Request, in_unsupported_transform, transform_levels
 from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import block_table, find_hidden_keys_and_empty_rows
 from regard.core.masks.plan_cache import Memo, joint_key
@@ -85,8 +85,8 @@ def refusals(request: Request) -> list[str]:
         reasons.append(f"{part} has no blocks that can be skipped; write the rule with regard's masks")
     if torch.compiler.is_compiling() and not compiled_flex.can_trace(request):
         reasons.append(compiled_flex.LIMITS)
-    if in_unsupported_transform(request.q.device):
-        reasons.append("it has no rule for vmap, forward-mode and second derivatives")
+    if in_unsupported_transform(request.q.device) or transform_levels():
+        reasons.append("it has no rule for torch.func transforms, forward-mode and second derivatives")
     if request.positions.offsets is not None:
         reasons.append("its block mask is the same for all sequences, and these have offsets of their own")
     if 0 in request.sizes:
@@ -176,7 +176,25 @@ class BlockMaskPlan:
 
 
 def run(request: Request) -> Float[Tensor, "b h i e"]:
-    plan = _trace_plan(request) if torch.compiler.is_compiling() else _get_plan(request)
+    return _run_plan(request, _trace_plan(request) if torch.compiler.is_compiling() else _get_plan(request))
+
+
+def prepare(request: Request) -> PreparedCall:
+    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout."""
+    mask, beta, positions = request.mask, request.beta, request.positions
+    plans = {_needs_gradient(request): _get_plan(request)}
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own = Request(q, k, v, mask, (), beta, 0.0, positions)
+        plan = plans.get(_needs_gradient(own))
+        if plan is None:
+            plan = plans[_needs_gradient(own)] = _get_plan(own)
+        return _run_plan(own, plan)
+
+    return call
+
+
+def _run_plan(request: Request, plan: BlockMaskPlan) -> Float[Tensor, "b h i e"]:
     k, v = request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from regard.base.errors import KernelRefusedError
 from regard.core.input_checks import disable_autocast
-from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
+from regard.core.kernels.products import (
+    can_look_for_nonfinite,
+    dot_products,
+    has_nonfinite,
+    weighted_sum,
+    weighted_sum_of_visible,
+)
 from regard.core.softargmax import softargmax
 
 TRACED_LIMIT = 3e4  # limit of the bound on scores in compiled code
@@ -35,7 +41,11 @@ def lse_limit(q: Tensor) -> float:
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Return whether gradients are enabled and at least one of the tensors requires a gradient."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 def attention_by_rows(attention: RowAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,6 +117,8 @@ def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout
         weights = softargmax(scores)
         nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf in the bias
         weights = torch.nn.functional.dropout(weights, dropout)
+        if added is not None and not can_look_for_nonfinite(weights):
+            return weighted_sum_of_visible(weights, v, scores)
         return weighted_sum(weights, v, scores != -math.inf if nonfinite else None)
 
     return attention
@@ -174,13 +186,16 @@ def can_poison_rows(q: Tensor, beta: float) -> bool:
     It does in half precision with an ordinary beta. It cannot be used under saved-tensor hooks, such as those
     of torch.utils.checkpoint, because these would run when the saved tensor is read in the forward pass.
     """
-    packed = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    return is_ordinary(q, beta) and not packed
+    return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 
 
 def is_ordinary(q: Tensor, beta: float) -> bool:
     """Return whether q is in half precision and beta no larger than usual: only unusual rows have wrong gradients."""
     return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA
+
+
+def _has_saved_tensor_hooks() -> bool:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def saved_lse(out: Tensor) -> Tensor | None:
@@ -197,10 +212,14 @@ def poison_saved_lse(out: Tensor) -> None:
     The gradients of these rows are then NaN instead of wrong.
     """
     lse = saved_lse(out)
-    if lse is not None:
-        rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
-        # the memory-efficient kernel pads it with +inf, which means rows that do not exist
+    if lse is None:
+        return
+    rows = lse.data  # does not count as a change of a saved tensor, which autograd would refuse
+    if "Efficient" in out.grad_fn.name():  # type: ignore[union-attr]
+        # it pads the log-sum-exp with +inf, which means rows that do not exist
         rows.masked_fill_((rows.abs() > WRONG_LSE) & rows.isfinite(), math.nan)
+    else:
+        rows.masked_fill_(rows.abs() > WRONG_LSE, math.nan)
 
 
 def poison_large_rows(out: Tensor, largest: Tensor) -> None:

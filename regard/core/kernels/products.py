@@ -4,6 +4,7 @@ The weight of a hidden key is zero, but 0 * NaN is NaN: an ordinary product pass
 matrix. Where the inputs hold NaN or infinity, hidden pairs take no part in these products and in their gradients.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -13,16 +14,26 @@ from torch import Tensor
 from regard.base.tracing import can_read_values
 from regard.core.input_checks import disable_autocast
 
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
-def is_finite(x: Tensor) -> bool:
+
+def is_finite(*tensors: Tensor) -> bool:
     """Return whether all values are finite.
 
     It reads the sum of the values, so a sum that overflows counts as infinite.
     """
-    x = x.detach() if x.requires_grad else x
+    if not _dispatch_modes():
+        return _has_finite_sum(tensors)
     with torch._C._DisableTorchDispatch():  # counters of operations and bytes see the attention, not this check
-        total = (x.sum(dtype=torch.float32) if x.dtype.itemsize == 2 else x.sum()).item()
-    return bool(total - total == 0)  # inf - inf is NaN
+        return _has_finite_sum(tensors)
+
+
+def _has_finite_sum(tensors: tuple[Tensor, ...]) -> bool:
+    total = 0.0
+    for x in tensors:
+        x = x.detach() if x.requires_grad else x
+        total += (x.sum(dtype=torch.float32) if x.dtype.itemsize == 2 else x.sum()).item()
+    return total - total == 0  # inf - inf is NaN
 
 
 def has_nonfinite(*tensors: Tensor) -> bool:
@@ -30,8 +41,12 @@ def has_nonfinite(*tensors: Tensor) -> bool:
 
     False if reading the values is impossible or slow (a GPU).
     """
-    cheap = tensors[0].device.type == "cpu" and can_read_values(tensors[0])
-    return cheap and not all(is_finite(x) for x in tensors)
+    return can_look_for_nonfinite(tensors[0]) and not is_finite(*tensors)
+
+
+def can_look_for_nonfinite(x: Tensor) -> bool:
+    """Return whether `has_nonfinite` reads the values: that is possible, and fast because they are on the CPU."""
+    return x.device.type == "cpu" and can_read_values(x)
 
 
 def dot_products(
@@ -62,6 +77,24 @@ def weighted_sum(
         seen = None if visible is None else _group_rows(visible, v.shape[1])
         out: Tensor = rows @ v if seen is None else _WeightedSum.apply(rows, v, seen)  # type: ignore[no-untyped-call]
     return _split_rows(out, weights)
+
+
+def weighted_sum_of_visible(
+    weights: Float[Tensor, "b h i j"], v: Float[Tensor, "b g j e"], scores: Float[Tensor, "b h i j"]
+) -> Float[Tensor, "b h i e"]:
+    """Compute the product of attention weights and v, where NaN or +inf was added to scores and nobody may look.
+
+    A row of NaN gives NaN to the gradients of the keys that it sees, and to no others: the product leaves the row out,
+    so that no 0 * NaN arises, and it gets NaN from the sums of its weights and of these keys.
+
+    scores  -inf where a key is hidden
+    """
+    g, seen = v.shape[1], scores != -math.inf
+    lost = (weights.isnan() & seen).any(-1, keepdim=True)
+    touched = (lost & seen).any(-2).unflatten(1, (g, -1)).any(2)[..., None]
+    nan = torch.where(touched, v, 0).sum(-2, keepdim=True).repeat_interleave(scores.shape[1] // g, 1) * math.nan
+    nan = nan + torch.where(seen, weights, 0).sum(-1, keepdim=True)
+    return torch.where(lost, nan, weighted_sum(torch.where(lost, 0, weights), v))
 
 
 def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri n"]:

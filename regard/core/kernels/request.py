@@ -16,8 +16,9 @@ from regard.core.masks.algebra import Full, Mask
 from regard.core.scores import BoundTerm, ScoreTerm, Sink, Softcap
 
 STEEP_BETA = 1e15
+_innermost_transform = torch._C._functorch.peek_interpreter_stack
 MOST_PREPARED = 1 << 21  # pairs of the mask that a prepared call holds
-PreparedCall = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # of q, k, v and beta, for one mask and sizes
+PreparedCall = Callable[[Tensor, Tensor, Tensor], Tensor]  # of q, k and v, for one mask, beta and sizes
 
 
 @dataclass(eq=False, slots=True)  # not frozen: that would double the time to make one
@@ -174,6 +175,11 @@ def in_unsupported_transform(device: torch.device) -> bool:
     if torch.compiler.is_compiling():
         return "Grad" in levels and device.type == "cpu"  # a compiled operator has no rule for torch.func.grad
     return forward_ad._current_level >= 0
+
+
+def in_transform() -> bool:
+    """Return whether a torch.func transform or forward-mode differentiation is active."""
+    return _innermost_transform() is not None or forward_ad._current_level >= 0
 
 
 @assume_constant_result

@@ -1,8 +1,6 @@
 """torch's scaled_dot_product_attention: fused kernels for full and causal masks, a dense mask otherwise."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.base.tracing import assume_constant_result, can_read_values, is_exporting, is_meta_or_fake
-from regard.core.kernels.cpu_flash import as_bias, flash_attention, split_scale
+from regard.core.kernels.cpu_flash import as_bias, flash_attention, run_directly, split_scale
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     GradientGuard,
@@ -49,6 +47,8 @@ _HOPPER_ORDER = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+_get_order, _set_order = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
+_HOPPER_VALUES = [backend.value for backend in _HOPPER_ORDER]
 
 
 def refusals(request: Request) -> list[str]:
@@ -96,19 +96,40 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """Return a function of q, k, v and beta that repeats this attention call, without score terms and dropout.
+    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
 
     None if the dense mask would be too large to store.
     """
+    beta = request.beta
     if request.plain:
-        causal = request.causal_square
-        return lambda q, k, v, beta: fused_attention(q, k, v, beta, 0.0, causal=causal)
-    _, _, _, i, j, _, _ = request.sizes
-    if i * j * (request.mask.batch() or 1) * (request.mask.heads() or 1) > MOST_PREPARED:
-        return None
-    dense = _drop_empty_masks(get_dense_bias(request))
-    dense = replace(dense, added=as_bias(dense.added, request.q.dtype))
-    return lambda q, k, v, beta: _run_dense(q, k, v, beta, dense)
+        dense, causal = DenseBias(None, None, None), request.causal_square
+    else:
+        _, _, _, i, j, _, _ = request.sizes
+        if i * j * (request.mask.batch() or 1) * (request.mask.heads() or 1) > MOST_PREPARED:
+            return None
+        dense, causal = get_dense_bias(request), False
+        if request.q.is_cpu or not request.mask.tensors():  # else every batch would wait for the device
+            dense = _drop_empty_masks(dense)
+        dense = replace(dense, added=None if dense.added is None else as_bias(dense.added, request.q.dtype))
+    plain = dense.unseen is None and dense.blind is None
+    on_cpu = request.q.is_cpu and dense.blind is None and request.q.shape[3] == request.v.shape[3]
+    on_hopper = request.q.is_cuda and plain and _is_hopper(request.q.device.index or 0)
+    grouped = request.q.shape[1] != request.k.shape[1]
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ordinary = (on_cpu or on_hopper) and q.stride(3) == k.stride(3) == v.stride(3) == 1
+        if ordinary and on_cpu:
+            # if keys that no query sees hold NaN or infinity, the output shows it, or a score of -inf hides it
+            out = run_directly(q, k, v, dense.added, causal, beta)
+            if out is not None:
+                return out
+        elif ordinary and not needs_gradient(q, k, v):
+            return _run_cudnn_first(q, k, v, dense.added, 0.0, causal, beta, grouped)
+        if plain:
+            return fused_attention(q, k, v, beta, 0.0, causal=causal, added=dense.added)
+        return _run_dense(q, k, v, beta, dense)
+
+    return call
 
 
 def _run_dense(
@@ -120,7 +141,7 @@ def _run_dense(
     """
     # the weight of a hidden key is exactly 0, which hides all finite values
     readable = dense.unseen is not None and q.device.type == "cpu" and can_read_values(q)
-    if dense.unseen is not None and not (readable and is_finite(k) and is_finite(v)):
+    if dense.unseen is not None and not (readable and is_finite(k, v)):
         k, v = k.masked_fill(dense.unseen, 0), v.masked_fill(dense.unseen, 0)
     if dense.blind is not None:
         q = q.masked_fill(dense.blind, 0)
@@ -281,29 +302,56 @@ def _traced_on_cpu(
 
 
 def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
-    grouped, learning, guard, passed = _is_grouped(q, k), needs_gradient(q, k, v), None, (q, k, v)
     if added is not None and added.dtype == torch.bool:
         # torch fills in -65504 for cuDNN, which scores below it would lose to
         added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
-    steered = learning and can_read_values(q)
-    cheap = steered and can_poison_rows(q, beta)
-    if steered and not cheap:
+    if not needs_gradient(q, k, v):
+        return _cudnn_first(q, k, v, added, dropout, causal, beta)
+    steered = can_read_values(q)
+    if steered and can_poison_rows(q, beta):
+        out = _cudnn_first(q, k, v, added, dropout, causal, beta)
+        poison_saved_lse(out)
+        keep_layout(out)
+        return out
+    guard, passed = None, (q, k, v)
+    if steered:
         lost = "dropout draws its own weights" if dropout else "the score terms are learned"
         guard = GradientGuard(
             dense_row_attention(added, causal, beta), lost if dropout or needs_gradient(added) else ""
         )
         passed = guard.enter(q, k, v)
-    with _cudnn_first() if _is_hopper(q.device.index or 0) else nullcontext():
-        out = scaled_dot_product_attention(*passed, added, dropout, causal, scale=beta, enable_gqa=grouped)
-    if cheap:
-        poison_saved_lse(out)
+    out = _cudnn_first(*passed, added, dropout, causal, beta)
+    if guard is not None:
+        out = guard.leave(out, score_bound(q, k, beta))
         keep_layout(out)
-    elif learning and not is_meta_or_fake(q):
-        largest = score_bound(q, k, beta)
-        out = poison_gradient(out, largest > TRACED_LIMIT) if guard is None else guard.leave(out, largest)
-        if guard is not None:
-            keep_layout(out)
+    elif not is_meta_or_fake(q):
+        out = poison_gradient(out, score_bound(q, k, beta) > TRACED_LIMIT)
     return out
+
+
+def _cudnn_first(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, dropout: float, causal: bool, beta: float
+) -> Tensor:
+    """Run torch's fused attention. On Hopper GPUs torch tries cuDNN before its other kernels."""
+    grouped = _is_grouped(q, k)
+    if not _is_hopper(q.device.index or 0):
+        return scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    if torch.compiler.is_compiling():
+        with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
+            return scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    return _run_cudnn_first(q, k, v, added, dropout, causal, beta, grouped)
+
+
+def _run_cudnn_first(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, dropout: float, causal: bool, beta: float, grouped: bool
+) -> Tensor:
+    # does the same as sdpa_kernel, which takes 17 microseconds
+    before = _get_order()
+    _set_order(_HOPPER_VALUES)
+    try:
+        return scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
+    finally:
+        _set_order(before)
 
 
 def unfused_reasons(request: Request) -> list[str]:
@@ -322,36 +370,25 @@ def unfused_reasons(request: Request) -> list[str]:
         reasons.append(f"on a GPU torch's fused kernels take heads in multiples of {16 // size}, not c={c} and e={e}")
     if size == 4 and h != g:
         reasons.append(f"on a GPU torch's fused kernel for float32 knows no groups, and h={h} but g={g}")
-    if is_small_float32(request):
+    if size == 4 and is_short(request):
         reasons.append(
             "on a GPU torch's fused kernel for float32 rounds more than the whole matrix, which is small here"
         )
     return reasons
 
 
-def is_small_float32(request: Request) -> bool:
-    """Return whether this is a float32 call on a GPU that is small enough for the explicit score matrix.
+def is_short(request: Request) -> bool:
+    """Return whether this is a call on a GPU that is small enough for the explicit score matrix.
 
     The explicit score matrix is the most exact method.
     """
     b, h, _, i, j, _, _ = request.sizes
-    return request.q.device.type == "cuda" and request.q.dtype == torch.float32 and b * h * i * j <= SHORT
+    return request.q.device.type == "cuda" and b * h * i * j <= SHORT
 
 
-@contextmanager
-def _cudnn_first() -> Iterator[None]:
-    """Make torch prefer cuDNN to its other fused attention kernels inside the `with` block."""
-    if torch.compiler.is_compiling():
-        with sdpa_kernel(_HOPPER_ORDER, set_priority=True):
-            yield
-        return
-    # does the same as sdpa_kernel, which takes 17 microseconds
-    before = torch._C._get_sdp_priority_order()
-    torch._C._set_sdp_priority_order([backend.value for backend in _HOPPER_ORDER])
-    try:
-        yield
-    finally:
-        torch._C._set_sdp_priority_order(before)
+def rounds_bias(request: Request) -> bool:
+    """Return whether this kernel would round score terms: on a GPU it takes a bias in the dtype of q only."""
+    return request.q.device.type == "cuda" and request.q.element_size() == 2 and len(request.terms) > 0
 
 
 @assume_constant_result

@@ -41,12 +41,24 @@ class BoxVisibility(NamedTuple):
 UNKNOWN = BoxVisibility(False, False)
 
 
+class RowPieces(NamedTuple):
+    """Where the bounds of `Mask.key_range` are linear in the query position i.
+
+    period  bounds are linear along the rows i, i + period, i + 2 period, ...
+    breaks  rows where another linear piece begins
+    """
+
+    period: int = 1
+    breaks: tuple[int, ...] = ()
+
+
 class Mask:
     """A rule that says which keys each query may see. Combine masks with `&`, `|` and `~`.
 
     A subclass must define `see`. It may define `box`, with which sparse kernels and caches skip hidden keys,
     `table` (if more is known about blocks than `box` says), one of `key_range`, `labels` and `listed_keys`
-    (exact counts without the matrix), `steps` and `as_window`. Without them, results are the same but slower.
+    (exact counts without the matrix), `row_pieces`, `steps` and `as_window`. Without them, results are the same but
+    slower.
 
     >>> (causal() & window(before=2) | global_tokens(1)).count(1_000_000)
     4999993
@@ -82,6 +94,13 @@ class Mask:
 
         None for masks in which a query may see more than one range. A bound of None means no limit. Used to count
         pairs.
+        """
+        return None
+
+    def row_pieces(self) -> RowPieces | None:
+        """Return where the bounds of `key_range` are linear in i. None if they are not, or if nothing is known.
+
+        Used to count the pairs of a billion positions.
         """
         return None
 
@@ -137,6 +156,10 @@ class Mask:
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Mask":
         """Return the same mask with each of its tensors replaced by `change(tensor)`."""
         return self.map_children(lambda child: child.map_tensors(change))
+
+    def of_sequences(self, index: Int[Tensor, "n"]) -> "Mask":
+        """Return the mask of the sequences with these indices."""
+        return self.map_children(lambda child: child.of_sequences(index)) if self.tensors() else self
 
     def to(self, device: torch.device) -> "Mask":
         """Return the same mask with its tensors moved to a device."""

@@ -1,13 +1,16 @@
 """Count visible pairs exactly, without the matrix.
 
-An expression is a polynomial in the indicators of its forms (`~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b), so
-its count is a signed sum of counts of conjunctions. In a conjunction the ranges of keys intersect in one range, pairs
-must have equal labels, and listed keys are tested one by one. Windows have a closed form; other rules are evaluated
-some rows at a time. The number of terms of the sum doubles with every form. If all forms are ranges of keys, a long
-expression is instead evaluated once between each two neighbouring bounds. A mask with a form that defines none of
-`key_range`, `labels` and `listed_keys` is counted pair by pair, a few rows at a time.
+An expression is a polynomial in the indicators of its forms (`~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b),
+so its count is a signed sum of counts of conjunctions. In a conjunction the ranges of keys intersect in one range,
+pairs must have equal labels, and listed keys are tested one by one. Windows have a closed form. Ranges whose bounds
+are linear in the query are summed run by run; other rules are evaluated some rows at a time. The number of terms of the
+sum doubles with every form. If all forms are ranges of keys, a long expression is instead evaluated once between each
+two neighbouring bounds. A mask with a form that defines none of `key_range`, `labels` and `listed_keys` is counted pair
+by pair, a few rows at a time.
 """
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -24,6 +27,7 @@ _FEW_FORMS = 4  # with at most this many forms, the sum is cheaper than sorting 
 _PAIRS_AT_ONCE = 1 << 24
 _ROWS_AT_ONCE = 1 << 22
 _MOST_POSITIONS = 1 << 27
+_MANY_ROWS = 1 << 16  # with fewer rows, evaluating each is quick
 
 
 @planning()
@@ -41,10 +45,11 @@ def count(mask: Mask, queries: int, keys: int | None = None, positions: Position
     sequences = range(mask.batch() or 1)
     forms = set(_forms(mask))
     ranges = {form for form in forms if form.key_range(i, 0) is not None}
-    if len(forms) > _FEW_FORMS and ranges == forms:
-        return sum(_count_between_bounds(mask, ranges, rows, columns, sequence) for sequence in sequences)
     rules = all(form in ranges or form.labels(i, j, 0) or form.listed_keys(i) for form in forms)
     polynomial = expand(mask) if rules else None
+    long = len(forms) > _FEW_FORMS and (polynomial is None or queries <= _ROWS_AT_ONCE)
+    if long and ranges == forms:
+        return sum(_count_between_bounds(mask, ranges, rows, columns, sequence) for sequence in sequences)
     if polynomial is None:
         return _count_pairs(mask, queries, keys, positions)
     if forms - ranges:
@@ -65,7 +70,7 @@ def _check_size(span: range) -> None:
     if len(span) > _MOST_POSITIONS:
         raise ConfigError(
             f"counting pairs of {len(span):,} positions would take {8 * len(span):,} bytes or more for this mask; "
-            f"count at most {_MOST_POSITIONS:,} positions, or any number for causal(), window() and their combinations"
+            f"count at most {_MOST_POSITIONS:,} positions, or any number for masks of ranges of keys"
         )
 
 
@@ -148,7 +153,41 @@ def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, seque
     window = And((Full(), *term)).as_window()
     if window is not None:
         return count_window(window, rows, columns)
+    pieces = [mask.row_pieces() for mask in term]
+    known = [piece for piece in pieces if piece is not None]
+    period = math.lcm(*(piece.period for piece in known))
+    if len(rows) > max(_MANY_ROWS, period) and len(known) == len(pieces) and period <= _ROWS_AT_ONCE:
+        breaks = {row for piece in known for row in piece.breaks if rows.start < row < rows.stop}
+        edges = sorted({rows.start, rows.stop, *breaks})
+        spans = [range(start, stop) for start, stop in itertools.pairwise(edges)]
+        return sum(_count_linear_rows(term, span, period, columns, sequence) for span in spans)
     return sum(_count_rows(term, _positions(some), columns, sequence) for some in _split(rows, _ROWS_AT_ONCE))
+
+
+def _count_linear_rows(term: frozenset[Mask], rows: range, period: int, columns: range, sequence: int) -> int:
+    """Count the pairs of rows in which every bound of a key range is linear in i, for rows `period` apart.
+
+    The lowest key is then a maximum of lines and the end a minimum of lines. Runs of rows are halved until both are
+    one line and the range of keys is empty everywhere or nowhere; such a run is an arithmetic series.
+    """
+    start = _positions(rows[:period])
+    steps = (rows.stop - 1 - start) // period  # the rows of a run are start + n * period, n = 0 .. steps
+    total = 0
+    while len(start):
+        low, high = _intersect_key_ranges(term, start, columns, sequence)
+        next_low, next_high = _intersect_key_ranges(term, start + period * steps.clamp(max=1), columns, sequence)
+        last_low, last_high = _intersect_key_ranges(term, start + period * steps, columns, sequence)
+        # a maximum of lines that ends where its first step points is one line
+        linear = (last_low - low == (next_low - low) * steps) & (last_high - high == (next_high - high) * steps)
+        first, last = high - low, last_high - last_low
+        done = linear & (((first >= 0) & (last >= 0)) | ((first <= 0) & (last <= 0)))
+        ends, lengths = (first + last).clamp(min=0)[done].tolist(), (steps + 1)[done].tolist()
+        total += sum(end * length for end, length in zip(ends, lengths, strict=True)) // 2
+        start, steps = start[~done], steps[~done]
+        half = steps // 2
+        start = torch.cat([start, start + period * (half + 1)])
+        steps = torch.cat([half, steps - half - 1])
+    return total
 
 
 def count_window(window: tuple[int | None, int | None], rows: range, columns: range) -> int:
@@ -175,16 +214,25 @@ def _sum_clamped(last: int, most: int) -> int:
     return inside * (inside + 1) // 2 + max(0, last - most) * most
 
 
+def _intersect_key_ranges(term: frozenset[Mask], i: Tensor, columns: range, sequence: int) -> tuple[Tensor, Tensor]:
+    """Return the first key that all ranges of `term` contain, and the key after the last one, for each query."""
+    low, high = torch.full_like(i, columns.start), torch.full_like(i, columns.stop)
+    for mask in term:
+        below, above = mask.key_range(i, sequence) or (None, None)
+        low = low if below is None else torch.maximum(low, torch.as_tensor(below))
+        high = high if above is None else torch.minimum(high, torch.as_tensor(above))
+    return low, high
+
+
 def _count_rows(term: frozenset[Mask], i: Tensor, columns: range, sequence: int) -> int:
     first, end = columns.start, columns.stop
-    low, high = torch.full_like(i, first), torch.full_like(i, end)
+    low, high = _intersect_key_ranges(term, i, columns, sequence)
     labelled: list[Mask] = []
     listed: Mask | None = None
     for mask in term:
-        if (bounds := mask.key_range(i, sequence)) is not None:
-            low = low if bounds[0] is None else torch.maximum(low, torch.as_tensor(bounds[0]))
-            high = high if bounds[1] is None else torch.minimum(high, torch.as_tensor(bounds[1]))
-        elif mask.labels(i[:1], i[:1], sequence) is not None:
+        if mask.key_range(i[:1], sequence) is not None:
+            continue
+        if mask.labels(i[:1], i[:1], sequence) is not None:
             labelled.append(mask)
         else:
             listed = mask

@@ -31,17 +31,14 @@ class DataMask(Mask):
         return (self.data,)
 
     def key(self) -> Hashable | None:
-        if can_read_values(self.data) and self.data.device.type == "cpu":
-            # a dispatch mode, such as that of fake tensors, would replace the tensor
-            with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
-                contents = _digest(self.data)
-            return (type(self), self.settings(), self.data.dtype, self.data.shape, contents)
-        if self.data.is_inference():
-            return None  # inference tensors have no version counter, so a change would go unnoticed
-        return (type(self), self.settings(), id(self.data), self.data._version)
+        contents = tensor_key(self.data)
+        return None if contents is None else (type(self), self.settings(), contents)
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Mask:
         return self.with_data(change(self.data))
+
+    def of_sequences(self, index: Tensor) -> Mask:
+        return self if self.batch() is None else self.with_data(self.data[index.to(self.data.device)])
 
     def to(self, device: torch.device) -> Mask:
         if self.data.device == device:
@@ -81,10 +78,45 @@ class DataMask(Mask):
         return hash((type(self), self.data.shape, self.settings()))
 
 
+def tensor_key(data: Tensor) -> Hashable | None:
+    """Return a key of a tensor's values: its contents on the CPU, its identity and version on other devices.
+
+    None if a change could go unnoticed.
+    """
+    if can_read_values(data) and data.device.type == "cpu":
+        # a dispatch mode, such as that of fake tensors, would replace the tensor
+        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext():
+            return (data.dtype, data.shape, _digest(data))
+    # inference tensors have no version counter
+    return None if data.is_inference() else (id(data), data._version)
+
+
+class Snapshot:
+    """The values of a tensor at one time, to see later whether they have changed."""
+
+    def __init__(self, data: Tensor) -> None:
+        self.data = data
+        self.key = tensor_key(data)
+        self.array = None
+        if can_read_values(data) and data.device.type == "cpu" and data.is_contiguous():
+            array = data.detach().numpy()
+            if array.nbytes <= _SMALL:
+                self.array, self.bytes, self.address = array, array.tobytes(), data.data_ptr()
+
+    def is_current(self) -> bool:
+        """Return whether the tensor still has these values. False if that is unknown."""
+        if self.array is not None:  # a view of the tensor's memory
+            return self.data.data_ptr() == self.address and self.array.tobytes() == self.bytes
+        return self.key is not None and tensor_key(self.data) == self.key
+
+
+_SMALL = 4096  # bytes
+
+
 def _digest(data: Tensor) -> bytes:
     """Return the contents of a tensor as a cache key: the bytes if it is small, their BLAKE2 hash if it is large."""
     array = data.contiguous().numpy()
-    return array.tobytes() if array.nbytes <= 4096 else hashlib.blake2b(array.data).digest()
+    return array.tobytes() if array.nbytes <= _SMALL else hashlib.blake2b(array.data).digest()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -404,6 +404,15 @@ CLOSED = {
     "causal() & window(before=255)": BILLION * 256 - 255 * 256 // 2,
     "window(before=2, after=3)": BILLION * 6 - 3 - 6,
     "causal() & ~window(before=1)": BILLION * (BILLION + 1) // 2 - (2 * BILLION - 1),
+    "causal() & window(before=3) | global_tokens(2)": (BILLION * 4 - 6) + (2 * BILLION - 3) + 2 * (BILLION - 2) - 5,
+    "~causal() | global_tokens(1)": BILLION * (BILLION - 1) // 2 + BILLION,
+    "prefix(7)": BILLION * 7,
+    "causal() | prefix(7)": BILLION * (BILLION + 1) // 2 + 21,
+    "padding([5, 0])": BILLION * 5,
+    "causal() & padding([5])": 15 + 5 * (BILLION - 5),
+    "blocks(64)": BILLION * 64,
+    "chunks(10, before=1)": BILLION * 20 - 100,
+    "causal() & blocks(10)": BILLION // 10 * 55,
 }
 
 
@@ -411,7 +420,29 @@ CLOSED = {
 def test_a_billion_positions_are_counted_without_tensors_of_that_size(text):
     with Effort() as effort:
         assert parse_mask(text).count(BILLION) == CLOSED[text]
-    assert effort.largest < 100
+    assert effort.largest < 500
+
+
+BANDS = [
+    "causal()",
+    "window(before=3, after=1)",
+    "prefix(5)",
+    "chunks(4, before=1)",
+    "chunks(3, None, 1)",
+    "padding([7, 30])",
+]
+
+
+@pytest.mark.parametrize("first", BANDS)
+@pytest.mark.parametrize("second", ["full()", *BANDS, "global_tokens(6)", "~global_tokens(2)"])
+@pytest.mark.parametrize("text", ["{} & {}", "{} | {}", "~({}) & {}", "{} & ~({}) | prefix(2)"])
+def test_linear_runs_of_rows_are_counted_exactly(first, second, text, monkeypatch):
+    monkeypatch.setattr(counts, "_MANY_ROWS", 12)
+    mask = parse_mask(text.format(first, second))
+    for queries, keys in [(40, 40), (23, 61), (61, 23)]:
+        positions = Positions(queries=3, keys=5) if queries == 23 else None
+        dense = mask.dense(queries, keys, positions=positions).expand(mask.batch() or 1, 1, queries, keys)
+        assert mask.count(queries, keys, positions=positions) == int(dense.sum())
 
 
 @pytest.mark.parametrize("text", ["dilated(3)", "blocks(64) & dilated(3)", "strided(5)"])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from regard.core.masks.algebra import Mask, Position
+from regard.core.masks.algebra import Mask, Position, RowPieces
 from regard.core.masks.positional import BandMask
 
 
@@ -17,6 +17,9 @@ class Causal(BandMask):
     def as_window(self) -> tuple[None, int]:
         return None, 0
 
+    def row_pieces(self) -> RowPieces:
+        return RowPieces()
+
     def __repr__(self) -> str:
         return "causal()"
 
@@ -27,7 +30,10 @@ def causal() -> Mask:
     >>> causal().count(5)
     15
     """
-    return Causal()
+    return _CAUSAL
+
+
+_CAUSAL = Causal()  # one object, so that calls with causal() written inline find their plan by its identity
 
 
 def examples(n: int) -> list[str]:

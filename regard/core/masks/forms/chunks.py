@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from regard.base.tracing import constant
 from regard.base.validation import check_integer
-from regard.core.masks.algebra import Bounds, Mask, Position
+from regard.core.masks.algebra import Bounds, Mask, Position, RowPieces
 from regard.core.masks.forms.window import check_limit
 from regard.core.masks.positional import BandMask
 
@@ -23,6 +23,9 @@ class Chunks(BandMask):
         low = None if self.before is None else (own - self.before) * self.size
         high = None if self.after is None else (own + (self.after + 1)) * self.size
         return low, high
+
+    def row_pieces(self) -> RowPieces:
+        return RowPieces(period=self.size)
 
     def __repr__(self) -> str:
         if self.before == self.after == 0:

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.base.tracing import constant
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid
-from regard.core.masks.algebra import FAR, Bounds, BoxVisibility, CompoundMask, Mask, Or, Position
+from regard.core.masks.algebra import FAR, Bounds, BoxVisibility, CompoundMask, Mask, Or, Position, RowPieces
 from regard.core.masks.forms.prefix import Prefix
 from regard.core.masks.forms.window import window
 
@@ -28,6 +28,9 @@ class FirstRows(Mask):
 
     def key_range(self, i: Tensor, sequence: int) -> Bounds:
         return None, torch.where(i < self.size, FAR, -FAR)
+
+    def row_pieces(self) -> RowPieces:
+        return RowPieces(breaks=(self.size,))
 
     def __repr__(self) -> str:
         return f"first_rows({constant(self.size)})"

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.base.errors import ConfigError, ShapeError
 from regard.base.validation import check_integer
 from regard.core.absolute_positions import Grid, Positions
-from regard.core.masks.algebra import Bounds, BoxVisibility, Mask
+from regard.core.masks.algebra import Bounds, BoxVisibility, Mask, RowPieces
 from regard.core.masks.data import DataMask, as_integers, can_read, format_data
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class PaddingMask(DataMask):
 
     def settings(self) -> Hashable:
         return self.side, self.width
+
+    def row_pieces(self) -> RowPieces:
+        return RowPieces()
 
     def __repr__(self) -> str:
         rest = f", side='left', width={self.width}" if self.side == "left" else ""

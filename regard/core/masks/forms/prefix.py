@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.base.tracing import constant
 from regard.base.validation import check_integer
-from regard.core.masks.algebra import Mask, Position
+from regard.core.masks.algebra import Mask, Position, RowPieces
 from regard.core.masks.forms.causal import Causal
 from regard.core.masks.forms.window import window
 from regard.core.masks.positional import BandMask
@@ -24,6 +24,9 @@ class Prefix(BandMask):
 
     def visible_keys(self, j: Tensor, batch: Tensor) -> Tensor:
         return j < self.size
+
+    def row_pieces(self) -> RowPieces:
+        return RowPieces()
 
     def __repr__(self) -> str:
         return f"prefix({constant(self.size)})"

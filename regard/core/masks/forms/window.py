@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from regard.base.tracing import constant
 from regard.base.validation import check_integer
-from regard.core.masks.algebra import Bounds, Mask, Position
+from regard.core.masks.algebra import Bounds, Mask, Position, RowPieces
 from regard.core.masks.forms.causal import Causal
 from regard.core.masks.positional import BandMask
 
@@ -22,6 +22,9 @@ class Window(BandMask):
 
     def as_window(self) -> tuple[int | None, int | None]:
         return self.before, self.after
+
+    def row_pieces(self) -> RowPieces:
+        return RowPieces()
 
     def __repr__(self) -> str:
         before, after = constant(self.before), constant(self.after)

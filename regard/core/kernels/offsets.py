@@ -1,0 +1,56 @@
+"""Calls whose sequences have query offsets of their own, such as the decoding of texts of different lengths.
+
+Sequences with the same offset are one call with ordinary positions, so a sparse kernel can plan each of these calls.
+"""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.base.tracing import can_read_values
+from regard.core.absolute_positions import Positions
+from regard.core.kernels.request import Request
+from regard.core.scores import Additive, Alibi, Shaw, Sink, Softcap, T5Buckets
+
+_TERMS = (Additive, Alibi, Shaw, Sink, Softcap, T5Buckets)
+
+
+def group_by_offset(positions: Positions) -> list[tuple[Positions, Int[Tensor, "_"]]]:
+    """Return the positions of each distinct offset, and the indices of the sequences that have it, on the CPU."""
+    assert positions.offsets is not None
+    values, which = positions.offsets.cpu().unique(return_inverse=True)
+    return [
+        (Positions(positions.queries + value, positions.keys), (which == number).nonzero()[:, 0])
+        for number, value in enumerate(values.tolist())
+    ]
+
+
+def refusals(request: Request) -> list[str]:
+    """Return why a call with offsets cannot be split into calls with ordinary positions."""
+    if request.positions.offsets is None:
+        return []
+    if request.q.device.type != "cpu" or not can_read_values(request.positions.offsets):
+        return ["its blocks follow from the offsets of the sequences, which it reads on the CPU only"]
+    for term in request.terms:
+        own = isinstance(term, Additive) and term.values.ndim == 4 and term.values.shape[0] > 1
+        if own or not isinstance(term, _TERMS):
+            return [f"{term.name} may differ between sequences, and these have offsets of their own"]
+    return []
+
+
+def split_by_offset(request: Request) -> list[tuple[Int[Tensor, "_"], Request]]:
+    """Split a call into one for each distinct offset: the indices of its sequences, and their call."""
+    parts = []
+    for positions, index in group_by_offset(request.positions):
+        q, k, v = (x.index_select(0, index.to(x.device)) for x in (request.q, request.k, request.v))
+        mask = request.mask.of_sequences(index)
+        parts.append((index, replace(request, q=q, k=k, v=v, mask=mask, positions=positions)))
+    return parts
+
+
+def join_by_offset(outs: list[Tensor], parts: list[tuple[Int[Tensor, "_"], Request]]) -> Tensor:
+    """Return the outputs of the parts in the order of the sequences: the inverse of `split_by_offset`."""
+    order = torch.cat([index for index, _ in parts]).argsort()
+    return torch.cat(outs).index_select(0, order.to(outs[0].device))
