@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parent.parent
-# runs in both trees, so it uses only names that both have: medians of milliseconds, forward and with the gradient
+# runs in both trees, so it uses only names that both have: medians of times, forward and with the gradient
 SCRIPT = """
 import json, sys, time, torch
 from regard import alibi, attend, causal, window
-linear, backward = sys.argv[1] == "linear", sys.argv[2] == "backward"
+linear, backward, only = sys.argv[1] == "linear", sys.argv[2] == "backward", sys.argv[3]
 gpu = torch.cuda.is_available()
 device, half = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
 cases = {
@@ -35,31 +35,38 @@ elif gpu:
         "causal 1024 float32": ((2, 8, 1024, 64), torch.float32, dict(mask=causal())),
     }
 run = (lambda *x, **rest: linear_attend(*x, mask=causal(), **rest).out) if linear else attend
-# one thread on a CPU: its CPU time, which other programs lengthen less than the time on the wall
+# on a CPU the CPU time of one thread, in units of torch's attention, called in turns: other programs lengthen both
 clock = time.thread_time if not gpu and torch.get_num_threads() == 1 else time.perf_counter
-def typical(call, repeats):
-    times, warm = [], 1 if linear and repeats > 1 else 0 if linear else 3
-    for _ in range(repeats + warm):
-        start = clock()
-        call()
-        if gpu: torch.cuda.synchronize()
-        times.append(clock() - start)
-    return 1e3 * sorted(times[warm:])[repeats // 2]
+def seconds(call):
+    start = clock()
+    call()
+    if gpu: torch.cuda.synchronize()
+    return clock() - start
+def typical(call, unit, repeats):
+    warm = 1 if linear and repeats > 1 else 0 if linear else 3
+    times = [(seconds(call), seconds(unit) if unit else 1e-3) for _ in range(repeats + warm)][warm:]
+    own, peer = (sorted(column)[repeats // 2] for column in zip(*times))
+    return own / peer
+sdpa = torch.nn.functional.scaled_dot_product_attention
 for name, (shape, dtype, rest) in cases.items():
+    if only not in name: continue
     q, k, v = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
+    many = 8 if q.numel() < 1 << 15 else 1
+    unit = None if gpu or linear else lambda: sdpa(q, k, v, is_causal=True)
     with torch.no_grad():
-        forward = typical(lambda: run(q, k, v, **rest), 3 if linear else 30)
+        forward = typical(lambda: run(q, k, v, **rest), unit, 3 if linear else 60 * many)
     for x in (q, k, v): x.requires_grad_()
+    both = unit and (lambda: torch.autograd.grad(sdpa(q, k, v, is_causal=True).sum(), (q, k, v)))
     train = lambda: torch.autograd.grad(run(q, k, v, **rest).sum(), (q, k, v))
-    times = [forward] + ([typical(train, 1 if linear else 15)] if backward else [])
+    times = [forward] + ([typical(train, both, 1 if linear else 30 * many)] if backward else [])
     print(json.dumps([name, times]), flush=True)
 """
 
 
-def measure(tree: Path, cases: str, backward: bool) -> dict[str, list[float]]:
-    """Milliseconds of each case in one tree: forward, and forward and backward if `backward`."""
+def measure(tree: Path, cases: str, backward: bool, only: str) -> dict[str, list[float]]:
+    """Return the time of each case in one tree: forward, and forward and backward if `backward`."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, cases, "backward" if backward else ""]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, cases, "backward" if backward else "", only]
     run = subprocess.run(command, cwd=tree, env=environment, capture_output=True)
     if run.returncode:
         raise SystemExit(run.stderr.decode()[-2000:])
@@ -74,6 +81,7 @@ def main() -> None:
     options.add_argument(
         "--forward", action="store_true", help="without gradients, which take minutes in old revisions"
     )
+    options.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this")
     chosen = options.parse_args()
     cases = "linear" if chosen.linear else "attention"
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +92,10 @@ def main() -> None:
                 ["git", "archive", chosen.revision, "regard"], cwd=ROOT, check=True, stdout=subprocess.PIPE
             )
             subprocess.run(["tar", "-x", "-C", old], input=tree.stdout, check=True)
-        rounds = [tuple(measure(tree, cases, not chosen.forward) for tree in (old, ROOT)) for _ in range(chosen.rounds)]
+        trees = (old, ROOT)
+        rounds = [
+            tuple(measure(tree, cases, not chosen.forward, chosen.only) for tree in trees) for _ in range(chosen.rounds)
+        ]
     titles = ["case", "forward", *(() if chosen.forward else ("forward and backward",))]
     print(f"| {' | '.join(titles)} |  (times as fast as {chosen.revision}: median, range)\n|{'---|' * len(titles)}")
     for name in rounds[0][1]:
