@@ -70,7 +70,7 @@ def make_cases(heads: int, device: str) -> Iterator[TermCase]:
     def see_window(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (i >= j) & (i - j < 1024)
 
-    sliding = {"b": 1, "n": 32768}
+    sliding: dict[str, Any] = {"b": 1, "n": 32768}
     yield TermCase("softcap", causal(), softcap(CAP), see, cap)
     yield TermCase("alibi", causal(), alibi(slopes=slopes), see, add_distance)
     # flex's own tiles and the table need more shared memory than an H200 has
@@ -91,7 +91,7 @@ def make_peer(case: TermCase, n: int, device: str) -> Attention:
     logits = case.logits
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        aux = AuxRequest(lse=True) if logits is not None else None
+        aux: Any = AuxRequest(lse=True) if logits is not None else None
         options: Any = None if case.options is None else dict(case.options)
         result: Any = compiled(
             q, k, v, score_mod=case.score_mod, block_mask=blocks, return_aux=aux, kernel_options=options
@@ -115,7 +115,8 @@ def naive(case: TermCase, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = scores.masked_fill(~case.mask_mod(0, h, i, j), -torch.inf)
     if case.logits is not None:
         scores = torch.cat([scores, case.logits.to(q.dtype)[:, None, None].expand(*scores.shape[:-1], 1)], -1)
-    return scores.softmax(-1)[..., :n] @ v
+    out: Tensor = scores.softmax(-1)[..., :n] @ v
+    return out
 
 
 def _positions(n: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -630,7 +630,7 @@ def test_lists_for_compiled_code_are_those_of_torch(name, size):
     asked = call(*draw(n, n), mask=MASKS[name](n))
     mask = asked.mask
     state = mask.block_table(n, n, size).state
-    peer = flex.block_mask(state if state.ndim == 3 else state[None], None, n, n, size)
+    peer = flex.block_mask(state if state.ndim == 3 else state[None], lambda b, h, i, j: i >= j, n, n, size)
     operator = torch.ops.regard.block_lists_of_data if mask.tensors() else torch.ops.regard.block_lists
     settings = (write_text(mask), 0, 0, n, n, mask.batch() or 1, size, True, True)
     arguments = (torch.zeros(1, 1, 1, 1), list(mask.tensors()), *settings)

@@ -42,7 +42,7 @@ def can_trace(request: Request) -> bool:
 def traced_density(request: Request, size: int) -> float:
     """Return the share of blocks with visible pairs as a constant; with symbolic lengths, that of 8,192 positions."""
     at = request.positions
-    lengths = (request.q.shape[2], request.k.shape[2], at.queries, at.keys)
+    lengths: Any = (request.q.shape[2], request.k.shape[2], at.queries, at.keys)  # keys are consecutive
     for length in lengths:  # a plain loop, which torch.compile can trace
         if is_symbol(length):
             lengths = (_NOMINAL, _NOMINAL, 0, 0)
@@ -95,10 +95,10 @@ def trace_block_mask(
     token = q.detach()[:1, :1, :1, :1]
     settings = (WHOLE if whole else size, training, hides)
     lists = operator(token, data, write_text(mask), at.queries, at.keys, i, j, mask.batch() or 1, *settings)
-    own = [*lists[:4], *(lists[4:8] if training else (None,) * 4)]
+    own: Any = [*lists[:4], *(lists[4:8] if training else (None,) * 4)]
     if whole:
         own = [*lists[:2], None, None, *(lists[2:4] if training else (None, None)), None, None]
-    blocks = BlockMask((i, j), *own, BLOCK_SIZE=(settings[0], settings[0]), mask_mod=mask_mod)
+    blocks = BlockMask((i, j), *own, (settings[0], settings[0]), mask_mod)
     return (blocks, lists[-2], lists[-1]) if hides else (blocks, None, None)
 
 
@@ -171,14 +171,13 @@ def _fake(
     token: Tensor, data: list[Tensor], text: str, queries: int, keys: int, i: int, j: int, b: int, size: int,
     training: bool, hides: bool,
 ) -> list[Tensor]:  # fmt: skip
-    integers = {"dtype": torch.int32}
     if size == WHOLE:
         pair = [(1, 1, 1), (1, 1, 1, 1)]
-        return [token.new_empty(shape, **integers) for shape in pair * (2 if training else 1)]
+        return [token.new_empty(shape, dtype=torch.int32) for shape in pair * (2 if training else 1)]
     rows, columns = -(-i // size), -(-j // size)
     shapes = [(b, 1, rows), (b, 1, rows, columns)] * 2
     shapes += [(b, 1, columns), (b, 1, columns, rows)] * 2 if training else []
-    made = [token.new_empty(shape, **integers) for shape in shapes]
+    made = [token.new_empty(shape, dtype=torch.int32) for shape in shapes]
     return made + ([token.new_empty((b, 1, n, 1), dtype=torch.bool) for n in (j, i)] if hides else [])
 
 

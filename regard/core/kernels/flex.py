@@ -219,7 +219,7 @@ def _run_plan(request: Request, plan: BlockMaskPlan) -> Float[Tensor, "b h i e"]
         # a Python number would be compiled in, and every new beta would compile again
         beta = torch.full((), request.beta, dtype=torch.float32, device=request.q.device)
         terms = [lambda scores, grid: scores * beta, *terms]
-    out, largest = plan.function(
+    result: tuple[Tensor, Any] = plan.function(
         request.q,
         k,
         v,
@@ -231,6 +231,7 @@ def _run_plan(request: Request, plan: BlockMaskPlan) -> Float[Tensor, "b h i e"]
         enable_gqa=request.q.shape[1] != k.shape[1],
         kernel_options=plan.options,
     )
+    out, largest = result
     if cheap:
         poison_large_rows(out, largest)
     elif guard is not None:
@@ -351,7 +352,8 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
         BlockMask,  # importing it loads the compiler, which takes as long as torch itself
     )
 
-    return BlockMask.from_kv_blocks(*compiled_flex.list_blocks(state), size, mask_mod, (i, j))
+    some, which, whole, which_whole = compiled_flex.list_blocks(state)
+    return BlockMask.from_kv_blocks(some, which, whole, which_whole, size, mask_mod, (i, j))
 
 
 def _compile_key(request: Request) -> Hashable:

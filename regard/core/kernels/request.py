@@ -116,8 +116,10 @@ class Request:
         for term in self.terms:
             if not isinstance(term, Sink):
                 q = self.q.to(exact) if term.reads_queries else self.q.new_empty(0, dtype=exact)
-                inside = tanh is not None and isinstance(term, Softcap)
-                bound.append(term.bind_in_kernel(q, tanh) if inside else term.bind(q, self.beta))
+                if tanh is not None and isinstance(term, Softcap):
+                    bound.append(term.bind_in_kernel(q, tanh))
+                else:
+                    bound.append(term.bind(q, self.beta))
         return bound
 
 
