@@ -95,10 +95,11 @@ def trace_block_mask(
     token = q.detach()[:1, :1, :1, :1]
     settings = (WHOLE if whole else size, training, hides)
     lists = operator(token, data, write_text(mask), at.queries, at.keys, i, j, mask.batch() or 1, *settings)
-    own: Any = [*lists[:4], *(lists[4:8] if training else (None,) * 4)]
+    own = [*lists[:4], *(lists[4:8] if training else (None,) * 4)]
     if whole:
         own = [*lists[:2], None, None, *(lists[2:4] if training else (None, None)), None, None]
-    blocks = BlockMask((i, j), *own, (settings[0], settings[0]), mask_mod)
+    make: Any = BlockMask  # mypy cannot count the tensors of `own`
+    blocks = make((i, j), *own, (settings[0], settings[0]), mask_mod)
     return (blocks, lists[-2], lists[-1]) if hides else (blocks, None, None)
 
 

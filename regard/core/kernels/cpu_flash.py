@@ -51,7 +51,8 @@ def flash_attention(
     if torch.compiler.is_compiling():
         operators = torch.ops.regard
         training = needs_gradient(q, k, v)
-        return operators.cpu_attention(*arguments)[0] if training else operators.cpu_attention_inference(*arguments)
+        out = operators.cpu_attention(*arguments)[0] if training else operators.cpu_attention_inference(*arguments)
+        return out
     direct = run_directly(*arguments)
     if direct is not None:
         return direct
