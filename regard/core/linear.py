@@ -397,9 +397,9 @@ def _attend_causally(
 
 
 def _split(x: Float[Tensor, "b h n c"], size: int) -> tuple[Float[Tensor, "b h j c"], ...]:
-    """Split a tensor along the sequence.
+    """Split a tensor along the sequence into chunks of `size`.
 
-    The gradient of many slices would instead fill the whole tensor with zeros once for each.
+    Slices are not used, because the gradient of each slice would fill a tensor as large as x with zeros.
     """
     return x.split(size, 2) if x.shape[2] else ()
 
@@ -425,7 +425,7 @@ def _add_keys(
 def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int], device: str) -> int:
     """Return the number of chunks to compute in one batched product, limited by the memory for their states.
 
-    It is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
+    The number is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
     rescaled from chunk to chunk.
     """
     most = _AT_ONCE_ON_CPU if device == "cpu" else _AT_ONCE

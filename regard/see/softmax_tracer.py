@@ -287,7 +287,7 @@ class SoftmaxTracer:
         self._traced[x] = (traced, version(x))
 
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
-        """Return the trace entry of a tensor; None if the tensor is not traced.
+        """Return what is known of a traced tensor, such as `TracedScores`; None if the tensor is not traced.
 
         changed  whether the current operation itself has written into the tensor
         """
@@ -629,7 +629,10 @@ def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) ->
 
 
 def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -> TracedScores | None:
-    """Return the scores after an operation; None if the output is no longer scores."""
+    """Return the description of an operation's output as attention scores; None if the output is no longer scores.
+
+    scores  the description of the operation's input `source`
+    """
     name, args, out = operation.name, operation.args, operation.out
     inexact = replace(scores, exact=False)
     if name in SAME:
@@ -685,9 +688,10 @@ def _hides(scores: TracedScores, value: float) -> bool:
 
 
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
-    """Return the weights after an operation: dropout is stored, other changes are added to the note.
+    """Return the description of an operation's output, given that of its input `source`, attention weights.
 
-    An operation that moves entries makes the weights unsupported.
+    Dropout is stored, and other changes are added to the note. An operation that moves entries makes the weights
+    unsupported.
     """
     if operation.name in SAME or operation.reshapes(source):
         return weights
