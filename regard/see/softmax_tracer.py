@@ -416,10 +416,11 @@ class SoftmaxTracer:
     ) -> None:
         """Report an attention call for an einsum of weights and values.
 
-        Other factors become part of the output transform.
+        Operands other than weights and values become part of the output transform.
 
-        at               index of the weights among the operands
-        letters, result  letters of the operands and of the result
+        at       index of the weights among the operands
+        letters  letters of the axes of each operand
+        result   letters of the axes of the result
         """
         own = letters[at]
         leading, i, j = own[:-2], own[-2], own[-1]
