@@ -33,11 +33,11 @@ def command(
     from dataclasses import asdict
 
     from regard.work.exercises.answer_process import Limits
-    from regard.work.grade_class import ClassOptions, grade_class, to_csv
+    from regard.work.grade_folder import ClassOptions, grade_folder, to_csv
 
     check_folder(csv)
     options = ClassOptions(tuple(exercises or ()), quiz, class_seed, Limits(seconds, megabytes))
-    rows = list(grade_class(folder, options, print_message))
+    rows = list(grade_folder(folder, options, print_message))
     if csv is not None:
         write_file(csv, lambda file: file.write_text(to_csv(rows), encoding="utf-8"))
     if json:

@@ -328,7 +328,13 @@ def _attend_with_triton(
     state: LinearState | None,
     size: tuple[int, int, int, int],
 ) -> LinearResult:
-    """Compute a causal call with the Triton kernels, which apply the feature maps that they know themselves."""
+    """Compute a causal call with the Triton kernels.
+
+    The kernels themselves apply the feature maps in _MAP_CODES; others are applied before. Keys that are not `visible`
+    get features of 0.
+
+    size  sizes of the state: (b, h, number of features, width of v)
+    """
     code = _MAP_CODES.get(features.fn, 0) if visible is None and isinstance(features, Elementwise) else 0
     exact = torch.promote_types(q.dtype, torch.float32)
     if not code:
@@ -350,7 +356,7 @@ def _attend_with_triton(
 def _attend_with_torch(
     features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, ...]:
-    """Compute what the Triton kernels compute with operations that have derivatives of any order.
+    """Compute the same as the Triton kernels, but with torch operations, which have derivatives of any order.
 
     computed  whether q and k are features already
     sums      sums of earlier tokens, with their peak if the features are logarithmic
@@ -397,9 +403,9 @@ def _attend_causally(
 
 
 def _split(x: Float[Tensor, "b h n c"], size: int) -> tuple[Float[Tensor, "b h j c"], ...]:
-    """Split a tensor along the sequence.
+    """Split a tensor along the sequence into chunks of `size`.
 
-    The gradient of many slices would instead fill the whole tensor with zeros once for each.
+    Slices are not used, because the gradient of each slice would fill a tensor as large as x with zeros.
     """
     return x.split(size, 2) if x.shape[2] else ()
 
@@ -425,7 +431,7 @@ def _add_keys(
 def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int], device: str) -> int:
     """Return the number of chunks to compute in one batched product, limited by the memory for their states.
 
-    It is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
+    The number is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
     rescaled from chunk to chunk.
     """
     most = _AT_ONCE_ON_CPU if device == "cpu" else _AT_ONCE
@@ -494,7 +500,7 @@ def _read_state(
 
 
 def _normalise(found: Float[Tensor, "b h i e"], mass: Float[Tensor, "b h i 1"]) -> Float[Tensor, "b h i e"]:
-    """Divide the weighted sums by the sums of weights. The result is 0 where the sum of weights is 0."""
+    """Divide weighted sums of values, `found`, by the sums of weights, `mass`. Where `mass` is 0 the result is 0."""
     nothing = mass == 0
     return (found / mass.masked_fill(nothing, 1)).masked_fill(nothing, 0)
 
@@ -519,8 +525,8 @@ def _or_zero(peak: Tensor) -> Tensor:
 def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> Float[Tensor, "r c"]:
     """Return `count` standard normal vectors, the same on every device.
 
-    orthogonal  whether the vectors are orthogonal in groups of `width`; their lengths stay those of normal
-                vectors
+    orthogonal  whether each group of `width` successive vectors is orthogonal; their lengths stay those of
+                independent normal vectors
     """
     draws = make_generator(seed)
     normal = torch.randn(count, width, dtype=torch.float64, generator=draws, device="cpu")

@@ -43,7 +43,7 @@ def _phi(x, MAP: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def _slope(phi, factor, MAP: tl.constexpr):
-    """Compute the derivative of the feature map times `factor` from the features times `factor`."""
+    """Compute factor * (derivative of the feature map) from phi = factor * (features)."""
     if MAP == ELU_PLUS_ONE:
         slope = tl.where(phi < factor, phi, factor)
     elif MAP == RELU:
@@ -80,7 +80,11 @@ def _keys(
 def _queries(
     X, rows, n, stride_n, stride_c, MAP: tl.constexpr, OPERAND: tl.constexpr, C: tl.constexpr, R: tl.constexpr
 ):  # fmt: skip
-    """Load queries. Returns their features divided by the largest of each row, and these factors."""
+    """Load queries and compute their features.
+
+    Returns the features of each row divided by the largest in the row, and 1 / largest. Features that were computed
+    beforehand are returned as they are, with factors of 1.
+    """
     phi = _keys(X, rows, n, stride_n, stride_c, MAP, OPERAND, C, R)
     factor = tl.full([phi.shape[0]], 1.0, tl.float32)
     if MAP != PRECOMPUTED:
@@ -254,7 +258,7 @@ def sum_queries(
 
 @triton.jit
 def _of_found(GRAD, MASS, rows, n, stride_n, stride_c, OPERAND: tl.constexpr, W: tl.constexpr, E: tl.constexpr):
-    """Compute the gradients of the weighted sums, which the outputs divide by the sums of weights."""
+    """Compute the gradients of the weighted sums of values: those of the outputs divided by the sums of weights."""
     grad = _rows(GRAD, rows, n, stride_n, stride_c, W, E).to(tl.float32)
     mass = tl.load(MASS + rows, mask=rows < n, other=0.0)
     return (grad * _inverse(mass, 0.0)[:, None]).to(OPERAND)

@@ -61,7 +61,11 @@ class _Launch:
         }  # fmt: skip
 
     def accumulate(self, sums: Tensor, start: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
-        """Return the sums before (or after) each segment, and those of all."""
+        """Return, for each segment, `start` plus the sums of all earlier segments; and `start` plus the sums of all.
+
+        sums     the sums of each segment
+        reverse  whether to add up later segments instead of earlier ones
+        """
         from regard.core import log_linear_triton_kernels
 
         c, e = self.options["C"], self.options["W"]
@@ -75,7 +79,7 @@ class _Launch:
         return before, *after
 
     def sums_before(self, k: Tensor, v: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the sums before each segment, and those after the last."""
+        """Return the sums over all tokens before each segment, and the sums after the last segment."""
         from regard.core import log_linear_triton_kernels
 
         sums = torch.empty(self.b * self.h, self.segments, self.size, device=k.device, dtype=torch.float32)

@@ -14,7 +14,7 @@ from regard.core.linear_triton_kernels import _head, _inverse, _of_found, _rows
 
 @triton.jit
 def _logs(X, rows, n, stride_n, stride_c, beyond, C: tl.constexpr, R: tl.constexpr):
-    """Load logarithms of features. Rows and columns beyond the end are `beyond`."""
+    """Load logarithms of features, (tokens, features). Entries outside the tensor are `beyond`."""
     features = tl.arange(0, R)
     there = (rows[:, None] < n) & (features[None, :] < C)
     at = X + rows[:, None].to(tl.int64) * stride_n + features[None, :] * stride_c
@@ -29,7 +29,11 @@ def _finite(peak):
 
 @triton.jit
 def _add(matrix, vector, peak, logs, values, extra, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """Add exp(logs)^T times values to a matrix, and times `extra` to a vector, both divided by exp(peak)."""
+    """Add exp(logs)^T times `values` to a matrix, and exp(logs)^T times `extra` to a vector.
+
+    Matrix and vector are stored divided by exp(peak), where `peak` is the largest logarithm of each feature so far.
+    Returns both and the new peak.
+    """
     higher = tl.maximum(peak, tl.max(logs, 0))
     level = _finite(higher)
     fading, factors = tl.exp(peak - level), tl.exp(logs - level[None, :]).to(OPERAND)

@@ -1,4 +1,7 @@
-"""Position encodings: sinusoidal embeddings, and rotary positions (RoPE) with context extension."""
+"""Position encodings: sinusoidal embeddings, and rotary positions (RoPE) with context extension.
+
+ALiBi and T5 biases are score terms in core/scores.py.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -113,10 +116,11 @@ class DynamicNTK(RopeScaling):
     """Dynamic NTK RoPE scaling: `NTK` with a factor that grows with the length n of the input.
 
     For n > original, the NTK factor is factor * n / original - (factor - 1). Shorter inputs are not changed.
-    All frequencies change with n, so a KV cache can only be used up to `original` positions. emozilla 2023,
-    reddit.com/r/LocalLLaMA/comments/14mrgpr.
+    All frequencies except the highest change with n, so keys cached for one length are wrong for another; a KV
+    cache works only up to `original` positions. emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr.
 
-    factor    how fast the NTK factor grows: it is 1 at n = original and factor + 1 at n = 2 * original
+    factor    growth of the NTK factor for each further `original` positions: the NTK factor is 1 at n = original
+              and 1 + factor at n = 2 * original
     original  context length that the model was trained with
     """
 

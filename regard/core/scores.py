@@ -119,7 +119,7 @@ class T5Buckets(ScoreTerm):
         return self._look_up(self.table)(grid) == -math.inf
 
     def _look_up(self, table: Tensor) -> Callable[[Grid], Tensor]:
-        """Return a function from a grid to the bias of each of its pairs."""
+        """Return a function that takes a `Grid` and returns the bias of each of its query-key pairs."""
         # all distances beyond the reach share a bucket, so a table from -reach to reach has every value
         distances = torch.arange(-self.reach, self.reach + 1, device=table.device)
         by_distance = table[t5_bucket(distances, len(table), self.reach, self.both_ways)].T
@@ -253,7 +253,7 @@ class Additive(ScoreTerm):
         return self._look_up(self.values)(grid) == -math.inf
 
     def _look_up(self, values: Tensor) -> Callable[[Grid], Tensor]:
-        """Return a function from a grid to the value of each of its pairs."""
+        """Return a function that takes a `Grid` and returns the value of each of its query-key pairs."""
         sizes = (1, 1, *values.shape)[-4:]
         used = [axis for axis in range(4) if sizes[axis] != 1]
         values, squeezed = values.reshape(sizes), values.reshape([sizes[axis] for axis in used])

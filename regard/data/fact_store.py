@@ -52,7 +52,10 @@ class FactStore:
         return str(found[0][0]) if found else None
 
     def save(self, question: str, answer: str) -> None:
-        """Save the answer to a question and mark it as not learned. An older answer is replaced."""
+        """Save an answer, marked as not yet learned by the model.
+
+        An older answer to the same question is replaced.
+        """
         if not normalize_question(question) or not answer.strip():
             raise DataError(f"a fact needs a question and an answer, not {question!r} and {answer!r}")
         check_utf8(answer)

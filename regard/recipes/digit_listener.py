@@ -10,7 +10,7 @@ from regard.base.errors import TrainingError
 from regard.data.characters import CharacterTokenizer
 from regard.data.digit_strings import DigitStrings
 from regard.data.log_mel import LogMel, LogMelStream, log_mel
-from regard.models.ctc import CTCGreedyDecoder, ctc_greedy_decode
+from regard.models.ctc_decoding import CTCGreedyDecoder, ctc_greedy_decode
 from regard.models.speech import STEP, Speech, SpeechConfig
 
 DIGITS = CharacterTokenizer("0123456789", special=("<blank>",))  # the CTC blank is token 0

@@ -216,8 +216,9 @@ def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"
 def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] | None:
     """Return the induction score: the mean weight of a repeated token on the token after its previous occurrence.
 
-    Olsson et al. 2022, arXiv:2209.11895. Returns None if no token is repeated, or if the keys are not these
-    tokens.
+    Olsson et al. 2022, arXiv:2209.11895. This score takes any text and counts the previous occurrence only;
+    `induction_scores` in see/interventions/head_importance.py takes repeated random tokens and sums the weights
+    over all earlier copies. Returns None if no token is repeated, or if the keys are not these tokens.
     """
     b, n = tokens.shape
     if b != record.q.shape[0]:

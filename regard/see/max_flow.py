@@ -55,7 +55,8 @@ class _ResidualGraph:
     def _levels(self, source: int, sink: int) -> list[list[int]] | None:
         """Breadth-first search: return the positions at each distance from the source; None if the sink is unreachable.
 
-        Entry d has one bit mask for each layer: the positions at distance d.
+        Entry [d][layer] is a bit mask of the positions of this layer that are d edges from the source. Only edges
+        with remaining capacity count.
         """
         seen = [0] * (self.depth + 1)
         frontier = [1 << source, *([0] * self.depth)]
@@ -77,7 +78,10 @@ class _ResidualGraph:
         return levels
 
     def _paths(self, levels: list[list[int]], source: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield augmenting paths of shortest length as (layer, position) nodes, until there are none."""
+        """Yield augmenting paths of shortest length as (layer, position) nodes, until there are none.
+
+        levels  from `_levels`; positions from which no path reaches the sink are removed from it
+        """
         path = [(0, source)]
         while path:
             layer, j = path[-1]

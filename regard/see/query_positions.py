@@ -73,7 +73,7 @@ def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]
 
 
 def _visible_to_first_head(record: Record, rows: Tensor) -> Tensor:
-    """Return which keys the first head sees from some queries, (b r j).
+    """Return which keys each of some queries sees in the first head: (b r j), where r counts these queries.
 
     Masks for a KV cache are the same for all heads.
     """

@@ -1,4 +1,7 @@
-"""Records of attention calls: the inputs of each call that `watch` intercepted, and its statistics on demand."""
+"""Records of attention calls: the inputs of each call that `watch` intercepted, and its statistics on demand.
+
+`watch`, in see/watch.py, installs the hooks that make the records.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

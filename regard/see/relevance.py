@@ -321,7 +321,10 @@ def _identity(layer: Record | Tensor) -> Float[Tensor, "b n n"]:
 
 
 def _multiply_rows(x: Float[Tensor, "b r i"], layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b r j"]:
-    """Multiply rows by the weights of a layer. A record with heads="mean" needs no weight matrix for this."""
+    """Multiply rows by the weights of a layer, fused over its heads.
+
+    For a record and heads="mean", no weight matrix is computed.
+    """
     if isinstance(layer, Tensor) or heads != "mean":
         return x @ fuse_heads(layer, heads)
     return torch.stack([layer.mixed(x[:, row]).mean(1) for row in range(x.shape[1])], 1)

@@ -188,7 +188,7 @@ def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor | slice:
 
 
 def _dense_columns(mask: Mask, rows: Tensor, j: int) -> slice:
-    """Return the range from the first to the last key that any of these queries sees.
+    """Return the range from the first to the last key that any of the queries in `rows` sees.
 
     A mask that is not a dense matrix gives the range of all keys.
     """

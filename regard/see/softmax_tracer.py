@@ -287,7 +287,7 @@ class SoftmaxTracer:
         self._traced[x] = (traced, version(x))
 
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
-        """Return the trace entry of a tensor; None if the tensor is not traced.
+        """Return what is known of a traced tensor, such as `TracedScores`; None if the tensor is not traced.
 
         changed  whether the current operation itself has written into the tensor
         """
@@ -416,10 +416,11 @@ class SoftmaxTracer:
     ) -> None:
         """Report an attention call for an einsum of weights and values.
 
-        Other factors become part of the output transform.
+        Operands other than weights and values become part of the output transform.
 
-        at               index of the weights among the operands
-        letters, result  letters of the operands and of the result
+        at       index of the weights among the operands
+        letters  letters of the axes of each operand
+        result   letters of the axes of the result
         """
         own = letters[at]
         leading, i, j = own[:-2], own[-2], own[-1]
@@ -629,7 +630,10 @@ def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) ->
 
 
 def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -> TracedScores | None:
-    """Return the scores after an operation; None if the output is no longer scores."""
+    """Return the description of an operation's output as attention scores; None if the output is no longer scores.
+
+    scores  the description of the operation's input `source`
+    """
     name, args, out = operation.name, operation.args, operation.out
     inexact = replace(scores, exact=False)
     if name in SAME:
@@ -685,9 +689,10 @@ def _hides(scores: TracedScores, value: float) -> bool:
 
 
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
-    """Return the weights after an operation: dropout is stored, other changes are added to the note.
+    """Return the description of an operation's output, given that of its input `source`, attention weights.
 
-    An operation that moves entries makes the weights unsupported.
+    Dropout is stored, and other changes are added to the note. An operation that moves entries makes the weights
+    unsupported.
     """
     if operation.name in SAME or operation.reshapes(source):
         return weights

@@ -14,7 +14,7 @@ def _scores(
     q, K, start, j, stride_n, stride_c, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of scores: some queries and the keys from `start` on."""
+    """Compute a tile of scores, (queries, BN): those of the queries q with the BN keys from `start` on."""
     columns = start + tl.arange(0, BN)
     features = tl.arange(0, WIDTH)
     at = K + columns[None, :].to(tl.int64) * stride_n + features[:, None] * stride_c
@@ -40,7 +40,11 @@ def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.con
 
 @triton.jit
 def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the first and last visible key of some rows, and the range of key tiles that are fully visible."""
+    """Return the limits of the keys that the BM rows from `first` on see, as (begin, inner, outer, end).
+
+    Some row sees a key only from `begin` (rounded down to a tile of BN keys) to before `end`. All rows see all keys
+    from `inner` to before `outer`, which are whole tiles.
+    """
     last = tl.minimum(first + BM, i) - 1
     begin, end, inner, outer = 0, j, 0, (j // BN) * BN
     if LOW:
@@ -93,8 +97,10 @@ def normalise(
 
 @triton.jit
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the first and last row that see some key of a tile, and the range of rows that see all keys of the
-    tile.
+    """Return the limits of the rows that see keys of tile `number`, as (begin, inner, outer, end).
+
+    A row sees some key of the tile only from `begin` (rounded down to a tile of BM rows) to before `end`. All rows
+    from `inner` to before `outer` see all its keys.
     """
     first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
     begin, end, inner, outer = 0, i, 0, i // BM * BM
@@ -111,7 +117,7 @@ def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constex
 
 @triton.jit
 def _products(Q, k, b, h, start, BM: tl.constexpr, WIDTH: tl.constexpr):
-    """Compute q . k for the rows from `start` on."""
+    """Compute q . k, (BM, keys), for the BM queries from `start` on and the keys k of the program."""
     q = tl.reshape(Q.load([b.to(tl.int32), h.to(tl.int32), start, 0]), [BM, WIDTH])
     return tl.dot(q, k, input_precision="ieee")
 
@@ -122,7 +128,13 @@ def _tile(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Add the weights of one tile to all statistics; return the sum of weights that each key received so far."""
+    """Add the weights of one tile to all statistics; return the sum of weights that each key received so far.
+
+    logs    logarithms to base 2 of the weights, (BM rows, BN keys)
+    number  number of the tile of keys
+    start   first row of the tile
+    mass    sum of weights that each key received from earlier rows
+    """
     rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
     weights = tl.exp2(logs)
     if CUT:
@@ -162,7 +174,10 @@ def _tile(
 
 @triton.jit
 def _cell(CELLS, mass, before, row, SPAN):
-    """Add the weight that keys received since `before` to the pooled cell of the row; return the sum so far."""
+    """Add the weight that the keys received since the last call to the cell of `row` in the pooled map.
+
+    Returns the sum received so far, which is `before` in the next call.
+    """
     now = tl.sum(tl.sum(mass, 4), 2)
     tl.atomic_add(CELLS + (row // SPAN).to(tl.int64) * tl.num_programs(0), tl.sum(now - before), sem="relaxed")
     return now

@@ -32,12 +32,14 @@ TRANSPOSED = "rows and columns exchanged"
 
 @dataclass(frozen=True)
 class Expected:
-    """The values that count as correct in a step of a student's calculation.
+    """The values accepted in one step: those that follow from the student's own earlier steps.
+
+    After an earlier mistake, also those from the student's rounded numbers as written down, or those of the
+    correct solution.
 
     matrix        the values calculated from the student's earlier steps
     tolerance     how far the student's numbers may differ from `matrix`; nonzero only after a mistake
-    alternatives  other accepted values after a mistake, such as those from the numbers as written or the
-                  correct ones
+    alternatives  the other values that are accepted after a mistake
     """
 
     matrix: Array
@@ -257,11 +259,12 @@ def judge_step(
 
 
 def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
-    """Return the matrix of a step under a hypothesis if that explains the student's wrong rows, otherwise None.
+    """Return the matrix of a step as a hypothesis explains it; None if the hypothesis does not affect all wrong rows.
 
-    A hypothesis that affects single rows changes only the wrong rows; the others keep the values of `matrix`.
+    If the hypothesis affects single rows, only the wrong rows are changed; the others keep the values of `matrix`.
 
-    wrong  indices of the wrong rows
+    matrix  the expected values of the step
+    wrong   indices of the rows in which the student's matrix has wrong entries
     """
     if hypothesis.rows is None:
         return hypothesis.matrix

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.base.errors import CacheError, ConfigError, DtypeError, ShapeError
-from regard.models.ctc import CTCGreedyDecoder, ctc_greedy_decode
+from regard.models.ctc_decoding import CTCGreedyDecoder, ctc_greedy_decode
 from regard.models.presets import PRESETS, build, build_from_config
 from regard.models.saving import load, save
 from regard.models.speech import Speech, SpeechConfig

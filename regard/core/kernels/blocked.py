@@ -152,7 +152,10 @@ def work(request: Request) -> float:
 
 
 def _stand_in(request: Request, positions: Positions, index: Tensor) -> Request:
-    """Return a call of the size of the one for these sequences, to estimate its cost without copying them."""
+    """Return a call with as many sequences as `index` lists, to estimate the cost of a call on those sequences.
+
+    It has q, k and v of the first sequences instead, because selecting the listed ones would copy them.
+    """
     n = len(index)
     q, k, v = request.q[:n], request.k[:n], request.v[:n]
     return replace(request, q=q, k=k, v=v, mask=request.mask.of_sequences(index), positions=positions)
@@ -337,7 +340,14 @@ def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> 
 
 
 def _grid(request: Request, spans: Spans, rows: Int[Tensor, "r"], columns: Int[Tensor, "r m"]) -> Grid:
-    """Return the `Grid` of the pairs of some query blocks and their key blocks, with axes r, b, h, s, l."""
+    """Return the `Grid` of the pairs of some query blocks and the key blocks gathered for each.
+
+    Its axes (r, b, h, s, l) are the query block, the batch, the head, the query in the block, and the key in the
+    gathered key blocks.
+
+    rows     indices of the query blocks
+    columns  indices of the key blocks of each query block
+    """
     b, h, _, _, j, _, _ = request.sizes
     device = request.q.device
     row, column = spans.rows[rows], spans.columns[columns].flatten(1)

@@ -142,9 +142,10 @@ def _fill_zeros(x: Tensor, where: Tensor | None) -> Tensor:
 
 
 class _Parts:
-    """The fused-kernel calls that make up one attention call: their inputs.
+    """The fused-kernel calls that make up one attention call.
 
-    Also has functions that join their outputs and split the gradient of the joined output.
+    It has the inputs of these calls, joins their outputs to the attention output, and splits the gradient of the
+    attention output among them.
     """
 
     def __init__(self, request: Request, kernel: str) -> None:

@@ -68,7 +68,7 @@ def may_hide_rows(request: Request) -> bool:
 
 
 def _is_reflexive(mask: Mask) -> bool:
-    """Return whether every position surely sees itself."""
+    """Return whether every position is known to see itself, from the kind of the mask. False if that is unknown."""
     children = mask.children()
     if len(children) > 0:
         flags = [_is_reflexive(child) for child in children]
@@ -159,7 +159,7 @@ def _build(
 def _hidden_rows(
     mask: Mask, positions: Positions, i: int, j: int, table: BlockTable, device: torch.device
 ) -> list[Tensor]:
-    """Return which keys no query sees (b 1 j 1) and which queries see no key (b 1 i 1)."""
+    """Return two boolean tensors: which keys no query sees, (b 1 j 1), and which queries see no key, (b 1 i 1)."""
     b = mask.batch() or 1
     flags = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
     found = [

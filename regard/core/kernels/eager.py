@@ -92,8 +92,10 @@ def attention(
 def _bound(request: Request, q: Tensor, rows: slice | None) -> list[BoundTerm]:
     """Return the score terms as functions of (scores, grid), bound to all queries of the call.
 
-    Some terms look up a query by its row index. So if q has only some `rows`, the others are taken from the
-    request.
+    Some terms look up a query by its row index in the whole call. So if q has only some rows of it, the other rows
+    are taken from the request.
+
+    rows  the rows of the call that q has; None for all
     """
     if not request.terms:
         return []

@@ -243,7 +243,10 @@ def _run_plan(request: Request, plan: BlockMaskPlan) -> Float[Tensor, "b h i e"]
 
 
 def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None:
-    """Return which keys an additive term hides from every query with -inf. None if its values do not vary by key."""
+    """Return which keys an additive term hides from every query with -inf. None if its values do not vary by key.
+
+    g  number of key heads; a key is hidden in a key head if it is hidden in all query heads that share it
+    """
     values = term.values.detach().reshape((1, 1, *term.values.shape)[-4:])
     if values.shape[-1] == 1:
         return None

@@ -58,12 +58,12 @@ class Spans:
 
     @cached_property
     def row_blocks(self) -> Blocks:
-        """The assignment of the queries to blocks."""
+        """The blocks of queries: the row indices in each block, and the slot of each row."""
         return _cut_into_blocks(torch.arange(self.i) + self.positions.queries, self.size, self.steps)
 
     @cached_property
     def column_blocks(self) -> Blocks:
-        """The assignment of the keys to blocks."""
+        """The blocks of keys: the column indices in each block, and the slot of each column."""
         return _cut_into_blocks(key_positions(self.positions, self.j, torch.device("cpu")), self.size, self.steps)
 
     @property
@@ -250,7 +250,12 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Return, for each sequence and block, whether `hit` is True in any entry with this `batch` and `block`."""
+    """Return, for each sequence, block and slot, whether any row of `hit` of that sequence and block is True there.
+
+    like          a tensor with the shape of the result, (b blocks slots)
+    batch, block  the sequence and the block of each row of `hit`
+    hit           boolean, (rows slots)
+    """
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
 

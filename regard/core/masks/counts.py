@@ -66,7 +66,7 @@ def _positions(span: range) -> Tensor:
 
 
 def _check_size(span: range) -> None:
-    """Raise ConfigError if a tensor with one integer per position of this range would take gigabytes."""
+    """Raise ConfigError if `span` is so long that a tensor of one integer per position would take gigabytes."""
     if len(span) > _MOST_POSITIONS:
         raise ConfigError(
             f"counting pairs of {len(span):,} positions would take {8 * len(span):,} bytes or more for this mask; "

@@ -57,9 +57,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         return attention(q, k + size * nudge, v) - h
 
     def deviation(size: float) -> float:
-        """Return how far the change of the output is from linear in the size of the key's change.
+        """Return how nonlinear the output is in the key's change.
 
-        With f(s) the change of the output for a change of size s, this is the median over inputs of
+        This is the relative error of predicting the effect of a change of 2 * size as twice the effect of one of
+        `size`. With f(s) the change of the output for a change of size s, it is the median over inputs of
         |f(2 * size) - 2 * f(size)| / |f(2 * size)|.
         """
         twice = moved(2 * size)

@@ -183,7 +183,8 @@ def _token_bytes(table: dict[Pair, int]) -> dict[int, bytes]:
 class _LibraryEncoder:
     """Byte-pair encoding by the `tokenizers` library, for comparison.
 
-    Each byte of a text is passed to the library as the character with that code point.
+    The library works on characters, so each UTF-8 byte is passed as the character with the same number (Latin-1).
+    Its merges are then byte-pair merges like ours.
     """
 
     def __init__(self, text: str, vocab: int) -> None:

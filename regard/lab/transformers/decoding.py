@@ -109,7 +109,7 @@ SMOKE = Setup(letters=5, length=4, prompts=12, draws=160, width=24, depth=1, bat
 
 
 def run(setup: Setup, writer: Writer = generate, gpt: Callable[[GPTConfig], Any] = GPT) -> Numbers:
-    """Run this lab claim's experiment and return the measured numbers by name.
+    """Compare the texts of each decoding strategy with the probabilities of all texts; return the numbers by name.
 
     writer  generates texts: writer(model, prompts, strategy=..., max_new_tokens=...)
     gpt     builds the model: gpt(config)
@@ -252,7 +252,7 @@ def _sample(
 
 
 def _first_letter_frequencies(texts: Sequence[GeneratedText], setup: Setup) -> Float[Tensor, "p w"]:
-    """Return, for each prompt, the share of its `setup.draws` generated texts that start with each letter."""
+    """Return, for each prompt (p), the share of its `setup.draws` texts that start with each letter (w)."""
     firsts = torch.tensor([text.tokens[0] for text in texts]).view(setup.prompts, setup.draws)
     return functional.one_hot(firsts, setup.letters).double().mean(1)
 

@@ -111,7 +111,7 @@ class Answer:
 def run(
     setup: Setup, gpt: Callable[[GPTConfig], Any] = GPT, writer: Callable[..., list[GeneratedText]] = generate
 ) -> Numbers:
-    """Run this lab claim's experiment and return the measured numbers by name.
+    """Ask models about people they have and have not read about; return accuracies and confidences by name.
 
     gpt     builds the model: gpt(config)
     writer  generates the answers: writer(model, prompts, max_new_tokens=..., stop=...)

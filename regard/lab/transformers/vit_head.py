@@ -131,7 +131,10 @@ def _negate_patches(images: Tensor, setup: Setup) -> list[Tensor]:
 
 
 def _gradient_norms(model: Any, images: Tensor) -> list[float]:
-    """Return the gradient norms of the summed logits at the tokens of the first image, after the final norm."""
+    """Return, for each token of the first image, the norm of the gradient of the summed logits.
+
+    The gradient is that at the output of the final norm.
+    """
     seen: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, out: Tensor) -> None:

@@ -1,4 +1,7 @@
-"""The edits of an attention call: of its weights by beta, mask or matrix, and of the output of its heads."""
+"""The edits of an attention call: of its weights by beta, mask or matrix, and of the output of its heads.
+
+`ablate` and `intervene`, which apply them to a model, are in intervene.py.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

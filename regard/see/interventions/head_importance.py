@@ -83,7 +83,8 @@ def induction_scores(
 
     Olsson et al. 2022, arXiv:2209.11895. The input is a sequence of random tokens that is repeated. For each
     token from the second copy on, the weights on all tokens that follow its earlier copies are summed; the
-    score is the mean of these sums. A perfect induction head has 1.
+    score is the mean of these sums. A perfect induction head has 1. `induction` in see/heads.py, the score of the
+    head table, takes any text and counts only the previous occurrence of each token.
 
     tokens  as `repeated_tokens` makes them
     length  number of tokens of one copy

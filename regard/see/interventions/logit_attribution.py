@@ -133,10 +133,11 @@ def direct_logit_attribution(
 def _contributions(
     logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
 ) -> tuple[Float[Tensor, "b parts"], dict[str, Tensor]]:
-    """Return the contribution of each component to the logit (output times gradient), and the gradients of the heads by
-    layer.
+    """Return the contribution of each component to the logit (output times gradient), and the gradients at the outputs
+    of the heads, by layer.
 
-    The columns are those of the leaves in order, with one column for each head; the last is that of all biases.
+    Contributions have one column for each leaf, in order; a leaf of head outputs has one for each head instead. The
+    last column is the sum over all biases.
 
     leaves  outputs of the components, by name; a leaf of four axes is the output of the heads of a layer
     """

@@ -75,7 +75,7 @@ def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """Return (name, {alignment: visible pairs}) of each known mask."""
+    """Return the name of each known mask, and its visible pairs (i j) by alignment, "bottom-right" or "top-left"."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})

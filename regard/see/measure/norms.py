@@ -27,7 +27,10 @@ class QKNorm:
         return self.q or self.k
 
     def apply(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalise q and k as measured; a tensor that is not normalised is returned unchanged."""
+        """Apply the norm that the measured attention was found to use (RMS or layer norm) to q, k or both.
+
+        A tensor for which no norm was found is returned unchanged.
+        """
         return (
             normalise(q, self.kind, self.epsilon) if self.q else q,
             normalise(k, self.kind, self.epsilon) if self.k else k,

@@ -48,9 +48,9 @@ def _merge_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _long_symbol_cases(generator: np.random.Generator) -> list[Case]:
-    """Return test cases in which the letters of the pair occur only inside longer symbols, which must not be merged.
+    """Return test cases of merging a pair whose letters occur only inside longer symbols, which must not be merged.
 
-    In the last case the pair itself occurs too.
+    A case is the symbols of a word and the pair. In the last case the pair itself occurs too.
     """
     return [(("ab", "c"), ("b", "c")), (("b", "cd"), ("b", "c")), (("ab", "cd", "b", "c"), ("b", "c"))]
 

@@ -51,12 +51,12 @@ def known_projections(module: nn.Module) -> Projections | None:
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of an attention layer: h query heads, g key heads, width c of q and k, and width e of v."""
+    """The sizes of an attention layer: numbers of heads, widths of a head, and widths of the layer's inputs."""
 
-    h: int
-    g: int
-    c: int
-    e: int
+    h: int  # query heads
+    g: int  # key heads
+    c: int  # width of q and k in one head
+    e: int  # width of v in one head
     d: int  # input width of the query projection
     m: int  # input width of the value projection
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from regard.base.errors import CacheError, ConfigError, ShapeError
-from regard.models.ctc import CTCGreedyDecoder, ctc_greedy_decode
+from regard.models.ctc_decoding import CTCGreedyDecoder, ctc_greedy_decode
 
 
 def rows(*sequences: list[int], vocab: int = 5) -> torch.Tensor:

@@ -13,7 +13,7 @@ from regard.work.exercises import EXERCISE_SETS, solutions
 from regard.work.exercises.answer_process import Limits
 from regard.work.exercises.exercise import ExerciseSet, student_seed
 from regard.work.exercises.run_answer import NextTokenTable, OtherValue, RaisedError, TorchModule, decode, encode
-from regard.work.grade_class import ClassOptions, ClassRow, find_submissions, grade_class, read_predictions, to_csv
+from regard.work.grade_folder import ClassOptions, ClassRow, find_submissions, grade_folder, read_predictions, to_csv
 from regard.work.quiz import Quiz
 
 SET = "self-attention"
@@ -27,7 +27,7 @@ def solve(exercise_set: ExerciseSet) -> str:
 def grade_one(folder: Path, source: str, name: str = "ann.py", **options: str) -> list[ClassRow]:
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text(source)
-    return list(grade_class(folder, ClassOptions((SET,), limits=LIMITS, **options)))  # type: ignore[arg-type]
+    return list(grade_folder(folder, ClassOptions((SET,), limits=LIMITS, **options)))  # type: ignore[arg-type]
 
 
 # each defines answers that are right, or pretends that they are
@@ -190,7 +190,7 @@ def test_torch_modules_are_graded_in_the_other_process(tmp_path: Path) -> None:
     exercise_set = EXERCISE_SETS["vit"]
     source = solve(exercise_set).replace("self.blocks(x))[:, 0]", "self.blocks(x)).mean(1)")
     (tmp_path / "ann.py").write_text(source)
-    rows = list(grade_class(tmp_path, ClassOptions(("vit",), limits=LIMITS)))
+    rows = list(grade_folder(tmp_path, ClassOptions(("vit",), limits=LIMITS)))
     assert [row.points for row in rows] == [1, 1, 1, 0, 1]
     assert rows[3].message.startswith("mean instead of class token: you read the class from the mean")
 
@@ -235,7 +235,7 @@ def test_a_quiz_is_graded_without_running_code(tmp_path: Path) -> None:
     lines = [f"prediction_{each.number} = {each.correct_answer!r}  # mine" for each in quiz.questions]
     (tmp_path / "ann.py").write_text("\n".join([*lines, "raise SystemExit"]))
     (tmp_path / "ben.json").write_text(json.dumps({"seed": 7, "answers": {"1": "zz"}}))
-    rows = list(grade_class(tmp_path, ClassOptions(quiz=2, class_seed="secret")))
+    rows = list(grade_folder(tmp_path, ClassOptions(quiz=2, class_seed="secret")))
     assert [(row.student, row.exercise, row.question, row.points, row.status) for row in rows] == [
         ("ann", "quiz", "1", 1, "correct"),
         ("ann", "quiz", "2", 1, "correct"),
@@ -249,7 +249,7 @@ def test_a_quiz_is_graded_without_running_code(tmp_path: Path) -> None:
 def test_damaged_answers_of_one_student_do_not_stop_the_others(tmp_path: Path, text: str) -> None:
     (tmp_path / "ann.json").write_bytes(text.encode(errors="surrogateescape"))
     (tmp_path / "ben.json").write_text('{"answers": {"1": "zz"}}')
-    rows = list(grade_class(tmp_path, ClassOptions(quiz=1, class_seed="secret")))
+    rows = list(grade_folder(tmp_path, ClassOptions(quiz=1, class_seed="secret")))
     assert [(row.student, row.status) for row in rows] == [("ann", "error"), ("ben", "wrong")]
     assert "ann.json" in rows[0].message
 
@@ -269,18 +269,18 @@ def test_submissions_are_found_by_file_and_by_folder(tmp_path: Path) -> None:
         "ann": ["ann.py"],
         "ben": ["first.ipynb", "second.py"],
     }
-    rows = list(grade_class(tmp_path, ClassOptions(limits=LIMITS)))
+    rows = list(grade_folder(tmp_path, ClassOptions(limits=LIMITS)))
     assert [(row.student, row.status) for row in rows] == [("ann", "missing"), ("ben", "error")]
     assert "is not JSON" in rows[1].message
 
 
 def test_wrong_options_are_reported_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a folder; give the folder of the submissions"):
-        list(grade_class(tmp_path / "missing", ClassOptions()))
+        list(grade_folder(tmp_path / "missing", ClassOptions()))
     with pytest.raises(ConfigError, match="has no submissions"):
-        list(grade_class(tmp_path, ClassOptions()))
+        list(grade_folder(tmp_path, ClassOptions()))
     with pytest.raises(UnknownNameError, match="unknown exercise set 'vits'"):
-        list(grade_class(tmp_path, ClassOptions(("vits",))))
+        list(grade_folder(tmp_path, ClassOptions(("vits",))))
 
 
 def test_csv_has_the_columns_of_the_rows_and_no_formulas() -> None:

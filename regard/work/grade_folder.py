@@ -1,4 +1,4 @@
-"""Grade the submissions of a class: exercises in separate processes, and quizzes, as rows of a CSV file.
+"""Grade a folder of submissions of a class: exercises in separate processes, and quizzes, as rows of a CSV file.
 
 A student is a file or a folder: `ann.ipynb`, or `ann/` with any files. The student's name and variants follow from this
 name and the seed of the class, never from the contents of a file.
@@ -53,7 +53,7 @@ class ClassOptions:
     limits: Limits = field(default_factory=Limits)
 
 
-def grade_class(
+def grade_folder(
     folder: Path, options: ClassOptions, progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[ClassRow]:
     """Grade all submissions in a folder and yield the points of each student for each question.
