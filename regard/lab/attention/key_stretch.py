@@ -7,8 +7,8 @@ Measures: The weight of a key times alpha, for queries with each sign of k . q a
 Finding: At alpha={{ n.alphas[-1]|short(4) }} the weight goes from {{ n["weight, positive score"][0]|fixed(3) }} to {{
     n["weight, positive score"][-1]|fixed(3) }} where k . q > 0, from {{ n["weight, negative score"][0]|fixed(3) }} to
     {{ n["weight, negative score"][-1]|fixed(3) }} where k . q < 0, and stays {{ n["weight, zero score"][-1]|fixed(3) }}
-    where k . q = 0. Of {{ n["random queries"] }} random queries, {{ n["share at the limit"]|percent(1) }} have a weight
-    within 0.01 of the limit for their sign.
+    where k . q = 0. Of {{ n["random queries"] }} random queries at alpha={{ n.alphas[-1]|short(4) }}, {{ n["share at
+    the limit"]|percent(1) }} have a weight within 0.01 of the limit for their sign.
 Budget: 1 second
 Source: 000 1.1f, 002 1.1g
 """

@@ -11,8 +11,9 @@ Finding: Attention whose heads each read only their own {{ (n.width / n.heads)|f
     followed by W_o, differs from a convolution with groups={{ n.heads }}, the number of heads, and a 1 x 1 convolution
     by at most {{ n.error|at_most }}. An output channel of such a head reads {{ n["channels read by a head"] }} input
     channels, as an output channel of a group does. In standard attention it would read all {{ n.width }}, because W_v
-    does. With one group per channel it reads {{ n["channels read with groups = channels"] }}, and the best such
-    convolution has an error of {{ n["smallest error with groups = channels"]|percent }} of the norm of the output.
+    does. With one group per channel an output reads {{ n["channels read with groups = channels"] }} input channel{{ ""
+    if n["channels read with groups = channels"] == 1 else "s" }}. Even the best such convolution misses the output by
+    {{ n["smallest error with groups = channels"]|percent }} of its size (its norm).
 Budget: 1 second
 Source: 000 1.2b, 002 1.2b
 """

@@ -9,9 +9,9 @@ Measures: The layer against its parts computed one by one in float64, and agains
     How many other heads change if the values of one head change, and how many channels, before and after W_o. What
     dropout does to the weights and to a residual sum. The scores of a batch whose keys were transposed with all axes
     reversed.
-Finding: Computed part by part, the output of the layer differs by at most {{ n.error|at_most }}; computed head by head,
-    the heads differ by at most {{ n["error of heads one by one"]|at_most }}. From `torch.nn.MultiheadAttention` with
-    the same weights the layer differs by at most {{ n["difference to torch"]["self-attention"]|at_most }}, with a
+Finding: If the layer is computed step by step, the output agrees up to {{ n.error|at_most }}; if each head is computed
+    separately, the heads agree up to {{ n["error of heads one by one"]|at_most }}. From `torch.nn.MultiheadAttention`
+    with the same weights the layer differs by at most {{ n["difference to torch"]["self-attention"]|at_most }}, with a
     causal mask by {{ n["difference to torch"]["causal"]|at_most }}, and for {{ n["queries and keys"][0] }} queries over
     {{ n["queries and keys"][1] }} other tokens by {{ n["difference to torch"]["cross attention"]|at_most }}. For {{
     n.heads }} heads at width {{ n.width }} the matrices W_q, W_k, W_v (all heads together) and W_o have the sizes {%

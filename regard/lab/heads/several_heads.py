@@ -1,9 +1,9 @@
 """What are several heads good for?
 
 Claim: Each head has its own weights, so that a token can read several others at once and keep them apart. One head can
-    spread its weight over two tokens, but returns their mixture: it cannot say which value came from where. At equal
-    numbers of parameters, two heads solve a task with two relations at once, and one head does not. On a real task, the
-    digits, more heads give a few percentage points; this is reported and does not decide.
+    spread its weight over two tokens, but returns their mixture, which at equal weights does not show which value came
+    from where. At equal numbers of parameters, two heads solve a task with two relations at once, and one head does
+    not. On a real task, the digits, more heads give a few percentage points; this is reported and does not decide.
 Measures: One layer of causal attention with rotary positions and 1, 2 or 4 heads, trained over seeds to predict at each
     position both the token before it and the token three before it, in this order. Small Vision Transformers with 1, 2
     or 4 heads on scikit-learn's digits, and the gain over one head with the same seed. The numbers of parameters, which

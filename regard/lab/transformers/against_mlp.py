@@ -18,9 +18,10 @@ Finding: For images of {{ n.pixels[0] }} to {{ n.pixels[-1]|comma }} pixels the 
     the same outputs for tokens alone and together, up to {{ n["difference of tokens processed alone"]|at_most }}, and a
     perceptron with its weights gives them up to {{ n["difference to a perceptron of one token"]|at_most }}. Every
     hidden state after the second block depends on {{ n["hidden states read"] }} of {{ n.tokens[-1] }} hidden states
-    after the first. Between two inputs the attention weights differ by up to {{ n["change of attention weights between
-    inputs"]|fixed }}, and the weights of the perceptron's first layer (its derivatives) by {{ n["change of first-layer
-    derivatives between inputs"]|short }}.
+    after the first. For two different inputs the attention weights differ by up to {{ n["change of attention weights
+    between inputs"]|fixed }}. The weights of the perceptron's first layer (its derivatives) {% if n["change of
+    first-layer derivatives between inputs"] == 0 %}stay the same{% else %}differ by up to {{ n["change of first-layer
+    derivatives between inputs"]|short }}{% endif %}.
 Budget: 1 second
 Source: 004 1c, 004 1d
 """

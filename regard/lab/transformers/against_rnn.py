@@ -13,21 +13,21 @@ Measures: The shortest and the longest path from the last output to the first to
     input matrices of recurrent layers. Multiply-adds and seconds by length; the seconds are reported but do not decide.
     Three encoder-decoders with about the same number of parameters, trained over seeds to predict the first token of a
     source that is followed by more and more noise.
-Finding: For {{ n.lengths[0] }} and {{ n.lengths[-1] }} tokens the shortest path from the last output to the first token
-    has {{ n["shortest path"]["attention"][0] }} and {{ n["shortest path"]["attention"][-1] }} operations with attention
-    and {{ n["shortest path"]["recurrent"][0] }} and {{ n["shortest path"]["recurrent"][-1] }} in a recurrent layer (an
-    LSTM); the longest path has {{ n["longest path"]["attention"][0] }} and {{ n["longest path"]["attention"][-1] }}
-    with attention and {{ n["longest path"]["recurrent"][0] }} and {{ n["longest path"]["recurrent"][-1] }} in the
-    recurrent layer. If earlier tokens are permuted, the last output changes by at most {{ n["change by permuting
-    earlier tokens"]["attention"]|at_most }} with attention without positions and by {{ n["change by permuting earlier
-    tokens"]["recurrent"]|fixed }} in a recurrent layer. For the next token attention keeps {{ n["numbers
-    kept"]["attention"][0]|comma }} and {{ n["numbers kept"]["attention"][-1]|comma }} numbers, the recurrent layer {{
-    n["numbers kept"]["recurrent"]|join_numbers }}. At width {{ n["layer width"] }} one pass over each of the lengths {{
-    n.lengths|join_numbers }} takes {{ milliseconds["attention"]|fixed }} ms in all with attention and {{
-    milliseconds["recurrent"]|fixed }} ms in a recurrent layer. Accuracy for the first token after {{ n.distances[0] }}
-    and {{ n.distances[-1] }} noise tokens (chance {{ n.chance|percent }}, {{ n.repeats }} seeds): {% for kind in
-    accuracy %}{{ kind }} {{ accuracy[kind][0] }} and {{ accuracy[kind][-1] }}{{ "; " if not loop.last else "." }}{%
-    endfor %}
+Finding: On the shortest path from the first token to the last output there are {{ n["shortest path"]["attention"][0] }}
+    operations in attention for {{ n.lengths[0] }} tokens and {{ n["shortest path"]["attention"][-1] }} for {{
+    n.lengths[-1] }}. In a recurrent layer (an LSTM) there are {{ n["shortest path"]["recurrent"][0] }} for {{
+    n.lengths[0] }} tokens and {{ n["shortest path"]["recurrent"][-1] }} for {{ n.lengths[-1] }}. On the longest path
+    there are {{ n["longest path"]["attention"][0] }} and {{ n["longest path"]["attention"][-1] }} in attention, and {{
+    n["longest path"]["recurrent"][0] }} and {{ n["longest path"]["recurrent"][-1] }} in the LSTM. If earlier tokens are
+    permuted, the last output changes by at most {{ n["change by permuting earlier tokens"]["attention"]|at_most }} with
+    attention without positions and by {{ n["change by permuting earlier tokens"]["recurrent"]|fixed }} in a recurrent
+    layer. For the next token attention keeps {{ n["numbers kept"]["attention"][0]|comma }} and {{ n["numbers
+    kept"]["attention"][-1]|comma }} numbers, the recurrent layer {{ n["numbers kept"]["recurrent"]|join_numbers }}. At
+    width {{ n["layer width"] }} one pass over each of the lengths {{ n.lengths|join_numbers }} takes {{
+    milliseconds["attention"]|fixed }} ms in all with attention and {{ milliseconds["recurrent"]|fixed }} ms in a
+    recurrent layer. Accuracy for the first token after {{ n.distances[0] }} and {{ n.distances[-1] }} noise tokens
+    (chance {{ n.chance|percent }}, {{ n.repeats }} seeds): {% for kind in accuracy %}{{ kind }} {{ accuracy[kind][0] }}
+    and {{ accuracy[kind][-1] }}{{ "; " if not loop.last else "." }}{% endfor %}
 Budget: 75 seconds
 Source: 000 1.4a, 002 1.4a, 004 1a, 004 1b
 """

@@ -12,9 +12,10 @@ Finding: A model that has read biographies was asked about people in them (known
     unknown people {{ means["unknown: fits the surname"] }} fit the ending of the surname ({{ n["chance of fitting the
     surname"]|percent }} by chance), and {{ means["unknown: most common place"] }} are the most common place. The
     confidence, the probability that the model gives its answer, is {{ means["confidence, unknown people"] }} for
-    unknown and {{ means["confidence, known people"] }} for known people on average; a correct answer is more confident
-    than a wrong one in {{ means["area under the ROC curve"] }} of pairs. If all questions are answered, {{ n["accuracy
-    by coverage"][-1]|percent }} are correct; of the {{ n.coverages[2]|percent }} most confident, {{ n["accuracy by
+    unknown and {{ means["confidence, known people"] }} for known people on average; if one correct and one wrong answer
+    are taken at random, the model is more confident in the correct one in {{ means["area under the ROC curve"] }} of
+    the cases ({{ 0.5|percent }} would be chance). If all questions are answered, {{ n["accuracy by
+    coverage"][-1]|percent }} are correct; of the {{ n.coverages[2]|percent }} most confident, {{ n["accuracy by
     coverage"][2]|percent }} ({{ n.repeats }} seeds). Of the wrong answers, {{ means["wrong answers as confident as
     right ones"] }} are more confident than the median correct answer.
 Budget: 90 seconds

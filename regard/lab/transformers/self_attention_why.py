@@ -15,9 +15,9 @@ Finding: At width D={{ n.width }} and n={{ n.lengths[0] }} tokens the scores and
     shown["recurrent"] }}; with its projections attention needs more at every length. Scores and means need more than
     the projections {{ shown["projections"] }}. In time on one machine, at n={{ n.lengths[0] }} scores and means take {{
     (n.seconds["attention"][0] * 1e3)|fixed }} ms, the projections {{ (n.seconds["projections"][0] * 1e3)|fixed }} ms
-    and the recurrent layer {{ (n.seconds["recurrent"][0] * 1e3)|fixed }} ms, because it computes one token after the
-    other. {% if n["crossings in seconds"]["recurrent"] is none %}Scores and means were faster than the recurrent layer
-    at every length up to n={{ n.lengths[-1] }}.{% else %}Scores and means took longer than the recurrent layer {{
+    and the recurrent layer {{ (n.seconds["recurrent"][0] * 1e3)|fixed }} ms, which computes one token after the other.
+    {% if n["crossings in seconds"]["recurrent"] is none %}Scores and means were faster than the recurrent layer at
+    every length up to n={{ n.lengths[-1] }}.{% else %}Scores and means took longer than the recurrent layer {{
     clock["recurrent"] }}.{% endif %} In one layer the first of {{ n.lengths[0] }} tokens changes the last output (by {{
     n["change of the last output by the first token"]|short }}): they are connected in one step.
 Budget: 20 seconds

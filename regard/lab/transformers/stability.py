@@ -9,8 +9,8 @@ Measures: Deep stacks of real blocks trained to reverse sequences, with each of 
     start the norm of each block's gradient, the similarity of the tokens at the top and the largest attention weight of
     a row; and the loss at the end of training.
 Finding: Loss after {{ n.steps }} steps of {{ n.depth }} blocks ({{ n.repeats }} seeds; guessing has {{ n["loss of
-    guessing"]|fixed }}; in brackets how many times the loss with all four parts it is): {% for name in n.loss %}{{ name
-    }} {{ n.loss[name]|fixed(3) if n.loss[name] < 0.1 else n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ " times)" if
+    guessing"]|fixed }}; in brackets: this loss divided by the loss with all four parts): {% for name in n.loss %}{{
+    name }} {{ n.loss[name]|fixed(3) if n.loss[name] < 0.1 else n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ ")" if
     name in ranges }}{{ ", " if not loop.last else ". " }}{% endfor %}At the start of {{ n.deep }} blocks the largest
     gradient of a block is {{ n.gradients["all four"]|max|fixed(1) }} with all four and {{ n.gradients["no
     norms"]|max|round|int|comma }} without norms; without norms and sums the gradient of the first block is {{
