@@ -1,7 +1,8 @@
 """Helpers for code that torch.compile or fake tensors trace. They do not import the compiler, which is slow."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -61,3 +62,10 @@ def in_compiled_code() -> bool:
     False in torch.export, whose programs must not use custom operators.
     """
     return torch.compiler.is_dynamo_compiling() and not is_exporting()
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Context manager: tensors made inside can be saved for a later backward pass. They need no gradients."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield

@@ -13,6 +13,7 @@ from regard.base.validation import check_number
 from regard.core import kernels
 from regard.core.absolute_positions import Positions, check_positions
 from regard.core.input_checks import check_has_values, check_inputs
+from regard.core.kernels.products import weighted_sum
 from regard.core.kernels.request import Request
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import Full, Mask
@@ -106,9 +107,11 @@ def _compute_with_weights(
     weights = attend(q, k, units, mask=mask, scores=scores, beta=beta, positions=positions)
     if not dropout:
         return attend(q, k, v, mask=mask, scores=scores, beta=beta, positions=positions), weights
+    visible = prepare_request(q, k, v, mask, scores, beta, 0.0, positions).visible()
     weights = torch.nn.functional.dropout(weights, dropout)
-    grouped = weights.unflatten(1, (v.shape[1], -1)) @ v[:, :, None]
-    return grouped.flatten(1, 2), weights
+    # values of keys that a row does not see may be NaN
+    seen = None if visible is None else visible.expand(weights.shape)
+    return weighted_sum(weights, v, seen), weights
 
 
 @overload

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -260,6 +261,7 @@ def draw_uniform(strategy: StepwiseStrategy, rows: int, steps: int) -> Float[Ten
     return torch.from_numpy(np.stack(streams, 1))
 
 
+_lock = Lock()
 _kept: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Any, StepLoop]]" = weakref.WeakKeyDictionary()
 
 
@@ -278,13 +280,15 @@ def take_loop(
     """
     fixed = _fingerprint(model)
     key = (choice_key(strategy, stop), prompts, capacity, sources, graph, fixed)
-    loops = _kept.get(model, OrderedDict())
-    for other in [each for each in loops if each[-1] != fixed]:
-        del loops[other]
-    if key in loops:
-        return loops.pop(key)
-    while len(loops) >= KEPT:
-        loops.popitem(last=False)
+    with _lock:
+        loops = _kept.get(model, OrderedDict())
+        for other in [each for each in loops if each[-1] != fixed]:
+            del loops[other]
+        kept = loops.pop(key, None)
+        while kept is None and len(loops) >= KEPT:
+            loops.popitem(last=False)
+    if kept is not None:
+        return kept
     # tensors made in inference mode could not be changed outside of it
     with torch.inference_mode(False), torch.no_grad():
         choice = make_choice(strategy, stop, prompts, capacity, next(model.parameters()).device)
@@ -293,15 +297,19 @@ def take_loop(
 
 def keep_loop(model: Any, loop: StepLoop) -> None:
     """Keep a loop for later calls. At most `KEPT` are kept for a model; they are freed with it."""
-    loops = _kept.setdefault(model, OrderedDict())
-    loops[loop.key] = loop
-    while len(loops) > KEPT:
-        loops.popitem(last=False)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # steps of a text that was not read to its end may still run
+    with _lock:
+        loops = _kept.setdefault(model, OrderedDict())
+        loops[loop.key] = loop
+        while len(loops) > KEPT:
+            loops.popitem(last=False)
 
 
 def release_captured(model: nn.Module) -> None:
     """Free the graphs and KV caches that captured decoding keeps for a model."""
-    _kept.pop(model, None)
+    with _lock:
+        _kept.pop(model, None)
 
 
 def _fingerprint(model: nn.Module) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules import module as module_file
 
 from regard.core.masks import causal
 from regard.core.masks.algebra import Mask
@@ -41,6 +42,8 @@ KNOWN = {
 def step_refusals(model: nn.Module) -> list[str]:
     """Return every reason why `decoding_step` cannot compute what the model computes. Empty if it can."""
     reasons = []
+    if module_file._global_forward_hooks or module_file._global_forward_pre_hooks:
+        reasons.append("hooks of all modules are registered, which the step would not call")
     if type(model) not in (GPT, Transformer):
         reasons.append(f"it knows GPT and Transformer, not {type(model).__name__}")
     for name, module in model.named_modules():

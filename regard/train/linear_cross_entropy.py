@@ -57,7 +57,7 @@ def linear_cross_entropy(
         raise DtypeError(f"targets must be int64, not {targets.dtype}; use targets.long()")
     check_range("smoothing", smoothing, 0, 1)
     kind = hidden.device.type
-    if torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:  # as autocast of torch does
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     learns = torch.is_grad_enabled()
     of_hidden, of_weight = learns and hidden.requires_grad, learns and weight.requires_grad

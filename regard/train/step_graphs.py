@@ -5,7 +5,8 @@ graph is launched at once: forward pass, backward pass, gradient clipping and th
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,10 +41,16 @@ class StepGraphs:
         self._graph: _CapturedStep | None = None
         self._usable = True
 
-    def stream(self) -> Any:
-        """Return the context in which steps run: graphs are captured on a stream of their own, as torch demands."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        return torch.cuda.stream(self._stream)
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Context manager in which steps run: graphs are captured on a stream of their own, as torch demands."""
+        outer = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(outer)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outer.wait_stream(self._stream)
 
     def run(self, micro_batches: list[Any]) -> tuple[Tensor, Tensor]:
         """Do one step. The result must be used before the next one, which may overwrite it."""
@@ -68,7 +75,7 @@ class StepGraphs:
         before = generator.get_state()
         try:
             self._graph = _CapturedStep(self._step, micro_batches, self._stream)
-        except RuntimeError as error:
+        except Exception as error:  # the step runs again without a graph, and raises what is not about capturing
             self._clear()
             # a failed capture leaves the generator in its state of capturing
             fresh = torch.Generator(self._stream.device)

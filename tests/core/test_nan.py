@@ -11,6 +11,7 @@ from torch import Tensor
 import regard
 from regard import Mask, additive, alibi, attend, causal, full, linear_attend, padding, softcap, t5_buckets, window
 from regard.base.errors import KernelRefusedError
+from regard.core.attend import attend_with_weights
 from regard.core.linear import elu_plus_one, performer
 from regard.core.masks import as_mask
 from regard.core.scores import Additive
@@ -377,3 +378,11 @@ def test_the_table_is_in_the_docs(root: Path):
         "a score of -inf",
         "any score that the mask hides",
     ]
+
+
+def test_dropped_weights_give_no_hidden_nan() -> None:
+    q, k, v = torch.randn(3, 2, 4, 12, 7)
+    v[:, :, 10:] = math.nan
+    out, weights = attend_with_weights(q, k, v, mask=padding(torch.tensor([10, 10])), dropout=0.1)
+    assert out.isfinite().all()
+    torch.testing.assert_close(out, weights[..., :10] @ v[:, :, :10])

@@ -167,3 +167,30 @@ def test_a_mask_that_hides_everything_gives_zero_gradients_of_q_k_and_v(kernel):
         out = attend(*inputs, mask=causal() & ~causal(), kernel=kernel)
         assert not out.any()
         assert not any(x.any() for x in torch.autograd.grad(out.sum(), inputs))
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("kernel", [None, "sdpa", "blocked"])
+def test_a_call_in_inference_mode_leaves_later_training_calls_alone(name: str, kernel: str | None) -> None:
+    q, k, v = torch.randn(3, B, 2, N, C)
+    mask = MASKS[name]()
+    with torch.inference_mode():
+        attend(q, k, v, mask=mask, kernel=kernel)
+    learned = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = attend(*learned, mask=mask, kernel=kernel)
+    expected = attend(*learned, mask=mask, kernel="eager")
+    for own, right in zip(
+        torch.autograd.grad(out.sum(), learned), torch.autograd.grad(expected.sum(), learned), strict=True
+    ):
+        torch.testing.assert_close(own, right, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mask_whose_tensor_is_transposed_in_place_is_prepared_again() -> None:
+    torch.manual_seed(5)
+    ids = torch.randint(0, 3, (12, 12))
+    q, k, v = torch.randn(3, 12, 2, 12, 8)
+    mask = documents(ids)
+    attend(q, k, v, mask=mask)
+    attend(q, k, v, mask=mask)
+    ids.t_()
+    torch.testing.assert_close(attend(q, k, v, mask=mask), attend(q, k, v, mask=mask, kernel="eager"))

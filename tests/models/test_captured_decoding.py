@@ -428,3 +428,12 @@ def test_a_transformer_takes_the_option_too(models: dict[str, Any]) -> None:
     assert [text.tokens for text in texts] == [
         text.tokens for text in generate(EncoderDecoderAdapter(model, SOURCES), [[1]] * 4, max_new_tokens=4)
     ]
+
+
+def test_hooks_of_all_modules_refuse_a_captured_step() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        reasons = capture_refusals(make_adapter(build_from_config(GPTS["gpt-2"])), Greedy())
+    finally:
+        handle.remove()
+    assert any("hooks of all modules" in reason for reason in reasons)

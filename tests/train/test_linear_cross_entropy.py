@@ -192,3 +192,11 @@ def test_the_kernel_gives_the_loss_and_gradient_of_each_row(
     assert not logits[:, vocab:].any()
     room = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(logits[:, :vocab].double() / 8, gradient, rtol=room, atol=room / 8)
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    hidden, weight = torch.randn(5, 7, dtype=torch.float64), torch.randn(11, 7, dtype=torch.float64)
+    targets = torch.randint(11, (5,))
+    alone = linear_cross_entropy(hidden, weight, targets)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear_cross_entropy(hidden, weight, targets) == alone

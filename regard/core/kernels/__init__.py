@@ -166,6 +166,8 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object, po
     call = _prepared.find(q, k, v, mask, beta, positions)
     if call is None or torch.is_autocast_enabled("cpu" if q.is_cpu else "cuda"):
         return None
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None  # a graph would read the tensors of the prepared call after they were freed
     return call(q, k, v)
 
 
@@ -182,7 +184,9 @@ def _prepare(name: str, request: Request, passed: Arguments) -> PreparedCall | N
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return None  # preparing reads values, which a graph cannot
     prepare = getattr(KERNELS[name], "prepare", None)
-    call: PreparedCall | None = None if prepare is None else prepare(request)
+    learning = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(learning):  # for later calls with gradients
+        call: PreparedCall | None = None if prepare is None else prepare(request)
     if call is not None:
         _prepared.remember(q, k, v, mask, beta, positions, call)
     return call

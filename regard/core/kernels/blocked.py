@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
+from regard.base.tracing import outside_inference_mode
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.kernels import compiled, offsets, sdpa
 from regard.core.kernels.request import MOST_PREPARED, PreparedCall, Request, sum_terms, visible_keys
@@ -56,7 +57,8 @@ class BlockGroup:
         """Return the mask `nonempty` as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
         found = self._biases.get(dtype)
         if found is None:
-            found = torch.zeros_like(self.nonempty, dtype=dtype).masked_fill_(~self.nonempty, -math.inf)
+            with outside_inference_mode():
+                found = torch.zeros_like(self.nonempty, dtype=dtype).masked_fill_(~self.nonempty, -math.inf)
             if found.numel() <= _KEEP_BIAS:
                 self._biases[dtype] = found
         return found
@@ -67,7 +69,8 @@ class BlockGroup:
 
         The fused kernel needs a finite score in every row.
         """
-        return self.visible | ~self.visible.any(-1, keepdim=True)
+        with outside_inference_mode():
+            return self.visible | ~self.visible.any(-1, keepdim=True)
 
     @cached_property
     def sliding(self) -> tuple[int, int] | None:
@@ -101,8 +104,9 @@ class GatherPlan:
 
         None if they are already in order.
         """
-        order = torch.cat([group.rows for group in self.groups])
-        return None if torch.equal(order, torch.arange(len(order), device="cpu")) else order.argsort()
+        with outside_inference_mode():
+            order = torch.cat([group.rows for group in self.groups])
+            return None if torch.equal(order, torch.arange(len(order), device="cpu")) else order.argsort()
 
     @cached_property
     def visited(self) -> int:

@@ -117,7 +117,7 @@ def list_blocks(state: Tensor) -> list[Tensor]:
 
 
 _lists: Memo[list[Tensor]] = Memo(64)
-_captured: list[list[Tensor]] = []  # a CUDA graph reads them at each replay
+_captured: dict[int, list[Tensor]] = {}  # a CUDA graph reads them at each replay
 
 
 def _compute(
@@ -133,7 +133,7 @@ def _compute(
         key = joint_key(mask, rest) if len(data) > 0 else rest
         kept = _lists.get(key, mask, lambda: _build(mask, positions, i, j, size, training, hides, token.device))
     if token.is_cuda and torch.cuda.is_current_stream_capturing():
-        _captured.append(kept)
+        _captured[id(kept)] = kept
     # copies, because compiled code may reuse the memory of what an operator returns; one kernel copies all integers
     fresh = [torch.empty_like(x) for x in kept]
     integers = len(kept) - (2 if hides else 0)

@@ -69,14 +69,16 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
     """
     if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         out = _scaled_dot_product(q, k, v, added, causal, beta)
-        return out if _is_exact(out, q, k) else None
+        fake = type(out) is not Tensor  # under a fake tensor mode: it has no values to read
+        return out if fake or _is_exact(out, q, k) else None
     if _innermost_transform() is not None:
         return None
     factor, scale = _factor_tensor(beta, q.dtype)
     out, lse = _FORWARD(q if factor is None else q * factor, k, v, 0.0, causal, attn_mask=added, scale=scale)
     # a key may hold an infinity that scores of -inf hide: then its gradients would be NaN
     read = (out, k) if k.shape[2] >= SHORTEST else (out, k, q)
-    return out if _is_small(lse, lse_limit(q)) and is_finite(*read) else None
+    exact = type(out) is not Tensor or (_is_small(lse, lse_limit(q)) and is_finite(*read))
+    return out if exact else None
 
 
 def as_bias(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:

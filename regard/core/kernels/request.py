@@ -17,7 +17,7 @@ from regard.core.scores import BoundTerm, ScoreTerm, Sink, Softcap
 
 STEEP_BETA = 1e15
 _innermost_transform = torch._C._functorch.peek_interpreter_stack
-MOST_PREPARED = 1 << 21  # pairs of the mask that a prepared call holds
+MOST_PREPARED = 1 << 19  # pairs of the mask that a prepared call holds
 PreparedCall = Callable[[Tensor, Tensor, Tensor], Tensor]  # of q, k and v, for one mask, beta and sizes
 
 

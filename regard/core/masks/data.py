@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.base.axes import format_axis
 from regard.base.errors import DeviceError, DtypeError, ShapeError
-from regard.base.tracing import can_read_values
+from regard.base.tracing import can_read_values, outside_inference_mode
 from regard.core.absolute_positions import Grid, Positions
 from regard.core.masks.algebra import Mask
 
@@ -52,7 +52,8 @@ class DataMask(Mask):
         # one copy per device and contents, so that its memoised results are found again
         moved: dict[torch.device, tuple[Hashable, Mask]] = self.__dict__.setdefault("_moved", {})
         if device not in moved or moved[device][0] != key:
-            moved[device] = (key, self.with_data(self.data.to(device)))
+            with outside_inference_mode():
+                moved[device] = (key, self.with_data(self.data.to(device)))
         return moved[device][1]
 
     @abstractmethod
@@ -101,16 +102,21 @@ class Snapshot:
         if can_read_values(data) and data.device.type == "cpu" and data.is_contiguous():
             array = data.detach().numpy()
             if array.nbytes <= _SMALL:
-                self.array, self.bytes, self.address = array, array.tobytes(), data.data_ptr()
+                self.array, self.bytes, self.layout = array, array.tobytes(), _layout(data)
 
     def is_current(self) -> bool:
         """Return whether the tensor still has these values. False if that is unknown."""
         if self.array is not None:  # a view of the tensor's memory
-            return self.data.data_ptr() == self.address and self.array.tobytes() == self.bytes
+            return _layout(self.data) == self.layout and self.array.tobytes() == self.bytes
         return self.key is not None and tensor_key(self.data) == self.key
 
 
 _SMALL = 4096  # bytes
+
+
+def _layout(data: Tensor) -> tuple[object, ...]:
+    """Return where a tensor lies in memory: operations such as `t_` and `set_` change it in place."""
+    return data.data_ptr(), data.shape, data.stride(), data.dtype
 
 
 def _digest(data: Tensor) -> bytes:

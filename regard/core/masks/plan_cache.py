@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from regard.base.tracing import outside_inference_mode
 from regard.core.masks.algebra import Mask
 
 T = TypeVar("T")
@@ -15,10 +16,10 @@ T = TypeVar("T")
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Context manager: tensors made inside are real CPU tensors, even under a fake tensor mode or another default
-    device.
+    """Context manager: tensors made inside are real CPU tensors, even under a fake tensor mode, another default
+    device or inference mode. They need no gradients.
     """
-    with _disable_current_modes(), torch.device("cpu"):
+    with _disable_current_modes(), torch.device("cpu"), outside_inference_mode():
         yield
 
 
@@ -26,6 +27,15 @@ def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
     """Return the cache key of a result that depends on a mask and on `rest`. None if it must not be cached."""
     own = mask.key()
     return None if own is None or rest is None else (own, *rest)
+
+
+_in_graphs: dict[int, object] = {}
+
+
+def _keep_for_graph(result: object) -> None:
+    """Never free a result that is used while a CUDA graph is captured: each replay reads its memory."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        _in_graphs[id(result)] = result
 
 
 class Memo(Generic[T]):
@@ -55,6 +65,7 @@ class Memo(Generic[T]):
         """
         found = None if key is None else self._kept.get(key)
         if found is not None:
+            _keep_for_graph(found[1])
             return found[1]
         with planning():
             made = make()
