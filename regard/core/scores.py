@@ -417,8 +417,9 @@ def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
 
     values  floating-point tensor that broadcasts to (b, h, i, j)
 
-    >>> additive(torch.zeros(5, 7))
-    additive
+    >>> q, k, v = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4), torch.tensor([[[[1.0], [3.0]]]])
+    >>> attend(q, k, v, scores=additive(torch.tensor([[0.0, -torch.inf]])))
+    tensor([[[[1.]]]])
     """
     if not isinstance(values, Tensor):
         raise DtypeError(
