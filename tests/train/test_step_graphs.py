@@ -50,7 +50,6 @@ X = torch.zeros(3, 5)
         (object(), object()),
         ({1}, {1}),  # not hashable: no two are taken for equal
     ],
-    ids=str,
 )
 def test_batches_that_need_different_graphs_have_different_signatures(one: object, other: object) -> None:
     assert batch_signature(one) != batch_signature(other)
