@@ -66,7 +66,7 @@ def gradient_behind_a_norm(random: Random) -> GeneratedQuestion:
 
 @question("parameters-of-a-norm", "layer-norm")
 def parameters_of_a_norm(random: Random) -> GeneratedQuestion:
-    width, length = random.choice((48, 64, 96)), random.choice((5, 7, 9))
+    width, length = random.choice((64, 80, 96)), random.choice((5, 7, 9))
     return GeneratedQuestion(
         f"How many parameters does layer normalisation of {length} tokens of width {width} have?",
         {"width": width, "length": length},

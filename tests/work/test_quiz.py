@@ -173,9 +173,9 @@ def test_a_graded_answer_is_explained() -> None:
     assert text.startswith(
         f"Wrong: the answer is {question.correct_answer}) A small beta makes all weights nearly equal"
     )
-    assert "The run: At beta=0.00" in text
+    assert "The run: For the scores" in text
     assert "The claim: A larger beta makes the weights sharper" in text
-    assert 'A common wrong answer: "A very small beta makes the weights one-hot." (refuted)' in text
+    assert 'A common wrong answer: "A cold beta or a very small one makes the weights one-hot." (refuted)' in text
     assert "Run it again: regard lab run beta --smoke --set scores=" in text
     assert str(question.grade(question.correct_answer)).startswith("Correct: the answer is")
     assert str(question.grade()).startswith("Not answered: the answer is")
