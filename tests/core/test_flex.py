@@ -493,16 +493,16 @@ def test_it_refuses_a_cpu_and_all_else_at_once():
 
 
 def test_it_refuses_inside_transforms_and_the_compiler(monkeypatch):
-    told = []
+    reasons = []
 
     q, k, v = draw(130, 130)
 
     def look(q: Tensor) -> Tensor:
-        told.extend(flex.refusals(call(q, k, v)))
+        reasons.extend(flex.refusals(call(q, k, v)))
         return q.sum()
 
     torch.func.vmap(look)(q[None])
-    assert "it has no rule for torch.func transforms, forward-mode and second derivatives" in told
+    assert "it has no rule for torch.func transforms, forward-mode and second derivatives" in reasons
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     for rest, refused in (
         ({}, False),
