@@ -41,7 +41,8 @@ def count_flops() -> FlopCounterMode:
 def saved_tensor_bytes(exclude: Iterable[Tensor]) -> Iterator[dict[int, int]]:
     """Record the bytes of each storage that autograd saves for the backward pass inside the `with` block.
 
-    The `with` block gets a dictionary from storage addresses to bytes, which is filled as tensors are saved.
+    The `with` block gets a dictionary from storage addresses to bytes, which is filled as tensors are saved. Constants
+    of one number are not counted: calls share them.
 
     exclude  tensors whose storages are not counted, such as parameters
     """
@@ -51,7 +52,7 @@ def saved_tensor_bytes(exclude: Iterable[Tensor]) -> Iterator[dict[int, int]]:
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in excluded:
+        if storage._cdata not in excluded and not (tensor.ndim == 0 and tensor.grad_fn is None):
             saved[storage._cdata] = storage.nbytes()
             alive.append(tensor)
         return tensor

@@ -16,7 +16,7 @@ class MemoryTracker(TorchDispatchMode):
 
     alive             list of the bytes alive after each allocation, of tensors created inside the block
     alive_activations  the same without the gradients of parameters that are complete
-    input_bytes       bytes of other tensors that were used, such as the batch
+    input_bytes       bytes of other tensors that were used, such as the batch, without constants of one number
 
     model    its parameters and buffers are not counted
     exclude  further tensors that are not counted, such as the optimizer state
@@ -56,7 +56,7 @@ class MemoryTracker(TorchDispatchMode):
         for tensor in _tensors((args, kwargs)):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._known:
-                self.input_bytes += storage.nbytes()
+                self.input_bytes += storage.nbytes() if tensor.ndim else 0
                 self._remember(storage, 0)
         for tensor in _tensors(out):
             storage = tensor.untyped_storage()

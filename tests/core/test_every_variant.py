@@ -42,7 +42,7 @@ def test_a_variant_is_documented(module: object, name: str) -> None:
     assert inspect.getdoc(make), f"{name} has no docstring"
     assert f"`{name}(" in PAGE.read_text(), f"docs/mechanisms.md has no line for {name}"
     runner = doctest.DocTestRunner()
-    for test in doctest.DocTestFinder(recurse=False).find(make, name, globs={**vars(module)}):
+    for test in doctest.DocTestFinder(recurse=False).find(make, name, globs={**vars(module), "attend": attend}):
         assert runner.run(test, out=lambda text: None).failed == 0, f"the example of {name} prints something else"
 
 
