@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from regard.base.errors import ConfigError, RegardError
-from regard.base.validation import check_integer, check_number
+from regard.base.validation import check_integer, check_number, check_range
 
 
-def said(thunk, *args):
+def said(thunk, *args, **settings):
     with pytest.raises(ConfigError) as caught:
-        thunk(*args)
+        thunk(*args, **settings)
     assert isinstance(caught.value, RegardError)
     assert isinstance(caught.value, ValueError)
     assert caught.value.__cause__ is None
@@ -112,3 +112,14 @@ def test_the_error_for_a_scalar_tensor_names_item(value):
 @pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), np.float32("nan"), np.True_], ids=repr)
 def test_tensors_and_arrays_with_several_elements_raise_an_error(value):
     assert said(check_number, "beta", value).startswith(f"beta is {value!r}, but takes one real number")
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 1], ids=repr)
+def test_a_number_inside_its_range_is_returned(value):
+    assert check_range("dropout", value, 0, 1) == value
+
+
+def test_the_error_for_a_number_outside_its_range_names_both_ends():
+    assert said(check_range, "dropout", 2, 0, 1) == "dropout must be at least 0 and at most 1, not 2"
+    assert said(check_range, "dropout", 1, 0, 1, below=True) == "dropout must be at least 0 and below 1, not 1"
+    assert said(check_range, "lr", 0, 0, above=True) == "lr must be above 0, not 0"

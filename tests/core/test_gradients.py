@@ -12,6 +12,7 @@ from regard import additive, alibi, attend, causal, sink, window
 from regard.base.errors import KernelRefusedError
 from regard.core.attend import prepare_request
 from regard.core.kernels import flex
+from regard.core.kernels.gradients import poison_gradient, score_bound, with_strides
 from regard.core.masks.plan_cache import Memo
 
 LARGE = 1e6  # of beta: fused kernels have lost all digits of the weights
@@ -264,3 +265,27 @@ class TestOnAGPU:
         attend(*y, beta=LARGE, mask=mask, kernel="eager").sum().backward()
         for own, other in zip(x, y, strict=True):
             assert torch.allclose(own.grad, other.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_poisoned_gradients_are_nan_and_others_are_unchanged():
+    x = torch.randn(2, 3, 5).mT.requires_grad_()
+    for wrong in (False, True):
+        out = poison_gradient(x * 2, torch.tensor(wrong))
+        assert torch.equal(out, x * 2)
+        (found,) = torch.autograd.grad(out, x, torch.ones_like(out).contiguous())
+        assert found.isnan().all() if wrong else found.eq(2).all()
+
+
+def test_a_gradient_gets_the_strides_that_a_kernel_needs():
+    x = torch.randn(2, 3, 5)
+    strides = x.mT.contiguous().mT.stride()
+    assert with_strides(x, x.stride()) is x
+    assert with_strides(x, strides).stride() == strides
+    assert torch.equal(with_strides(x, strides), x)
+
+
+@pytest.mark.parametrize("beta", [0.3, -40.0])
+def test_no_score_is_above_the_bound(beta):
+    q, k, _ = draw()
+    scores = (beta * q @ k.mT).abs().amax()
+    assert scores <= score_bound(q, k, beta) < 10 * scores

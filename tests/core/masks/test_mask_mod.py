@@ -15,6 +15,7 @@ N = 11
 IDS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3])
 REAL = torch.tensor([[True] * 8 + [False] * 3, [False] * 2 + [True] * 9])
 TABLE = torch.rand(N, N, generator=torch.Generator().manual_seed(0)) < 0.5
+NUMBERS = IDS * 0.5
 READABLE: dict[str, Callable[..., Any]] = {
     "causal()": lambda b, h, q, kv: q >= kv,
     "causal() ": lambda b, h, q, kv: kv <= q,
@@ -33,11 +34,30 @@ READABLE: dict[str, Callable[..., Any]] = {
     "chunks(3, before=None, after=0)": lambda b, h, q, kv: kv // 3 <= q // 3,
     "documents([0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3])": lambda b, h, q, kv: IDS[q] == IDS[kv],
     "~causal()": lambda b, h, q, kv: ~(q >= kv),
+    "~causal() ": lambda b, h, q, kv: kv > q,
+    "~full()": lambda b, h, q, kv: q < 0,
+    "causal()  ": lambda b, h, q, kv: q.new_ones((), dtype=torch.bool) & (q >= kv),
+    "causal()   ": lambda b, h, q, kv: q.new_zeros((), dtype=torch.bool) | (q - kv + 1 > 0),
+    "window(before=0, after=None) & causal()": lambda b, h, q, kv: q - kv == 0,
+    "chunks(3, before=0, after=None)": lambda b, h, q, kv: kv // 3 >= q // 3,
 }
 UNREADABLE: dict[str, Callable[..., Any]] = {
     "a table of pairs": lambda b, h, q, kv: TABLE[q, kv],
     "queries alone": lambda b, h, q, kv: (q < 2) | (kv == q),
     "where": lambda b, h, q, kv: torch.where(q % 2 == 0, q >= kv, q <= kv),
+    "shifted chunks": lambda b, h, q, kv: (q + 1) // 3 == kv // 3,
+    "chunks of two sizes": lambda b, h, q, kv: q // 3 == kv // 2,
+    "one key": lambda b, h, q, kv: kv == 2,
+    "two queries": lambda b, h, q, kv: q == q,
+    "a shifted distance without its sign": lambda b, h, q, kv: abs(q - kv - 1) < 3,
+    "the remainder of a shifted distance": lambda b, h, q, kv: (q - kv + 1) % 3 == 0,
+    "another remainder": lambda b, h, q, kv: (q - kv) % 3 == 1,
+    "a function of a position": lambda b, h, q, kv: torch.sin(q) > torch.sin(kv),
+    "a floating-point number": lambda b, h, q, kv: kv - q < 1.5,
+    "a lookup at a shifted position": lambda b, h, q, kv: IDS[(kv + 1) % N] == IDS[q],
+    "one padding mask for all sequences": lambda b, h, q, kv: REAL[0][kv],
+    "two tables": lambda b, h, q, kv: IDS[q] == REAL[0].long()[kv],
+    "a table of floating-point numbers": lambda b, h, q, kv: NUMBERS[q] == NUMBERS[kv],
 }
 
 
