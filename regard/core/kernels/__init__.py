@@ -112,13 +112,12 @@ def run_kernel(request: Request, name: str | None, passed: "Arguments | None" = 
         raise kernel_refused(name, reasons, [choose_kernel(request)] if others else [])
     if torch.compiler.is_compiling():
         return compiled.masked_attention(request) if chosen == "blocked" else KERNELS[name].run(request)
+    if is_observed():  # a call is not prepared here: that would evaluate its mask outside of `unobserved`
+        with unobserved():
+            out = KERNELS[name].run(request)
+        return notify_observers(name, request, out)
     call = _prepare(name, request, passed) if passed is not None and chosen is not None else None
-    run = KERNELS[name].run if call is None else lambda request: call(request.q, request.k, request.v)
-    if not is_observed():
-        return run(request)
-    with unobserved():
-        out = run(request)
-    return notify_observers(name, request, out)
+    return KERNELS[name].run(request) if call is None else call(request.q, request.k, request.v)
 
 
 def is_observed() -> bool:
