@@ -25,7 +25,7 @@ from regard.base.keywords import UnknownKeyword, reject_keywords
 from regard.base.registry import Registry
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number, suggest
-from regard.core import linear_triton, log_linear_triton
+from regard.core import linear_triton
 from regard.core.absolute_positions import Positions
 from regard.core.input_checks import check_inputs, is_autocasting
 from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
@@ -340,37 +340,31 @@ def _attend_with_triton(
     if not code:
         q, k = features.query_features(q.to(exact)), features.key_features(k.to(exact))
         k = k if visible is None else k.masked_fill(~visible, -torch.inf if features.logarithmic else 0)
-    reference = partial(_attend_with_torch, features, code == 0)
-    length = (0 if state is None else state.length) + q.shape[2]
-    if features.logarithmic:
-        state = _initial_state(features, size, q) if state is None else state
-        sums = state.weighted, state.total, state.peak
-        out, weighted, total, peak = log_linear_triton.run(q, k, v, sums, reference)
-    else:
-        past = None if state is None else (state.weighted, state.total)
-        peak = q.new_zeros(size[:3], dtype=exact) if state is None else state.peak
-        out, weighted, total = linear_triton.run(q, k, v, past, code, reference)
-    return LinearResult(out, LinearState(weighted, total, peak, length, features))
+    state = _initial_state(features, size, q.new_empty(0, dtype=exact)) if state is None else state
+    out, sums = linear_triton.run(
+        *(q, k, v, (state.weighted, state.total, state.peak)),
+        linear_triton.LOGARITHMIC if features.logarithmic else code,
+        partial(_attend_with_torch, features, code == 0),
+    )
+    return LinearResult(out, LinearState(*sums, state.length + q.shape[2], features))
 
 
 def _attend_with_torch(
-    features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: tuple[Tensor, ...] | None
-) -> tuple[Tensor, ...]:
+    features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: linear_triton.Sums
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the same as the Triton kernels, but with torch operations, which have derivatives of any order.
 
+    Returns the outputs and the sums after the last token, without their peak.
+
     computed  whether q and k are features already
-    sums      sums of earlier tokens, with their peak if the features are logarithmic
+    sums      sums of earlier tokens, with their peak
     """
     q, k = q.float(), k.float()
     if not computed:
         q, k = features.query_features(q), features.key_features(k)
     k, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v.float()))
-    state = _initial_state(features, (*q.shape[:2], q.shape[3], v.shape[3]), q)
-    if sums is not None:
-        weighted, total, peak = sums if features.logarithmic else (*sums, state.peak)
-        state = LinearState(weighted, total, peak, 0, features)
-    out, state = _attend_causally(state, q, k, values, features.chunk, False)
-    return out.to(v.dtype), state.weighted, state.total, *((state.peak,) if features.logarithmic else ())
+    out, state = _attend_causally(LinearState(*sums, 0, features), q, k, values, features.chunk, False)
+    return out.to(v.dtype), state.weighted, state.total
 
 
 def _attend_causally(

@@ -1,7 +1,9 @@
-"""Causal linear attention on a GPU with the kernels of `linear_triton_kernels`, forward and backward.
+"""Causal linear attention on a GPU with Triton kernels, forward and backward.
 
 Linear attention with `features` of type `Elementwise` is computed from q, k and v themselves; other feature maps pass
-their features. Inside torch.compile the same kernels run as operators, `regard::linear_attention` and its backward.
+their features, or the logarithms of their features. The kernels are those of `linear_triton_kernels`, for logarithms
+those of `log_linear_triton_kernels`. Inside torch.compile the same kernels run as operators,
+`regard::linear_attention` and its backward.
 """
 
 import math
@@ -29,8 +31,12 @@ SHORTEST, LONGEST = 64, 4096  # tokens of a segment
 NARROWEST = 64
 LINES, BLOCK = 32, 128  # a tile of `accumulate`
 
-Sums = tuple[Float[Tensor, "b h r e"], Float[Tensor, "b h r"]]
-Result = tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h r e"], Float[Tensor, "b h r"]]
+# the code of features that are given by their logarithms; those of feature maps are in `linear_triton_kernels`
+LOGARITHMIC = 4
+LOG_CHUNK = 16  # tokens in a chunk of logarithms: its pairs, times the features, are in registers
+LOG_FEATURES = 16  # features that a program of `accumulate` adds up if they are logarithms
+
+Sums = tuple[Float[Tensor, "b h r e"], Float[Tensor, "b h r"], Float[Tensor, "b h r"]]
 Reference = Callable[..., tuple[Tensor, ...]]  # of q, k, v and the sums
 
 
@@ -79,23 +85,23 @@ def run(
     q: Float[Tensor, "b h n r"],
     k: Float[Tensor, "b g n r"],
     v: Float[Tensor, "b g n e"],
-    sums: Sums | None,
+    sums: Sums,
     map_code: int,
     reference: Reference,
-) -> Result:
+) -> tuple[Float[Tensor, "b h n e"], Sums]:
     """Compute causal linear attention. Returns the outputs and the sums after the last token.
 
-    sums       sums of earlier tokens
+    sums       sums of earlier tokens, which for logarithms are divided by exp(peak); and the peak
     map_code   the feature map that the kernels apply to q and k, see `linear_triton_kernels`
     reference  computes the same with operations of torch, for second derivatives
     """
-    matrix, vector = (None, None) if sums is None else (x.contiguous() for x in sums)
+    given = [x.contiguous() for x in sums]
     if torch.compiler.is_compiling():
-        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, matrix, vector))
-        out, *after, _ = torch.ops.regard.linear_attention(q, k, v, matrix, vector, map_code, keep)
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *given))
+        out, matrix, vector, peak, _, _ = torch.ops.regard.linear_attention(q, k, v, *given, map_code, keep)
     else:
-        out, *after = _LinearAttention.apply(q, k, v, matrix, vector, map_code, reference)  # type: ignore[no-untyped-call]
-    return out, after[0], after[1]
+        out, matrix, vector, peak = _LinearAttention.apply(q, k, v, *given, map_code, reference)  # type: ignore[no-untyped-call]
+    return out, (matrix, vector, peak if map_code == LOGARITHMIC else sums[2])
 
 
 # torch.compile takes it for a constant
@@ -166,85 +172,81 @@ class _Launch:
     """The launch options and arguments that the kernels of one call share."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, map_code: int) -> None:
+        from regard.core import linear_triton_kernels, log_linear_triton_kernels
+
+        self.logarithmic = map_code == LOGARITHMIC
+        self.kernels = log_linear_triton_kernels if self.logarithmic else linear_triton_kernels
         self.b, self.h, self.n, c = q.shape
         e = v.shape[3]
-        self.size = c * e + c
+        self.size = c * e + c + (c if self.logarithmic else 0)
         self.length = choose_length(self.n, self.b * self.h)
         self.segments = -(-self.n // self.length)
         self.grid = (self.segments, self.b * self.h)
         self.dtype = v.dtype
         self.known = {
-            "H": self.h, "GROUP": self.h // k.shape[1], "MAP": map_code, **product_options(v.dtype),
-            "C": c, "W": e, "R": padded(c), "E": padded(e),
+            "H": self.h, "GROUP": self.h // k.shape[1], **product_options(v.dtype),
+            "C": c, "W": e, "R": padded(c), "E": padded(e), **({} if self.logarithmic else {"MAP": map_code}),
         }  # fmt: skip
 
     def options(self, kernel: str) -> dict[str, Any]:
         """Return the keyword arguments of a kernel."""
-        tile = choose_tile(kernel, max(self.known["R"], self.known["E"]), self.dtype)
+        if self.logarithmic:
+            tile = Tile(LOG_CHUNK, 8 if self.known["R"] <= 64 else 16, 1)
+        else:
+            tile = choose_tile(kernel, max(self.known["R"], self.known["E"]), self.dtype)
         return {**self.known, "M": tile.chunk, "num_warps": tile.warps, "num_stages": tile.stages}
 
-    def accumulate(self, sums: Tensor, start: tuple[Tensor | None, Tensor | None], reverse: bool) -> tuple[Tensor, ...]:
+    def accumulate(self, sums: Tensor, start: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
         """Return, for each segment, `start` plus the sums of all earlier segments; and `start` plus the sums of all.
 
         sums     the sums of each segment
+        start    a matrix, a vector and, for logarithms, the peak
         reverse  whether to add up later segments instead of earlier ones
         """
-        from regard.core import linear_triton_kernels
-
         c, e = self.known["C"], self.known["W"]
         before = torch.empty_like(sums)
-        matrix, vector = sums.new_empty(self.b, self.h, c, e), sums.new_empty(self.b, self.h, c)
-        starts = start[0] is not None
-        given = start if starts else (sums, sums)  # pointers that are not read
-        linear_triton_kernels.accumulate[(-(-self.size // BLOCK), self.b * self.h)](
-            sums, before, *given, matrix, vector, self.segments,
-            STARTS=starts, REVERSE=reverse, C=c, W=e, LINES=LINES, BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
-        return before, matrix, vector
+        after = [sums.new_empty(x.shape) for x in start]
+        if self.logarithmic:
+            programs, tile = -(-c // LOG_FEATURES), {"E": self.known["E"], "FEATURES": LOG_FEATURES}
+        else:
+            programs, tile = -(-self.size // BLOCK), {"LINES": LINES, "BLOCK": BLOCK}
+        self.kernels.accumulate[(programs, self.b * self.h)](
+            sums, before, *start, *after, self.segments, REVERSE=reverse, C=c, W=e, **tile, num_warps=4
+        )
+        return before, *after
 
-    def sums_before(self, k: Tensor, v: Tensor, start: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor, ...]:
+    def sums_before(self, k: Tensor, v: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the sums over all tokens before each segment, and the sums after the last segment."""
-        from regard.core import linear_triton_kernels
-
         sums = torch.empty(self.b * self.h, self.segments, self.size, device=k.device, dtype=torch.float32)
-        linear_triton_kernels.sum_keys[self.grid](
+        self.kernels.sum_keys[self.grid](
             k, v, sums, self.n, self.length, *k.stride(), *v.stride(), **self.options("sum_keys")
         )
-        return self.accumulate(sums, start, reverse=False)
+        return self.accumulate(sums, start if self.logarithmic else start[:2], reverse=False)
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, matrix: Tensor | None, vector: Tensor | None, map_code: int, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the outputs, the sums after the last token, and the sum of weights of each row.
+    q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, vector: Tensor, peak: Tensor, map_code: int, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute the outputs, the sums after the last token, and the sum of weights of each row with its level.
 
-    matrix, vector  the sums of earlier tokens; None for 0
-    keep            whether the sums of weights are returned, which the backward pass needs; else they are empty
+    The peak and the level are empty unless features are logarithms.
+
+    matrix, vector, peak  the sums of earlier tokens
+    keep                  whether the sums of weights are returned, which the backward pass needs; else they are empty
     """
-    from regard.core import linear_triton_kernels as kernels
-
     with select_device(q):
         record_kernel(KERNEL)
         launch = _Launch(q, k, v, map_code)
-        before, *after = launch.sums_before(k, v, (matrix, vector))
+        before, *after = launch.sums_before(k, v, (matrix, vector, peak))
         out = torch.empty(*q.shape[:3], v.shape[3], device=v.device, dtype=v.dtype)
-        mass = before.new_empty(q.shape[:3] if keep else (0,))
-        kernels.attend_chunks[launch.grid](
-            q,
-            k,
-            v,
-            before,
-            out,
-            mass,
-            launch.n,
-            launch.length,
-            *q.stride(),
-            *k.stride(),
-            *v.stride(),
-            **launch.options("attend_chunks"),
-            KEEP=keep,
+        rows = [before.new_empty(q.shape[:3] if keep else (0,)) for _ in after[1:]]
+        strides = *q.stride(), *k.stride(), *v.stride()
+        launch.kernels.attend_chunks[launch.grid](
+            q, k, v, before, out, *rows, launch.n, launch.length, *strides, **launch.options("attend_chunks"), KEEP=keep
         )
-    return out, after[0], after[1], mass
+        if not launch.logarithmic:  # no peak and no level
+            after, rows = [*after, before.new_empty(0)], [*rows, before.new_empty(0)]
+    return out, after[0], after[1], after[2], rows[0], rows[1]
 
 
 def backward(
@@ -254,31 +256,38 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    matrix: Tensor | None,
-    vector: Tensor | None,
+    matrix: Tensor,
+    vector: Tensor,
+    peak: Tensor,
     out: Tensor,
+    last: Tensor,
     mass: Tensor,
+    top: Tensor,
     map_code: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v and of the sums of earlier tokens."""
-    from regard.core import linear_triton_kernels as kernels
+    """Compute the gradients of q, k, v and of the sums of earlier tokens.
 
+    last  the peak after the last token
+    """
     with select_device(q):
         launch = _Launch(q, k, v, map_code)
+        kernels, sizes = launch.kernels, (launch.n, launch.length)
         # computed again: kept, they would take a quarter of the memory of q, k and v in short segments
-        before, *_ = launch.sums_before(k, v, (matrix, vector))
+        before, *_ = launch.sums_before(k, v, (matrix, vector, peak))
+        rows = (mass, top) if launch.logarithmic else (mass,)
         sums, of_mass = torch.empty_like(before), torch.empty_like(mass)
         kernels.sum_queries[launch.grid](
-            q, out, mass, of_out, of_mass, sums, launch.n, launch.length, *q.stride(), *of_out.stride(),
-            **launch.options("sum_queries"),
-        )  # fmt: skip
+            q, out, *rows, of_out, of_mass, sums, *sizes, *q.stride(), *of_out.stride(), **launch.options("sum_queries")
+        )
         of_q = torch.empty(q.shape, device=q.device, dtype=q.dtype)
         strides = *q.stride(), *k.stride(), *v.stride(), *of_out.stride()
         kernels.query_gradients[launch.grid](
-            q, k, v, before, mass, of_mass, of_out, of_q, launch.n, launch.length, *strides,
-            **launch.options("query_gradients"),
-        )  # fmt: skip
-        after, *of_start = launch.accumulate(sums, (of_matrix.contiguous(), of_vector.contiguous()), reverse=True)
+            q, k, v, before, *rows, of_mass, of_out, of_q, *sizes, *strides, **launch.options("query_gradients")
+        )
+        # gradients of the sums after the last token, which for logarithms were divided by exp(last)
+        level = [torch.where(last == -torch.inf, last, -last)] if launch.logarithmic else []
+        given = of_matrix.contiguous(), of_vector.contiguous(), *level
+        after, of_matrix, of_vector, *level = launch.accumulate(sums, given, reverse=True)
         group = launch.known["GROUP"]
         of_k, of_v = (
             # the gradients of query heads that share a key head are added in float32
@@ -286,12 +295,14 @@ def backward(
             for x in (k, v)
         )
         kernels.key_gradients[launch.grid](
-            q, k, v, after, mass, of_mass, of_out, of_k, of_v, launch.n, launch.length, *strides,
-            **launch.options("key_gradients"),
-        )  # fmt: skip
+            q, k, v, after, *rows, of_mass, of_out, of_k, of_v, *sizes, *strides, **launch.options("key_gradients")
+        )
         if group > 1:
             of_k, of_v = (x.unflatten(1, (-1, group)).sum(2).to(y.dtype) for x, y in ((of_k, k), (of_v, v)))
-    return of_q, of_k, of_v, of_start[0], of_start[1]
+        if launch.logarithmic:
+            factor = (level[0] + peak).exp()
+            of_matrix, of_vector = of_matrix * factor[..., None], of_vector * factor
+    return of_q, of_k, of_v, of_matrix, of_vector
 
 
 class _LinearAttention(torch.autograd.Function):
@@ -301,73 +312,63 @@ class _LinearAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        matrix: Tensor | None,
-        vector: Tensor | None,
+        matrix: Tensor,
+        vector: Tensor,
+        peak: Tensor,
         map_code: int,
         reference: Reference,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         keep = any(ctx.needs_input_grad)
-        out, *after, mass = forward(q, k, v, matrix, vector, map_code, keep)
+        out, *after, last, mass, top = forward(q, k, v, matrix, vector, peak, map_code, keep)
+        ctx.mark_non_differentiable(last)
         if keep:
             ctx.map_code, ctx.reference = map_code, reference
-            ctx.save_for_backward(q, k, v, matrix, vector, out, mass)
-        return out, after[0], after[1]
+            ctx.save_for_backward(q, k, v, matrix, vector, peak, out, last, mass, top)
+        return out, after[0], after[1], last
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors[:5]
         if torch.is_grad_enabled():  # with create_graph=True; the kernels have no derivative
-            found = _differentiable_backward(ctx.reference, inputs, grads)
+            inputs = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in ctx.saved_tensors[:5]]
+            q, k, v, matrix, vector = inputs
+            result = ctx.reference(q, k, v, (matrix, vector, ctx.saved_tensors[5]))
+            found = torch.autograd.grad(result, inputs, grads[:3], create_graph=True)
         else:
-            found = backward(*grads, *ctx.saved_tensors, ctx.map_code)  # type: ignore[call-arg, arg-type]
+            found = backward(*grads[:3], *ctx.saved_tensors, ctx.map_code)  # type: ignore[call-arg, arg-type]
         wanted = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False)]
-        return *wanted, None, None
-
-
-def _differentiable_backward(
-    reference: Reference, inputs: tuple[Tensor | None, ...], grads: tuple[Tensor, ...]
-) -> tuple[Tensor | None, ...]:
-    """Compute the gradients with operations of torch, so that they have derivatives themselves."""
-    own = [None if x is None else x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in inputs]
-    q, k, v, matrix, vector = own
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    sums = None if matrix is None or vector is None else (matrix, vector)
-    given = [x for x in own if x is not None]
-    found = torch.autograd.grad(reference(q, k, v, sums), given, grads, create_graph=True)
-    return *found, *(None,) * (5 - len(found))
+        return *wanted, None, None, None
 
 
 def _register(library: torch.library.Library) -> None:
-    inputs = "Tensor q, Tensor k, Tensor v, Tensor? matrix, Tensor? vector"
-    library.define(f"linear_attention({inputs}, int map_code, bool keep) -> (Tensor, Tensor, Tensor, Tensor)")
+    inputs = "Tensor q, Tensor k, Tensor v, Tensor matrix, Tensor vector, Tensor peak"
+    library.define(f"linear_attention({inputs}, int map_code, bool keep) -> ({', '.join(['Tensor'] * 6)})")
     library.define(
         f"linear_attention_backward(Tensor of_out, Tensor of_matrix, Tensor of_vector, {inputs}, Tensor out, "
-        "Tensor mass, int map_code) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+        f"Tensor last, Tensor mass, Tensor top, int map_code) -> ({', '.join(['Tensor'] * 5)})"
     )
     library.impl("linear_attention", forward, "CompositeExplicitAutograd")
     library.impl("linear_attention_backward", backward, "CompositeExplicitAutograd")
 
-    def fake(q: Tensor, k: Tensor, v: Tensor, matrix: Any, vector: Any, map_code: int, keep: bool) -> list[Tensor]:
-        (b, h, n, r), e = q.shape, v.shape[3]
-        sizes = (b, h, r, e), (b, h, r), (b, h, n) if keep else (0,)
-        return [v.new_empty(b, h, n, e), *(v.new_empty(size, dtype=torch.float32) for size in sizes)]
+    def fake(
+        q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, vector: Tensor, peak: Tensor, map_code: int, keep: bool
+    ) -> tuple[Tensor, ...]:
+        (b, h, n, r), e, logarithmic = q.shape, v.shape[3], map_code == LOGARITHMIC
+        row = (b, h, n) if keep else (0,)
+        sizes = (b, h, r, e), (b, h, r), (b, h, r) if logarithmic else (0,), row, row if logarithmic else (0,)
+        return v.new_empty(b, h, n, e), *(v.new_empty(size, dtype=torch.float32) for size in sizes)
 
-    def fake_backward(*arguments: Any) -> list[Tensor]:
-        q, k, v, _, _, out, _, _ = arguments[3:]
-        b, h, _, r = q.shape
-        sums = (b, h, r, out.shape[3]), (b, h, r)
-        return [*(x.new_empty(x.shape) for x in (q, k, v)), *(v.new_empty(x, dtype=torch.float32) for x in sums)]
+    def fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in arguments[3:8])
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.map_code, _ = inputs
-        ctx.mark_non_differentiable(output[3])
-        ctx.save_for_backward(*tensors, output[0], output[3])
+        out, _, _, *rest = output
+        ctx.mark_non_differentiable(*rest)
+        ctx.save_for_backward(*tensors, out, *rest)
 
     def differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         found = torch.ops.regard.linear_attention_backward(*grads[:3], *ctx.saved_tensors, ctx.map_code)
-        return *(x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False)), None, None
+        return *(x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False)), *[None] * 3
 
     torch.library.register_fake("regard::linear_attention", fake, lib=library)
     torch.library.register_fake("regard::linear_attention_backward", fake_backward, lib=library)

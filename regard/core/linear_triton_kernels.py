@@ -155,22 +155,18 @@ def sum_keys(
 @triton.jit(do_not_specialize=["segments"])
 def accumulate(
     SUMS, BEFORE, MATRIX, VECTOR, MATRIX_AFTER, VECTOR_AFTER, segments,
-    STARTS: tl.constexpr, REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr,
-    LINES: tl.constexpr, BLOCK: tl.constexpr,
+    REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add up the sums of all segments before each one, or after each one if REVERSE.
+    """Add up MATRIX and VECTOR and the sums of all segments before each one, or after each one if REVERSE.
 
-    STARTS  whether the sums start with MATRIX and VECTOR instead of 0; the sums of all are stored as MATRIX_AFTER
-            and VECTOR_AFTER
+    The sums of all are stored as MATRIX_AFTER and VECTOR_AFTER.
     """
     both = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_matrix, in_vector = at < C * W, (at >= C * W) & (at < C * W + C)
     inside = at < C * W + C
-    carry = tl.zeros([BLOCK], tl.float32)
-    if STARTS:
-        carry += tl.load(MATRIX + both * (C * W) + at, mask=in_matrix, other=0.0)
-        carry += tl.load(VECTOR + both * C + at - C * W, mask=in_vector, other=0.0)
+    carry = tl.load(MATRIX + both * (C * W) + at, mask=in_matrix, other=0.0)
+    carry += tl.load(VECTOR + both * C + at - C * W, mask=in_vector, other=0.0)
     SUMS += both * segments * (C * W + C)
     BEFORE += both * segments * (C * W + C)
     first = segments - 1 if REVERSE else 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import regard
 from regard.base.errors import ConfigError, KernelRefusedError
-from regard.core import linear_triton, log_linear_triton
+from regard.core import linear_triton
 from regard.core.linear import (
     Elementwise,
     FeatureMap,
@@ -41,8 +41,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(linear_triton, "refusals", lambda *x: [y for y in usual(*x) if "needs a GPU" not in y])
         monkeypatch.setattr(linear_triton, "choose_tile", lambda *_: linear_triton.Tile(16, 4, 1))
         monkeypatch.setattr(linear_triton, "NARROWEST", 16)
-        for module in (linear_triton, log_linear_triton):
-            monkeypatch.setattr(module, "choose_length", lambda n, heads: 32)
+        monkeypatch.setattr(linear_triton, "choose_length", lambda n, heads: 32)
 
 
 def draw(sizes: Sizes, dtype: torch.dtype, scale: float = 1.0) -> list[Tensor]:
