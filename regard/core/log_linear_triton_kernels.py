@@ -9,7 +9,8 @@ their product does not.
 import triton
 import triton.language as tl
 
-from regard.core.linear_triton_kernels import _head, _inverse, _of_found, _rows
+from regard.core import linear_triton_kernels as linear
+from regard.core.linear_triton_kernels import _head, _inverse, _of_found, _rows, _store
 
 
 @triton.jit
@@ -45,19 +46,15 @@ def _add(matrix, vector, peak, logs, values, extra, OPERAND: tl.constexpr, PRECI
 @triton.jit
 def _load_sums(SUMS, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
     """Load sums: a matrix (features, width of v), a vector (features) and the peak of each feature."""
-    features, columns = tl.arange(0, R), tl.arange(0, E)
-    there = (features[:, None] < C) & (columns[None, :] < W)
-    matrix = tl.load(SUMS + features[:, None] * W + columns[None, :], mask=there, other=0.0)
-    vector = tl.load(SUMS + C * W + features, mask=features < C, other=0.0)
+    matrix, vector = linear._load_sums(SUMS, C, W, R, E)
+    features = tl.arange(0, R)
     return matrix, vector, tl.load(SUMS + C * W + C + features, mask=features < C, other=float("-inf"))
 
 
 @triton.jit
 def _store_sums(SUMS, matrix, vector, peak, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    features, columns = tl.arange(0, R), tl.arange(0, E)
-    there = (features[:, None] < C) & (columns[None, :] < W)
-    tl.store(SUMS + features[:, None] * W + columns[None, :], matrix, mask=there)
-    tl.store(SUMS + C * W + features, vector, mask=features < C)
+    linear._store_sums(SUMS, matrix, vector, C, W, R, E)
+    features = tl.arange(0, R)
     tl.store(SUMS + C * W + C + features, peak, mask=features < C)
 
 
@@ -146,9 +143,7 @@ def attend_chunks(
         mass = tl.sum(weights.to(tl.float32), 1) + tl.sum(past.to(tl.float32) * vector[None, :], 1)
         out = tl.dot(past, matrix.to(OPERAND), input_precision=PRECISION)
         out = tl.dot(weights, v, out, input_precision=PRECISION) * _inverse(mass, 0.0)[:, None]
-        columns = tl.arange(0, E)
-        there = (rows[:, None] < n) & (columns[None, :] < W)
-        tl.store(OUT + (own + rows[:, None]) * W + columns[None, :], out.to(OUT.dtype.element_ty), mask=there)
+        _store(OUT + own * W, out, rows, n, W, E)
         if KEEP:
             tl.store(MASS + own + rows, mass, mask=rows < n)
             tl.store(TOP + own + rows, top, mask=rows < n)
@@ -213,9 +208,7 @@ def query_gradients(
         of_past = tl.dot(of_found, tl.trans(matrix.to(OPERAND)), input_precision=PRECISION)
         of_past += of_mass[:, None] * vector[None, :]
         of_logs += of_past * tl.exp(logs_q + peak[None, :])
-        features = tl.arange(0, R)
-        there = (rows[:, None] < n) & (features[None, :] < C)
-        tl.store(OF_Q + (own + rows[:, None]) * C + features[None, :], of_logs, mask=there)
+        _store(OF_Q + own * C, of_logs, rows, n, C, R)
         matrix, vector, peak = _add(matrix, vector, peak, logs_k, v, ones, OPERAND, PRECISION)
 
 
@@ -252,9 +245,6 @@ def key_gradients(
         of_logs = tl.sum(tl.where(seen, of_weights, 0.0)[:, :, None] * pairs, 1)
         of_future = tl.dot(v, tl.trans(matrix.to(OPERAND)), input_precision=PRECISION) + vector[None, :]
         of_logs += of_future * future
-        features, columns = tl.arange(0, R), tl.arange(0, E)
-        there = (rows[:, None] < n) & (features[None, :] < C)
-        tl.store(OF_K + (own + rows[:, None]) * C + features[None, :], of_logs, mask=there)
-        there = (rows[:, None] < n) & (columns[None, :] < W)
-        tl.store(OF_V + (own + rows[:, None]) * W + columns[None, :], of_v.to(OF_V.dtype.element_ty), mask=there)
+        _store(OF_K + own * C, of_logs, rows, n, C, R)
+        _store(OF_V + own * W, of_v, rows, n, W, E)
         matrix, vector, peak = _add(matrix, vector, peak, logs_q, of_found, of_mass, OPERAND, PRECISION)
