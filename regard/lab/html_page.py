@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import regard
-from regard.base.formulas import mathml, parse_latex
+from regard.base.formulas import mathml
 from regard.base.html import Markup, join_html, render_page, tag
+from regard.base.markdown import markdown_html
 from regard.lab.answers import SheetAnswer
 from regard.lab.claim import CHAPTERS, Claim, claims
 from regard.lab.errata import Erratum, errata
@@ -187,47 +188,6 @@ def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], fi
         tag("p", tag("code", answer.command), class_="made"),
         *view,
         id=_anchor(place),
-    )
-
-
-def markdown_html(markdown: str) -> Markup:
-    """Convert the Markdown of the exercise answers to HTML.
-
-    Supported are headings, paragraphs, lists, tables, code blocks and LaTeX formulas between $$.
-    """
-    parts: list[Markup] = []
-    # an empty line inside a code block does not end it
-    whole = re.sub(r"```.*?```", lambda code: code[0].replace("\n\n", "\n\0\n"), markdown.strip(), flags=re.S)
-    for block in re.split(r"\n\s*\n", whole):
-        lines = block.strip().splitlines()
-        if block.startswith("$$"):
-            parts.append(Markup(mathml(parse_latex(block.strip().strip("$")))))
-        elif block.startswith("#"):
-            parts.append(tag("h3", lines[0].lstrip("# ")))
-        elif block.startswith("```"):
-            parts.append(tag("pre", tag("code", "\n".join(lines[1:-1]).replace("\0", ""))))
-        elif block.startswith("|"):
-            lines = [line.strip("|") for line in lines if "|--" not in line]
-            rows = [[_inline(cell.strip()) for cell in line.split("|")] for line in lines]
-            cells = [tag("tr", *(tag("td" if at else "th", cell) for cell in row)) for at, row in enumerate(rows)]
-            parts.append(tag("table", *cells))
-        elif re.match(r"- |\d+\. ", block):
-            items = re.split(r"^(?:- |\d+\. )", block, flags=re.M)[1:]
-            kind = "ul" if block.startswith("- ") else "ol"
-            parts.append(tag(kind, *(tag("li", _inline(" ".join(item.split()))) for item in items)))
-        else:
-            parts.append(tag("p", _inline(" ".join(lines))))
-    return join_html(parts)
-
-
-def _inline(words: str) -> Markup:
-    """Convert the `code`, **bold** and *italic* of a Markdown paragraph to HTML."""
-    names = {"`": "code", "**": "strong", "*": "em"}
-    pieces = re.split(r"(`[^`]+`|\*\*[^*]+\*\*|\*\w[^*]*\*)", words)
-    # the pieces at odd places are marked
-    return join_html(
-        tag(names[each[: len(each) - len(each.lstrip("`*"))]], each.strip("`*")) if at % 2 else each
-        for at, each in enumerate(pieces)
     )
 
 

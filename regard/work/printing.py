@@ -1,10 +1,7 @@
 """Printable HTML pages of exercise sets and quizzes, with or without the answers."""
 
-import re
-
-from markupsafe import Markup, escape
-
-from regard.base.html import join_html, render_page, tag
+from regard.base.html import render_page, tag
+from regard.base.markdown import markdown_html
 from regard.work.exercises.exercise import ExerciseSet
 from regard.work.quiz import Quiz
 
@@ -15,11 +12,11 @@ def exercise_page(exercise_set: ExerciseSet, *, answer_key: bool = False) -> str
     answer_key  show the solutions instead of the code to complete
     """
     title = f"{exercise_set.title}{': the solutions' * answer_key}"
-    body = [tag("h1", title), _paragraphs(exercise_set.about), tag("pre", exercise_set.setup_code)]
+    body = [tag("h1", title), markdown_html(exercise_set.about), tag("pre", exercise_set.setup_code)]
     for number, exercise in enumerate(exercise_set.exercises, 1):
         code = exercise.source if answer_key else exercise.starter
         heading = tag("h2", f"{number}. {exercise.title}")
-        body.append(tag("article", heading, _paragraphs(exercise.prompt), tag("pre", code)))
+        body.append(tag("article", heading, markdown_html(exercise.prompt), tag("pre", code)))
     return render_page(title, *body)
 
 
@@ -40,13 +37,3 @@ def quiz_page(quiz: Quiz, *, answer_key: bool = False) -> str:
             parts += [tag("p", tag("strong", f"Answer: {right}")), *(tag("p", line) for line in result.explanation)]
         body.append(tag("article", *parts))
     return render_page(title, *body)
-
-
-def _paragraphs(text: str) -> Markup:
-    """Convert Markdown paragraphs with `code` and **bold** text to HTML."""
-
-    def inline(paragraph: str) -> Markup:
-        marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(paragraph)))
-        return Markup(re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", marked))  # escaped above  # nosec B704
-
-    return join_html(tag("p", inline(each)) for each in text.strip().split("\n\n"))

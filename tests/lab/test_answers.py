@@ -27,7 +27,7 @@ from regard.lab.answers import (
 )
 from regard.lab.claim import claims
 from regard.lab.errata import wrong_answers
-from regard.lab.html_page import answer_markdown, answers_page, markdown_html
+from regard.lab.html_page import answer_markdown, answers_page
 from regard.lab.results import Result, shipped_results
 from regard.models.presets import list_models
 from regard.recipes.recipe import get_recipe
@@ -208,15 +208,5 @@ def test_an_answer_as_markdown_quotes_the_sheet() -> None:
     assert text.endswith(f"`{answer.command}`\n\nSee also: {answer.view}")
 
 
-def test_markdown_becomes_html() -> None:
-    text = (
-        "## Why\n\nA `code` and **bold** *use* < 3.\n\n1. one\n   more\n2. two\n\n"
-        "| a | b |\n|---|---|\n| 1 | 2 |\n\n$$x_i$$"
-    )
-    html = markdown_html(text)
-    assert html.startswith("<h3>Why</h3><p>A <code>code</code> and <strong>bold</strong> <em>use</em> &lt; 3.</p>")
-    assert "<ol><li>one more</li><li>two</li></ol>" in html
-    assert "<tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr>" in html
-    assert html.endswith("</math>")
-    assert markdown_html("```\na\n\n b\n```\n\nend") == "<pre><code>a\n\n b</code></pre><p>end</p>"
+def test_formulas_of_an_answer_as_text() -> None:
     assert "xᵢ" in formulas_as_text("$$x_i$$")

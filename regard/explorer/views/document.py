@@ -13,11 +13,11 @@ from typing import Any
 from urllib.parse import urlencode
 from xml.etree import ElementTree  # nosec B405: it parses our own MathML only
 
-from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
 from regard.base.errors import ConfigError, RegardError
 from regard.base.formulas import mathml, parse_latex
+from regard.base.markdown import markdown_parser
 from regard.core.masks.expression import parse_mask
 
 Node = str | list[Any]
@@ -81,8 +81,8 @@ def parse_document(source: str, where: str = "the document") -> list[Node]:
     """
     if len(source) > LONGEST:
         raise ConfigError(f"{where} has {len(source)} characters; at most {LONGEST} are read")
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    nodes = [node for each in SyntaxTreeNode(parser.parse(source)).children for node in _convert(each, where)]
+    tree = SyntaxTreeNode(markdown_parser().parse(source))
+    nodes = [node for each in tree.children for node in _convert(each, where)]
     for when in ("before", "after"):
         count = sum(isinstance(node, list) and node[0] == "question" and node[1]["when"] == when for node in nodes)
         if count > MOST_QUESTIONS:
