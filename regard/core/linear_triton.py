@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard.base.tracing import assume_constant_result, in_compiled_code, is_meta_or_fake
+from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import transform_levels
 
@@ -339,15 +340,14 @@ class _LinearAttention(torch.autograd.Function):
         return *wanted, None, None, None
 
 
+@register_once("linear_library")
 def _register(library: torch.library.Library) -> None:
     inputs = "Tensor q, Tensor k, Tensor v, Tensor matrix, Tensor vector, Tensor peak"
-    library.define(f"linear_attention({inputs}, int map_code, bool keep) -> ({', '.join(['Tensor'] * 6)})")
-    library.define(
+    schema = f"linear_attention({inputs}, int map_code, bool keep) -> ({', '.join(['Tensor'] * 6)})"
+    backward_schema = (
         f"linear_attention_backward(Tensor of_out, Tensor of_matrix, Tensor of_vector, {inputs}, Tensor out, "
         f"Tensor last, Tensor mass, Tensor top, int map_code) -> ({', '.join(['Tensor'] * 5)})"
     )
-    library.impl("linear_attention", forward, "CompositeExplicitAutograd")
-    library.impl("linear_attention_backward", backward, "CompositeExplicitAutograd")
 
     def fake(
         q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, vector: Tensor, peak: Tensor, map_code: int, keep: bool
@@ -370,12 +370,6 @@ def _register(library: torch.library.Library) -> None:
         found = torch.ops.regard.linear_attention_backward(*grads[:3], *ctx.saved_tensors, ctx.map_code)
         return *(x if needed else None for x, needed in zip(found, ctx.needs_input_grad, strict=False)), *[None] * 3
 
-    torch.library.register_fake("regard::linear_attention", fake, lib=library)
-    torch.library.register_fake("regard::linear_attention_backward", fake_backward, lib=library)
+    define_operator(library, schema, forward, fake)
+    define_operator(library, backward_schema, backward, fake_backward)
     torch.library.register_autograd("regard::linear_attention", differentiate, setup_context=setup_context, lib=library)
-
-
-if getattr(torch.ops.regard, "linear_library", None) is None:  # this module may be imported again, operators may not
-    _library = torch.library.Library("regard", "FRAGMENT")
-    torch.ops.regard.linear_library = _library  # type: ignore[attr-defined]  # operators live as long as their library
-    _register(_library)

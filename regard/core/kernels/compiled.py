@@ -18,6 +18,7 @@ from regard.base.tracing import constant, is_exporting
 from regard.core.absolute_positions import Positions
 from regard.core.kernels import cpu_flash
 from regard.core.kernels.gradients import needs_gradient
+from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import Request
 from regard.core.masks.algebra import And, Mask, Not
@@ -217,21 +218,18 @@ def _backward(grad: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[
     return of_q.contiguous(), of_k.contiguous(), of_v.contiguous()
 
 
+@register_once("masked_library")
 def _register(library: torch.library.Library) -> None:
     settings = "str mask, str terms, str kernel, SymInt queries, SymInt keys, float beta"
     rest = f"Tensor q, Tensor k, Tensor v, Tensor[] data, {settings}"
-    library.define(f"masked_attention_inference({rest}) -> Tensor")
-    library.define(f"masked_attention({rest}) -> (Tensor, Tensor)")
-    library.define(
-        f"masked_attention_backward(Tensor grad, Tensor out, Tensor lse, {rest}) -> (Tensor, Tensor, Tensor)"
-    )
-    library.impl("masked_attention_inference", _infer, "CPU")
-    library.impl("masked_attention", _forward, "CPU")
-    library.impl("masked_attention_backward", _backward, "CPU")
+    gradients = f"masked_attention_backward(Tensor grad, Tensor out, Tensor lse, {rest})"
 
     def fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(q.dtype, torch.float32)
         return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=exact)
+
+    def fake_gradients(grad: Tensor, out: Tensor, lse: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in inputs[:3])
 
     def setup_context(ctx: Any, inputs: Arguments, output: tuple[Tensor, Tensor]) -> None:
         ctx.rest = inputs[4:]
@@ -243,18 +241,7 @@ def _register(library: torch.library.Library) -> None:
         grads = torch.ops.regard.masked_attention_backward(grad, out, lse, q, k, v, data, *ctx.rest)
         return *grads, [None] * len(data), *(None for _ in ctx.rest)
 
-    register_fake = torch.library.register_fake
-    register_fake("regard::masked_attention_inference", lambda *x: fake(*x)[0], lib=library)
-    register_fake("regard::masked_attention", fake, lib=library)
-    register_fake(
-        "regard::masked_attention_backward",
-        lambda grad, out, lse, *x: tuple(y.new_empty(y.shape) for y in x[:3]),
-        lib=library,
-    )
+    define_operator(library, f"masked_attention_inference({rest}) -> Tensor", _infer, lambda *x: fake(*x)[0], "CPU")
+    define_operator(library, f"masked_attention({rest}) -> (Tensor, Tensor)", _forward, fake, "CPU")
+    define_operator(library, f"{gradients} -> (Tensor, Tensor, Tensor)", _backward, fake_gradients, "CPU")
     torch.library.register_autograd("regard::masked_attention", differentiate, setup_context=setup_context, lib=library)
-
-
-if getattr(torch.ops.regard, "masked_library", None) is None:  # this module may be imported again, operators may not
-    _library = torch.library.Library("regard", "FRAGMENT")
-    torch.ops.regard.masked_library = _library  # type: ignore[attr-defined]  # operators live as long as their library
-    _register(_library)

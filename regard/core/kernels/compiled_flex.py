@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.base.tracing import assume_constant_result, is_exporting, is_symbol
 from regard.core.absolute_positions import Positions
 from regard.core.kernels.compiled import is_expression, parse_text, write_text
+from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import Request
 from regard.core.masks.algebra import And, Full, Mask, Or
@@ -182,17 +183,11 @@ def _fake(
     return made + ([token.new_empty((b, 1, n, 1), dtype=torch.bool) for n in (j, i)] if hides else [])
 
 
+@register_once("block_library")
 def _register(library: torch.library.Library) -> None:
     settings = "SymInt queries, SymInt keys, SymInt i, SymInt j, SymInt b, int size, bool training, bool hides"
     # a table of data is read on the CPU, which a CUDA graph cannot repeat
     tags: dict[str, Any] = {"block_lists": (), "block_lists_of_data": (torch.Tag.cudagraph_unsafe,)}
     for name, own in tags.items():
-        library.define(f"{name}(Tensor token, Tensor[] data, str mask, {settings}) -> Tensor[]", tags=own)
-        library.impl(name, _compute, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"regard::{name}", _fake, lib=library)
-
-
-if getattr(torch.ops.regard, "block_library", None) is None:  # this module may be imported again, operators may not
-    _library = torch.library.Library("regard", "FRAGMENT")
-    torch.ops.regard.block_library = _library  # type: ignore[attr-defined]  # operators live as long as their library
-    _register(_library)
+        schema = f"{name}(Tensor token, Tensor[] data, str mask, {settings}) -> Tensor[]"
+        define_operator(library, schema, _compute, _fake, tags=own)

@@ -21,6 +21,7 @@ from regard.core.kernels.gradients import (
     lse_limit,
     needs_gradient,
 )
+from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.products import is_finite
 from regard.core.kernels.record import record_kernel
 from regard.core.masks.plan_cache import planning
@@ -203,14 +204,11 @@ class _FlashAttention(torch.autograd.Function):
         return *backward(grad, q, k, v, added, out, lse, ctx.causal, ctx.beta), None, None, None
 
 
+@register_once("library")
 def _register_operators(library: torch.library.Library) -> None:
     """Register the custom operators `regard::cpu_attention...` for compiled code. Their results are contiguous."""
     inputs, rest = "Tensor q, Tensor k, Tensor v, Tensor? added", "bool causal, float beta"
-    library.define(f"cpu_attention_inference({inputs}, {rest}) -> Tensor")
-    library.define(f"cpu_attention({inputs}, {rest}) -> (Tensor, Tensor)")
-    library.define(
-        f"cpu_attention_backward(Tensor grad, {inputs}, Tensor out, Tensor lse, {rest}) -> (Tensor, Tensor, Tensor)"
-    )
+    gradients = f"cpu_attention_backward(Tensor grad, {inputs}, Tensor out, Tensor lse, {rest})"
 
     def contiguous(values: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(x.contiguous() if isinstance(x, Tensor) else x for x in values)
@@ -218,6 +216,9 @@ def _register_operators(library: torch.library.Library) -> None:
     def fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(q.dtype, torch.float32)
         return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=exact)
+
+    def fake_gradients(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in inputs[:3])
 
     def differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads = torch.ops.regard.cpu_attention_backward(grad, *ctx.saved_tensors, ctx.causal, ctx.beta)
@@ -233,23 +234,14 @@ def _register_operators(library: torch.library.Library) -> None:
         record_kernel("sdpa")
         return contiguous(forward(*contiguous(arguments)))
 
-    library.impl("cpu_attention_inference", infer, "CPU")
-    library.impl("cpu_attention", learn, "CPU")
-    library.impl("cpu_attention_backward", lambda *x: contiguous(backward(*contiguous(x))), "CPU")
-    register_fake = torch.library.register_fake
-    register_fake("regard::cpu_attention_inference", lambda *x: fake(*x)[0], lib=library)
-    register_fake("regard::cpu_attention", fake, lib=library)
-    register_fake(
-        "regard::cpu_attention_backward",
-        lambda grad, *x: tuple(y.new_empty(y.shape) for y in x[:3]),
-        lib=library,
+    def compute_gradients(*arguments: Any) -> tuple[Any, ...]:
+        return contiguous(backward(*contiguous(arguments)))
+
+    define_operator(
+        library, f"cpu_attention_inference({inputs}, {rest}) -> Tensor", infer, lambda *x: fake(*x)[0], "CPU"
     )
+    define_operator(library, f"cpu_attention({inputs}, {rest}) -> (Tensor, Tensor)", learn, fake, "CPU")
+    define_operator(library, f"{gradients} -> (Tensor, Tensor, Tensor)", compute_gradients, fake_gradients, "CPU")
     torch.library.register_autograd(
         "regard::cpu_attention", differentiate, setup_context=_FlashAttention.setup_context, lib=library
     )
-
-
-if getattr(torch.ops.regard, "library", None) is None:  # this module may be imported again, operators may not
-    _library = torch.library.Library("regard", "FRAGMENT")
-    torch.ops.regard.library = _library  # type: ignore[attr-defined]  # operators live as long as their library
-    _register_operators(_library)

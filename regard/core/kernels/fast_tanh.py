@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.base.tracing import assume_constant_result
+from regard.core.kernels.operators import define_operator, register_once
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -40,10 +41,9 @@ def _register_lowering() -> bool:
     return True
 
 
+@register_once("tanh_library")
 def _register(library: torch.library.Library) -> None:
-    library.define("fast_tanh(Tensor x) -> Tensor")
-    library.impl("fast_tanh", torch.tanh, "CompositeExplicitAutograd")
-    torch.library.register_fake("regard::fast_tanh", torch.empty_like, lib=library)
+    define_operator(library, "fast_tanh(Tensor x) -> Tensor", torch.tanh, torch.empty_like)
 
     def save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(output)
@@ -54,9 +54,3 @@ def _register(library: torch.library.Library) -> None:
 
     torch.library.register_autograd("regard::fast_tanh", differentiate, setup_context=save, lib=library)
     torch.library.register_vmap("regard::fast_tanh", lambda info, axes, x: (tanh(x), axes[0]), lib=library)
-
-
-if getattr(torch.ops.regard, "tanh_library", None) is None:  # this module may be imported again, operators may not
-    _library = torch.library.Library("regard", "FRAGMENT")
-    torch.ops.regard.tanh_library = _library  # type: ignore[attr-defined]  # operators live as long as their library
-    _register(_library)
