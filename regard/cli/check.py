@@ -19,7 +19,8 @@ from rich.console import Console
 
 from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
-from regard.cli.output import check_folder, print_message, show_json
+from regard.cli.help_panels import panel_option
+from regard.cli.output import JsonOption, check_folder, print_message, show_json
 
 if TYPE_CHECKING:
     from regard.conform.report import Report
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # options that tell what the target is, if that cannot be measured, and those for every run; the others are conventions
 TARGET = ("kind", "heads", "kv_heads", "width", "layout", "vocab")
 EVERY_RUN = ("only", "without", "seed", "quick")
-REPORTS = "Reports"
+reports_option = panel_option("Reports")
 
 
 def _parameter(each: "Field[Any]") -> inspect.Parameter:
@@ -64,29 +65,19 @@ def command(
     ] = None,
     *,
     ignore_policy: Annotated[
-        bool,
-        typer.Option("--ignore-policy", help="Exit with 0 if only our policy differs", rich_help_panel=REPORTS),
+        bool, reports_option("--ignore-policy", help="Exit with 0 if only our policy differs")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    json: JsonOption = False,
     save: Annotated[
-        Path | None,
-        typer.Option(help="Also save the report as JSON, for `regard explore --report`", rich_help_panel=REPORTS),
+        Path | None, reports_option(help="Also save the report as JSON, for `regard explore --report`")
     ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(help="Also write the report as JUnit XML to this file", rich_help_panel=REPORTS)
-    ] = None,
+    junit: Annotated[Path | None, reports_option(help="Also write the report as JUnit XML to this file")] = None,
     github: Annotated[
-        bool,
-        typer.Option(
-            "--github",
-            envvar="GITHUB_ACTIONS",
-            help="Also print findings as GitHub annotations",
-            rich_help_panel=REPORTS,
-        ),
+        bool, reports_option("--github", envvar="GITHUB_ACTIONS", help="Also print findings as GitHub annotations")
     ] = False,
     list_facts: Annotated[bool, typer.Option("--list", help="List every fact instead")] = False,
     libraries: Annotated[
-        bool, typer.Option("--libraries", help="Check other libraries, as a Markdown table", rich_help_panel=REPORTS)
+        bool, reports_option("--libraries", help="Check other libraries, as a Markdown table")
     ] = False,
     **options: Any,
 ) -> None:

@@ -10,6 +10,7 @@ import typer
 from regard.base.errors import CheckpointError, ConfigError, DataError
 from regard.base.files import read_json
 from regard.base.validation import check_integer
+from regard.cli.help_panels import panel_option
 from regard.cli.output import JsonOption, print_message, show_json, write_text
 from regard.cli.pretrained import example_input, is_untrained
 from regard.cli.text_input import check_argument, read_stdin
@@ -33,8 +34,8 @@ CONFIG_FILES = ("generation_config.json", "config.json")  # files of Hugging Fac
 
 EarlyStopping = StrEnum("EarlyStopping", ["true", "false", "never"])
 
-SEARCH = "Beam search"
-OTHER = "Other"
+search_option = panel_option("Beam search")
+other_option = panel_option("Other")
 
 
 def command(
@@ -51,28 +52,20 @@ def command(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [default: 0]")] = None,
-    num_beams: Annotated[int | None, typer.Option(help="Number of beams", rich_help_panel=SEARCH)] = None,
+    num_beams: Annotated[int | None, search_option(help="Number of beams")] = None,
     length_penalty: Annotated[
-        float | None,
-        typer.Option(help="Alpha of log-probability / tokens ** alpha [default: 0]", rich_help_panel=SEARCH),
+        float | None, search_option(help="Alpha of log-probability / tokens ** alpha [default: 0]")
     ] = None,
     early_stopping: Annotated[
-        EarlyStopping | None,
-        typer.Option(help="End once enough texts are finished [default: false]", rich_help_panel=SEARCH),
+        EarlyStopping | None, search_option(help="End once enough texts are finished [default: false]")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated")] = None,
-    num_return_sequences: Annotated[
-        int, typer.Option(help="Sample: number of independent texts", rich_help_panel=OTHER)
-    ] = 1,
+    num_return_sequences: Annotated[int, other_option(help="Sample: number of independent texts")] = 1,
     no_cache: Annotated[
-        bool,
-        typer.Option(
-            "--no-cache", help="Do not use a KV cache: run a whole pass for every token", rich_help_panel=OTHER
-        ),
+        bool, other_option("--no-cache", help="Do not use a KV cache: run a whole pass for every token")
     ] = False,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]", rich_help_panel=OTHER),
+        Path | None, other_option(help="A tokenizer.json [default: the folder's own, else bytes]")
     ] = None,
     json: JsonOption = False,
 ) -> None:

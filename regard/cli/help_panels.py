@@ -1,11 +1,18 @@
 """Short help texts: `--help` lists the usual options of a command, `--help-all` also the groups of rare ones."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
 ALL = "regard.cli.help_panels.all"  # the key of `Context.meta` that --help-all sets
+
+
+def panel_option(panel: str) -> Callable[..., Any]:
+    """Return `typer.Option` for the options of a group, which only --help-all lists."""
+    return partial(typer.Option, rich_help_panel=panel)
 
 
 class PanelCommand(TyperCommand):

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError, UnknownNameError
-from regard.cli.output import check_folder, print_message, show, show_json, write_file
+from regard.cli.output import JsonOption, check_folder, print_message, show, show_json, write_file
 from regard.cli.settings import parse_settings
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 Results = Annotated[
     Path | None, typer.Option("--results", help="Folder of results [default: regard/lab in the user cache]")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write an HTML page that works offline")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown")]
 Figures = Annotated[Path | None, typer.Option("--figures", help="Save figures as SVG in this folder")]
@@ -54,7 +53,7 @@ def with_error_messages(command: Callable[P, None]) -> Callable[P, None]:
 
 @app.callback(invoke_without_command=True)
 @with_error_messages
-def listing(context: typer.Context, results: Results = None, html: Html = None, json: Json = False) -> None:
+def listing(context: typer.Context, results: Results = None, html: Html = None, json: JsonOption = False) -> None:
     """List the claims you can run, and the answers to the sheets.
 
     Example: regard lab --json
@@ -94,7 +93,7 @@ def run(
     results: Results = None,
     figures: Figures = None,
     html: Html = None,
-    json: Json = False,
+    json: JsonOption = False,
     save_shipped: Annotated[
         bool, typer.Option("--save-shipped", help="For maintainers: also update the results shipped with the package")
     ] = False,
@@ -145,7 +144,7 @@ def show_one(
     results: Results = None,
     figures: Figures = None,
     html: Html = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Show one claim in full: question, formula, code, result, figure.
 
@@ -186,7 +185,7 @@ def show_sheet(
     results: Results = None,
     figures: Figures = None,
     html: Html = None,
-    json: Json = False,
+    json: JsonOption = False,
     markdown: Markdown = False,
 ) -> None:
     """List the course sheets, the questions of one, or show one answer in full.
@@ -234,7 +233,7 @@ def show_sheet(
 
 @app.command("errata")
 @with_error_messages
-def show_errata(results: Results = None, html: Html = None, json: Json = False) -> None:
+def show_errata(results: Results = None, html: Html = None, json: JsonOption = False) -> None:
     """List wrong answers of the course sheets, what refutes them and what is right.
 
     Example: regard lab errata --html errata.html

@@ -9,11 +9,13 @@ import typer
 
 from regard.base.errors import ConfigError
 from regard.cli.generate import read_prompt
+from regard.cli.help_panels import panel_option
 from regard.cli.looking.inputs import ModelInput, build_input
 from regard.cli.looking.models import LoadedModel, load_model
 from regard.cli.looking.relevance import compute_relevance
 from regard.cli.looking.terminal import show_report
 from regard.cli.output import (
+    JsonOption,
     PictureOption,
     check_folder,
     check_picture,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from regard.see.heads import HeadTable
     from regard.see.report import AttentionReport
 
-RECORDING = "Input, recording, printing"
+recording_option = panel_option("Input, recording, printing")
 
 
 def command(
@@ -39,33 +41,26 @@ def command(
             help="A text (- is stdin) or an image [default: the model's example]",
         ),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="The target text of an encoder-decoder", rich_help_panel=RECORDING)
-    ] = None,
+    target: Annotated[str | None, recording_option(help="The target text of an encoder-decoder")] = None,
     sort: Annotated[
         str, typer.Option(help="Sort heads by entropy, spread, distance, previous, first, induction or layer")
     ] = "spread",
-    most: Annotated[int, typer.Option(help="Maximum number of heads to print", min=1, rich_help_panel=RECORDING)] = 12,
+    most: Annotated[int, recording_option(help="Maximum number of heads to print", min=1)] = 12,
     layer: Annotated[str | None, typer.Option(help="Layer to draw, by name or number [default: least spread]")] = None,
     head: Annotated[int | None, typer.Option(help="Head to draw [default: least spread]")] = None,
     layers: Annotated[
-        list[str] | None,
-        typer.Option(help="Record only these modules, such as 'blocks.3*'; may be repeated", rich_help_panel=RECORDING),
+        list[str] | None, recording_option(help="Record only these modules, such as 'blocks.3*'; may be repeated")
     ] = None,
     rows: Annotated[
-        str | None,
-        typer.Option(
-            help="Record only these queries: indices and ranges, such as 0,5,8:12,-1", rich_help_panel=RECORDING
-        ),
+        str | None, recording_option(help="Record only these queries: indices and ranges, such as 0,5,8:12,-1")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page that works offline")] = None,
     picture: PictureOption = None,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="A tokenizer.json [default: the folder's own, else bytes]", rich_help_panel=RECORDING),
+        Path | None, recording_option(help="A tokenizer.json [default: the folder's own, else bytes]")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...", rich_help_panel=RECORDING)] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    device: Annotated[str, recording_option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    json: JsonOption = False,
 ) -> None:
     """Show the attention heads, maps and relevance of a model.
 

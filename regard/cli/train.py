@@ -20,6 +20,7 @@ from rich.text import Text
 
 from regard.base.errors import CheckpointError, ConfigError
 from regard.base.files import read_json
+from regard.cli.help_panels import panel_option
 from regard.cli.output import JsonOption, print_message, show, show_json
 from regard.cli.settings import Setting, apply_settings, list_settings, parse_literal
 
@@ -44,7 +45,7 @@ Changes = Annotated[
 Variant = Annotated[str | None, typer.Option(help="Variants: finetune,cpu; see `regard train list`")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 
-DEVICES = "Several processes, logs"
+devices_option = panel_option("Several processes, logs")
 
 
 def command(
@@ -65,15 +66,12 @@ def command(
     ] = False,
     parallel: Annotated[
         Parallel,
-        typer.Option(
-            help="With torchrun --nproc-per-node 4 -m regard train NAME. ddp: a copy of the model each. fsdp: shards",
-            rich_help_panel=DEVICES,
+        devices_option(
+            help="With torchrun --nproc-per-node 4 -m regard train NAME. ddp: a copy of the model each. fsdp: shards"
         ),
     ] = Parallel.ddp,
     device: Device = None,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard events too", rich_help_panel=DEVICES)
-    ] = False,
+    tensorboard: Annotated[bool, devices_option("--tensorboard", help="Write TensorBoard events too")] = False,
     json: JsonOption = False,
 ) -> None:
     """Train a recipe. `regard train list [NAME]` shows recipes and settings.

@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
 from regard.cli import work_exercises, work_grade, work_quiz
-from regard.cli.help_panels import PanelCommand
-from regard.cli.output import PictureOption, check_picture, print_message, save_picture, show_json
+from regard.cli.help_panels import PanelCommand, panel_option
+from regard.cli.output import JsonOption, PictureOption, check_picture, print_message, save_picture, show_json
 
 if TYPE_CHECKING:
     from regard.work.problem import BiasPerHead, MatrixPerHead, Problem
@@ -37,8 +37,8 @@ def mount(app: typer.Typer, print_errors: Callable[[Callable[..., None]], Callab
     app.add_typer(group, name="work", help="Worked solutions, checked answers, quiz, exercises, grading.")
 
 
-PROJECTIONS = "Mask, heads, projections"
-OUTPUT = "Output"
+projection_option = panel_option("Mask, heads, projections")
+output_option = panel_option("Output")
 
 
 def command(
@@ -52,24 +52,13 @@ def command(
     q: Annotated[str | None, typer.Option("--q", help="Queries: '1,-1/2;0,1', or a .csv, .json or .npy file")] = None,
     k: Annotated[str | None, typer.Option("--k", help="Keys")] = None,
     v: Annotated[str | None, typer.Option("--v", help="Values")] = None,
-    inputs: Annotated[
-        str | None, typer.Option(help="Inputs, instead of queries, keys and values", rich_help_panel=PROJECTIONS)
-    ] = None,
-    wq: Annotated[
-        str | None, typer.Option(help="Projection weights of the queries", rich_help_panel=PROJECTIONS)
-    ] = None,
-    wk: Annotated[str | None, typer.Option(help="Projection weights of the keys", rich_help_panel=PROJECTIONS)] = None,
-    wv: Annotated[
-        str | None, typer.Option(help="Projection weights of the values", rich_help_panel=PROJECTIONS)
-    ] = None,
-    wo: Annotated[
-        str | None, typer.Option(help="Weights of the output projection", rich_help_panel=PROJECTIONS)
-    ] = None,
+    inputs: Annotated[str | None, projection_option(help="Inputs, instead of queries, keys and values")] = None,
+    wq: Annotated[str | None, projection_option(help="Projection weights of the queries")] = None,
+    wk: Annotated[str | None, projection_option(help="Projection weights of the keys")] = None,
+    wv: Annotated[str | None, projection_option(help="Projection weights of the values")] = None,
+    wo: Annotated[str | None, projection_option(help="Weights of the output projection")] = None,
     convention: Annotated[
-        str | None,
-        typer.Option(
-            help="rows (a token is a row) or columns [default: rows, or as in the problem]", rich_help_panel=PROJECTIONS
-        ),
+        str | None, projection_option(help="rows (a token is a row) or columns [default: rows, or as in the problem]")
     ] = None,
     scaled: Annotated[
         bool | None,
@@ -78,28 +67,17 @@ def command(
             help="Divide the scores by the square root of the width [default: as in the problem, else scaled]",
         ),
     ] = None,
-    mask: Annotated[
-        str | None, typer.Option(help="A mask expression, such as 'causal()'", rich_help_panel=PROJECTIONS)
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Number of heads that share the width", rich_help_panel=PROJECTIONS)
-    ] = None,
+    mask: Annotated[str | None, projection_option(help="A mask expression, such as 'causal()'")] = None,
+    heads: Annotated[int | None, projection_option(min=1, help="Number of heads that share the width")] = None,
     format_: Annotated[
-        str | None,
-        typer.Option(
-            "--format", help="text, markdown, latex or html [default: by the ending of --out]", rich_help_panel=OUTPUT
-        ),
+        str | None, output_option("--format", help="text, markdown, latex or html [default: by the ending of --out]")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write to this file: .txt, .md, .tex or .html", rich_help_panel=OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, output_option(help="Write to this file: .txt, .md, .tex or .html")] = None,
     picture: PictureOption = None,
-    digits: Annotated[int, typer.Option(min=1, max=15, help="Number of decimals to show", rich_help_panel=OUTPUT)] = 6,
-    steps: Annotated[
-        str, typer.Option(help="all: calculate every entry; brief: show the matrices only", rich_help_panel=OUTPUT)
-    ] = "all",
+    digits: Annotated[int, output_option(min=1, max=15, help="Number of decimals to show")] = 6,
+    steps: Annotated[str, output_option(help="all: calculate every entry; brief: show the matrices only")] = "all",
     check: Annotated[Path | None, typer.Option(help="Find the first mistake in a student's .json file")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Work out or --check attention. Also: regard work quiz, exercises, grade.
 
