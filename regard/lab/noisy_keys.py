@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.lab.drawing import COLOURS, Figure, make_figure
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +35,10 @@ class NoisyKeysSetup:
     def __post_init__(self) -> None:
         check_at_least(self, keys=3, draws=1000)
         if self.noise >= 0 and self.size * self.noise**0.5 > 1e-4:
-            raise ConfigError(f"size * noise ** 0.5 must be at most 1e-4: size={self.size}, noise={self.noise}")
+            raise setting_error(self, "size * noise ** 0.5 must be at most 1e-4", "size", "noise")
         if self.keys > self.width or min(self.size, self.variance) <= 0 or self.noise < 0:
-            raise ConfigError(
-                "orthogonal means need as many channels as keys, and size and variance must be above 0: "
-                f"keys={self.keys}, width={self.width}, size={self.size}, variance={self.variance}, noise={self.noise}"
-            )
+            text = "orthogonal means need as many channels as keys, and size and variance must be above 0"
+            raise setting_error(self, text, "keys", "width", "size", "variance", "noise")
 
     @property
     def means(self) -> Float[Tensor, "j c"]:

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import normal_tensors
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Numbers
 
 
@@ -40,7 +39,7 @@ class PerturbationSetup:
     def __post_init__(self) -> None:
         check_at_least(self, keys=2, sizes=2)
         if list(self.sizes) != sorted(set(self.sizes), reverse=True) or self.sizes[-1] <= 0:
-            raise ConfigError(f"sizes must fall from large to small and be above 0: sizes={self.sizes}")
+            raise setting_error(self, "sizes must fall from large to small and be above 0", "sizes")
 
     def sample(self) -> "Inputs":
         """Sample queries, keys, values and a direction in which a key or a query is changed."""

@@ -35,6 +35,11 @@ def check_settings(setup: Any) -> None:
             check_heads(setup.width, heads)
 
 
+def setting_error(setup: Any, text: str, *names: str) -> ConfigError:
+    """Return a ConfigError whose message ends with the values of these settings: "TEXT: keys=3, width=2"."""
+    return ConfigError(f"{text}: {', '.join(f'{name}={getattr(setup, name)}' for name in names)}")
+
+
 def check_at_least(setup: Any, **smallest: float) -> None:
     """Check that settings are not below their smallest values, else raise ConfigError.
 
@@ -45,7 +50,7 @@ def check_at_least(setup: Any, **smallest: float) -> None:
         value = getattr(setup, name)
         if isinstance(value, tuple):
             if len(value) < least:
-                raise ConfigError(f"{name} must have at least {least} values: {name}={value}")
+                raise setting_error(setup, f"{name} must have at least {least} values", name)
         elif value < least:
             raise ConfigError(f"{name} is {value:g}, but must be at least {least:g}")
 
@@ -55,7 +60,7 @@ def check_growing(setup: Any, *names: str) -> None:
     for name in names:
         value = getattr(setup, name)
         if list(value) != sorted(set(value)):
-            raise ConfigError(f"{name} must grow: {name}={value}")
+            raise setting_error(setup, f"{name} must grow", name)
 
 
 def check_indices(name: str, indices: tuple[int, ...], size: int, what: str) -> None:

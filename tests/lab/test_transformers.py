@@ -480,7 +480,7 @@ def test_both_kinds_of_network_have_about_as_many_parameters() -> None:
         ("self-attention-why", {"lengths": (72, 24, 240)}, "lengths must grow: lengths=(72, 24, 240)"),
         ("against-mlp", {"sides": (3, 3)}, "sides must be at least two, all different: sides=(3, 3)"),
         ("against-rnn", {"repeats": 1}, "an interval needs two"),
-        ("against-rnn", {"distances": (8, 2)}, "distances must be two or more growing numbers of tokens"),
+        ("against-rnn", {"distances": (8, 2)}, "distances must grow: distances=(8, 2)"),
         ("against-rnn", {"lengths": (8, 256)}, "lengths must not exceed the width of the layers"),
         ("encoder-decoder", {"length": 2}, "length is 2, but must be at least 3"),
         ("stability", {"depth": 3}, "depth is 3, but must be at least 4"),

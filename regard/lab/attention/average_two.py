@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import attend_matrices, attention_weights, normal_tensors
-from regard.lab.settings import check_at_least, check_indices
+from regard.lab.settings import check_at_least, check_indices, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}"
@@ -51,10 +50,8 @@ class Setup:
         check_at_least(self, keys=3)
         check_indices("two", self.two, self.keys, "keys")
         if self.two[0] == self.two[1] or self.keys > self.width:
-            raise ConfigError(
-                "two must be different keys, and orthogonal keys need as many channels: "
-                f"two={self.two}, keys={self.keys}, width={self.width}"
-            )
+            text = "two must be different keys, and orthogonal keys need as many channels"
+            raise setting_error(self, text, "two", "keys", "width")
 
 
 SMOKE = Setup()

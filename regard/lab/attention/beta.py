@@ -21,11 +21,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import attention_weights
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"a_j = \frac{\exp(\beta s_j)}{\sum_l \exp(\beta s_l)}"
@@ -52,9 +51,9 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, pairs=10_000)  # for variances up to 5 %
         if len(set(self.scores)) < 2 or not all(map(math.isfinite, self.scores)):
-            raise ConfigError(f"scores must be finite, at least two different ones: scores={self.scores}")
+            raise setting_error(self, "scores must be finite, at least two different ones", "scores")
         if len(self.betas) < 2 or not all(0 < beta < math.inf for beta in self.betas):
-            raise ConfigError(f"betas must be finite and above 0, at least two: betas={self.betas}")
+            raise setting_error(self, "betas must be finite and above 0, at least two", "betas")
 
 
 SMOKE = Setup(pairs=20_000)

@@ -24,12 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import COLOURS, MARKERS, Figure, make_figure
 from regard.lab.measure import attention_weights, largest_difference
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -66,15 +65,11 @@ class Setup:
         check_at_least(self, scores=2, opposed=2, short=0.2)
         if min(self.keys) < 2 or not all(0 < error <= 0.1 for error in self.errors):
             # for a larger error a smaller lead is enough
-            raise ConfigError(
-                f"keys must be at least 2, errors between 0 and 0.1: keys={self.keys}, errors={self.errors}"
-            )
+            raise setting_error(self, "keys must be at least 2, errors between 0 and 0.1", "keys", "errors")
         first, *others = self.opposed
         if not max(others) < 0 < first or first - max(others) > 2:
-            raise ConfigError(
-                "opposed must be a positive score and negative ones, with a lead of at most 2, which does not copy: "
-                f"opposed={self.opposed}"
-            )
+            text = "opposed must be a positive score and negative ones, with a lead of at most 2, which does not copy"
+            raise setting_error(self, text, "opposed")
 
 
 SMOKE = Setup()

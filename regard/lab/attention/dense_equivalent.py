@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, bar_figure
 from regard.lab.measure import attention_weights, largest_difference, normal_tensors
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -56,7 +55,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, tokens=3)
         if self.longer == self.tokens:
-            raise ConfigError(f"longer must differ from tokens: longer={self.longer}")
+            raise setting_error(self, "longer must differ from tokens", "longer")
 
 
 SMOKE = Setup()

@@ -20,13 +20,12 @@ from itertools import pairwise
 
 import torch
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.lab.drawing import Figure, line_figure, mark_level
 from regard.lab.measure import attention_weights, largest_difference, normal_tensors
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
@@ -51,7 +50,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, tokens=2)
         if min(self.betas) <= 0:
-            raise ConfigError(f"betas must be above 0, since 0 is added at the end: betas={self.betas}")
+            raise setting_error(self, "betas must be above 0, since 0 is added at the end", "betas")
 
 
 SMOKE = Setup()

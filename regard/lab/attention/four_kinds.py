@@ -21,12 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
 from regard.lab.measure import normal_tensors
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"h_i = \sum_j a_{ij} v_j, \quad a_{ij} = \frac{\exp(\beta q_i \cdot k_j)}{\sum_l \exp(\beta q_i \cdot k_l)}"
@@ -52,7 +51,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, tokens=2, others=2, betas=2)
         if self.betas[-1] < 1e6:
-            raise ConfigError(f"betas must end with at least 1e6, where soft is as hard: betas={self.betas}")
+            raise setting_error(self, "betas must end with at least 1e6, where soft is as hard", "betas")
 
 
 SMOKE = Setup()

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
 from regard.lab.measure import attend_matrices, attention_weights, largest_difference, normal_tensors
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -54,7 +53,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, keys=2)
         if self.alphas[0] < 1 or list(self.alphas) != sorted(self.alphas):
-            raise ConfigError(f"alphas must grow from at least 1: alphas={self.alphas}")
+            raise setting_error(self, "alphas must grow from at least 1", "alphas")
 
 
 SMOKE = Setup()

@@ -20,12 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, mark_level, plot_lines
 from regard.lab.measure import attend_matrices
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -51,7 +50,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, width=4)
         if self.length <= 0:
-            raise ConfigError(f"length must be above 0: length={self.length}")
+            raise setting_error(self, "length must be above 0", "length")
 
 
 SMOKE = Setup()

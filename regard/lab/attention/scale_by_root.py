@@ -24,12 +24,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import attention_weights
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sqrt{d_k}}) = 1"
@@ -58,10 +57,8 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, keys=8, queries=200, overflow_width=64)
         if self.overflow_size**2 * self.overflow_width**0.5 < 64:
-            raise ConfigError(
-                "scores must exceed the largest exponent of float32, 88; raise overflow_size or overflow_width: "
-                f"overflow_size={self.overflow_size}, overflow_width={self.overflow_width}"
-            )
+            text = "scores must exceed the largest exponent of float32, 88; raise overflow_size or overflow_width"
+            raise setting_error(self, text, "overflow_size", "overflow_width")
 
 
 SMOKE = Setup(queries=400)

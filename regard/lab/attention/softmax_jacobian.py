@@ -27,11 +27,10 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
 from regard.lab.measure import attention_weights
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partial y_i}{\partial z_j} = -y_i y_j"
@@ -57,12 +56,10 @@ class Setup:
         check_at_least(self, inputs=2)
         second, most = sorted(self.inputs)[-2:]
         if most - second > 400:
-            raise ConfigError(
-                "the two largest inputs must differ by at most 400, so that 200 digits hold the derivatives: "
-                f"inputs={self.inputs}"
-            )
+            text = "the two largest inputs must differ by at most 400, so that 200 digits hold the derivatives"
+            raise setting_error(self, text, "inputs")
         if self.divided_by <= 0 or self.step <= 0:
-            raise ConfigError(f"divided_by and step must be above 0: divided_by={self.divided_by}, step={self.step}")
+            raise setting_error(self, "divided_by and step must be above 0", "divided_by", "step")
 
 
 SMOKE = Setup()

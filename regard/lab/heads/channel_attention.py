@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.channel import channel_attend
 from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.lab.measure import count_multiply_adds, largest_difference
+from regard.lab.settings import setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.channel import ChannelAttention
@@ -55,10 +55,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         if self.side % self.window or self.width % self.groups:
-            raise ConfigError(
-                "side must be a multiple of window, and width of groups: "
-                f"side={self.side}, window={self.window}, width={self.width}, groups={self.groups}"
-            )
+            text = "side must be a multiple of window, and width of groups"
+            raise setting_error(self, text, "side", "window", "width", "groups")
 
 
 SMOKE = Setup()

@@ -30,12 +30,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_bars
 from regard.lab.measure import largest_difference, normal_tensors
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import merge_heads, split_heads
 
@@ -61,9 +60,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, width=2 * self.heads)  # a head of one channel has no other channel to read
         if self.kernel % 2 == 0 or 3 * self.kernel > self.length:
-            raise ConfigError(
-                f"kernel must be odd and at most a third of the length: kernel={self.kernel}, length={self.length}"
-            )
+            raise setting_error(self, "kernel must be odd and at most a third of the length", "kernel", "length")
 
 
 SMOKE = Setup(width=15, heads=3, length=11, kernel=3)

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.base.errors import ConfigError
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, line_figure
+from regard.lab.settings import setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
@@ -43,7 +43,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         if len(self.widths) != len(self.lengths):
-            raise ConfigError(f"widths and lengths are pairs: widths={self.widths}, lengths={self.lengths}")
+            raise setting_error(self, "widths and lengths are pairs", "widths", "lengths")
 
 
 SMOKE = Setup()

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.positions import sinusoidal
 from regard.lab.drawing import Figure, bar_figure
 from regard.lab.measure import attention_weights, largest_difference, normal_tensors, random_permutation
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -44,7 +43,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, width=2, length=2)
         if self.width % 2:
-            raise ConfigError(f"width must be even, for the sinusoidal positions: width={self.width}")
+            raise setting_error(self, "width must be even, for the sinusoidal positions", "width")
 
 
 SMOKE = Setup()

@@ -31,7 +31,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
@@ -40,7 +39,7 @@ from regard.core.scores import alibi
 from regard.lab.drawing import Figure, make_figure, mark_level, plot_intervals
 from regard.lab.fitting import fit_cross_entropy
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
@@ -87,10 +86,8 @@ class Setup(RepeatedSetup):
         super().__post_init__()
         check_at_least(self, place=1, lengths=2)  # place 0 is marked by the border, whatever the encoding
         if self.lengths[:1] != (self.length,) or self.place >= self.length or self.distance >= self.length:
-            raise ConfigError(
-                f"lengths must begin with the training length {self.length}, and distance and place must be smaller: "
-                f"lengths={self.lengths}, distance={self.distance}, place={self.place}"
-            )
+            text = f"lengths must begin with the training length {self.length}, and distance and place must be smaller"
+            raise setting_error(self, text, "lengths", "distance", "place")
 
 
 SMOKE = Setup(vocab=5, length=12, lengths=(12, 36), batch=16, steps=50, repeats=3, trials=48)

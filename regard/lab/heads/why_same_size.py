@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.lab.drawing import Figure, line_figure
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.init import fan_in, init_parameters, normal
@@ -53,7 +52,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, length=2, depths=2)
         if self.width not in self.outputs:
-            raise ConfigError(f"outputs must contain the width, {self.width}: outputs={self.outputs}")
+            raise setting_error(self, f"outputs must contain the width, {self.width}", "outputs")
 
 
 SMOKE = Setup(depths=(1, 4, 16))

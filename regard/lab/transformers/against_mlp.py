@@ -33,12 +33,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError, ShapeError
+from regard.base.errors import ShapeError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
 from regard.lab.measure import attention_weights, count_parameters, largest_difference, normal_tensors
+from regard.lab.settings import setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.models.mlp import MLP, MLPConfig
 from regard.models.vit import ViT, ViTConfig
@@ -69,7 +70,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_integer("depth", self.depth, 2, "blocks, of which one reads the other")
         if not 2 <= len(set(self.sides)) == len(self.sides):
-            raise ConfigError(f"sides must be at least two, all different: sides={self.sides}")
+            raise setting_error(self, "sides must be at least two, all different", "sides")
 
 
 SMOKE = Setup()

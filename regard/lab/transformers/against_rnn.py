@@ -41,13 +41,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, mark_level, plot_intervals, plot_lines
 from regard.lab.fitting import fit_cross_entropy
 from regard.lab.measure import count_multiply_adds, count_parameters, largest_difference, measure_seconds
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.settings import check_at_least, check_growing, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.models.rnn import LSTM, RNN, RNNConfig, RNNState
 from regard.models.transformer import Transformer, TransformerConfig
@@ -95,14 +95,10 @@ class Setup(RepeatedSetup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lengths", "distances"):
-            several = getattr(self, name)
-            if len(several) < 2 or list(several) != sorted(set(several)) or several[0] < 1:
-                raise ConfigError(f"{name} must be two or more growing numbers of tokens: {name}={several}")
+        check_at_least(self, lengths=2, distances=2)
+        check_growing(self, "lengths", "distances")
         if self.lengths[-1] > self.layer:
-            raise ConfigError(
-                f"lengths must not exceed the width of the layers: lengths={self.lengths}, layer={self.layer}"
-            )
+            raise setting_error(self, "lengths must not exceed the width of the layers", "lengths", "layer")
 
     @property
     def vocab(self) -> int:

@@ -37,7 +37,7 @@ from regard.base.validation import check_integer
 from regard.core.positions import Rotary
 from regard.lab.drawing import COLOURS, Figure, make_figure, mark_level, plot_lines
 from regard.lab.fitting import fit_cross_entropy
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
@@ -92,7 +92,7 @@ class Setup:
         check_integer("prompts", self.prompts, 2)
         check_at_least(self, draws=50, top_k=2)
         if not self.sharpness > 0:
-            raise ConfigError(f"sharpness must be above 0: sharpness={self.sharpness}")
+            raise setting_error(self, "sharpness must be above 0", "sharpness")
         if self.letters**self.length > 1_000_000:
             raise ConfigError(
                 f"{self.letters} letters make {self.letters**self.length:,} texts of length {self.length}, too many "

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import largest_difference, normal_tensors, random_permutation
+from regard.lab.settings import setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import fan_in, init_parameters, normal
@@ -50,7 +50,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_integer("length", self.length, 2, "tokens, of which one is replaced")
         if not 0 <= self.token < self.length:
-            raise ConfigError(f"token must be between 0 and {self.length - 1}: token={self.token}")
+            raise setting_error(self, f"token must be between 0 and {self.length - 1}", "token")
 
 
 SMOKE = Setup()

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import count_parameters, largest_difference
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.init import constant, fan_in, init_parameters
 from regard.nn.norms import norm
@@ -65,9 +64,9 @@ class Setup:
         check_integer("length", self.length, 2, "tokens, of which one is replaced")
         check_at_least(self, width=8, factor=1)  # a smaller variance would be of the size of the norm's eps
         if self.depths[-1] > 64:
-            raise ConfigError(f"depths must be at most 64: depths={self.depths}")
+            raise setting_error(self, "depths must be at most 64", "depths")
         if any(gain <= 0 or gain == 1 for gain in self.gains):
-            raise ConfigError(f"gains must be above 0 and not 1: gains={self.gains}")
+            raise setting_error(self, "gains must be above 0 and not 1", "gains")
 
 
 SMOKE = Setup()

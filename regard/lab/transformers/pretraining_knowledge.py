@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer, check_number
 from regard.core.positions import Rotary
@@ -46,6 +45,7 @@ from regard.data.synthetic_biographies import Biographies, BiographyQuestion, bi
 from regard.lab.drawing import Figure, make_figure, plot_shares
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.settings import setting_error
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.gpt import GPT, GPTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -88,7 +88,7 @@ class Training:
         check_integer("batch", self.batch, 1)
         check_integer("steps", self.steps, 1)
         if not 0.0 < check_number("questions", self.questions, "a share of what is read") < 1.0:
-            raise ConfigError(f"questions must be between 0 and 1: questions={self.questions}")
+            raise setting_error(self, "questions must be between 0 and 1", "questions")
 
 
 @dataclass(frozen=True, kw_only=True)

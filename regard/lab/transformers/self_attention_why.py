@@ -33,13 +33,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import count_multiply_adds, measure_seconds
-from regard.lab.settings import check_growing
+from regard.lab.settings import check_growing, setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer, split_heads
 
@@ -65,10 +64,8 @@ class Setup:
         check_integer("repeats", self.repeats, 1, "runs; the median counts")
         check_growing(self, "lengths")
         if not self.lengths or self.lengths[0] >= self.width or self.lengths[-1] <= 2 * self.width:
-            raise ConfigError(
-                f"lengths must begin below the width and end above twice the width: lengths={self.lengths}, "
-                f"width={self.width}"
-            )
+            text = "lengths must begin below the width and end above twice the width"
+            raise setting_error(self, text, "lengths", "width")
 
 
 SMOKE = Setup(width=96, lengths=(24, 72, 240), repeats=3)

@@ -32,11 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.lab.drawing import COLOURS, Figure, make_figure, plot_bars
 from regard.lab.measure import count_parameters
-from regard.lab.settings import check_at_least
+from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
 from regard.models.vit import PRESETS as VITS, ViT, ViTConfig
@@ -75,7 +74,7 @@ class Setup:
     def __post_init__(self) -> None:
         check_at_least(self, length=2)
         if self.width % 2:
-            raise ConfigError(f"width must be even, for the sinusoidal positions: width={self.width}")
+            raise setting_error(self, "width must be even, for the sinusoidal positions", "width")
 
 
 SMOKE = Setup()
