@@ -1,6 +1,8 @@
 """Optional dependencies: import one, or raise an error that names the extra to install."""
 
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 from regard.base.errors import MissingExtraError
@@ -20,3 +22,9 @@ def import_optional(module: str, extra: str, purpose: str) -> ModuleType:
         raise MissingExtraError(
             f"{purpose} needs the package {error.name}, which is not installed: pip install 'regard[{extra}]'"
         ) from None
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed."""
+    return find_spec("triton") is not None

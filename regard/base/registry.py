@@ -1,10 +1,10 @@
 """A registry of objects by name, with suggestions for unknown names."""
 
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from typing import Generic, TypeVar
 
 from regard.base.errors import UnknownNameError
+from regard.base.validation import suggest
 
 T = TypeVar("T")
 MAX_LISTED = 30  # if no name is similar, an error lists all names if there are at most this many
@@ -40,8 +40,8 @@ class Registry(Generic[T]):
         """Return a hint for an unknown name: similar names, else all names, or the first and last ones if there are
         many.
         """
-        if near := get_close_matches(name, self._entries):
-            return f"; did you mean {' or '.join(map(repr, near))}?"
+        if near := suggest(name, self._entries, most=3):
+            return near
         if len(self._entries) <= MAX_LISTED:
             return f" (there are: {', '.join(self._entries)})"
         return f" (there are {len(self._entries)}, from {min(self._entries)!r} to {max(self._entries)!r})"

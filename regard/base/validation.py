@@ -15,10 +15,10 @@ LARGEST_FLOAT = sys.float_info.max
 LARGEST_INTEGER = 1 << 40  # larger than any position; sums of a few fit 64 bits
 
 
-def suggest(name: object, known: Iterable[str]) -> str:
-    """Return "; did you mean 'NAME'?" with the most similar known name, or "" if no name is similar."""
-    near = get_close_matches(str(name), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def suggest(name: object, known: Iterable[str], most: int = 1) -> str:
+    """Return "; did you mean 'NAME'?" with the most similar known names, or "" if no name is similar."""
+    near = get_close_matches(str(name), list(known), n=most)
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def check_integer(what: str, value: object, least: int, counts: str = "") -> int:

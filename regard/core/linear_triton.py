@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from regard.base.extras import has_triton
 from regard.base.tracing import assume_constant_result, in_compiled_code, is_meta_or_fake
 from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.record import record_kernel
@@ -108,7 +108,7 @@ def run(
 # torch.compile takes it for a constant
 @assume_constant_result
 def _has_triton() -> bool:
-    return _find_triton()
+    return has_triton()
 
 
 @assume_constant_result
@@ -119,11 +119,6 @@ def _is_too_old(device: torch.device) -> bool:
 @cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-@cache
-def _find_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def _in_transform() -> bool:

@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from regard.base.extras import has_triton
 from regard.core.absolute_positions import Positions, whole_grid
 from regard.core.kernels import is_observed
 from regard.models.caches import Caches
@@ -56,7 +57,7 @@ def capture_refusals(model: GPT | GenerationAdapter, strategy: Strategy | None =
     device = next(adapter.module.parameters()).device
     if device.type != "cuda":
         reasons.append(f"it needs a model on a GPU, not on {device.type}")
-    elif not _has_triton():
+    elif not has_triton():
         reasons.append("triton is not installed")
     if type(strategy) not in (Greedy, KthLargest, Sample, BeamSearch):
         reasons.append(f"it knows greedy decoding, sampling and beam search, not {strategy!r}")
@@ -328,14 +329,6 @@ def _fingerprint(model: nn.Module) -> Any:
 
 def _is_setting(name: str, value: object) -> bool:
     return name != "training" and (isinstance(value, int | float | str | None) or callable(value))
-
-
-def _has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

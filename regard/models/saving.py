@@ -7,7 +7,6 @@ atomically, so that after a crash the folder has either the old model or the new
 import json
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,7 @@ from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
 from regard.base.files import file_digest, read_json
 from regard.base.tracing import is_meta_or_fake
+from regard.base.validation import suggest
 from regard.models.hub_cache import REPOSITORY, find_cached, hub_cache, list_cached
 from regard.models.model import Config, Model
 from regard.models.presets import MODEL_CLASSES, PRESETS, build_from_config, find_pretrained, list_models
@@ -183,16 +183,11 @@ def unknown_model_error(name: str) -> CheckpointError:
             f"{name!r} is a preset without trained weights, and neither a folder nor in {hub_cache()}; `hf download "
             f"{name}` gets the model of this name from the Hugging Face Hub, regard.build({name!r}) has random weights"
         )
-    near = get_close_matches(name, [*list_models(pretrained=True), *list_models(), *list_cached()])
-    fix = (
-        f"did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else (
-            f"`regard.list_models(pretrained=True)` lists what ships with the package, and `hf download {name}` gets a "
-            "model from the Hugging Face Hub"
-        )
+    fix = suggest(name, [*list_models(pretrained=True), *list_models(), *list_cached()], most=3) or (
+        f"; `regard.list_models(pretrained=True)` lists what ships with the package, and `hf download {name}` gets a "
+        "model from the Hugging Face Hub"
     )
-    return CheckpointError(f"{missing}, and no model of this name; {fix}")
+    return CheckpointError(f"{missing}, and no model of this name{fix}")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

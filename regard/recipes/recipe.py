@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +34,7 @@ from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, override, to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError, UnknownNameError
 from regard.base.files import read_json
-from regard.base.validation import check_integer
+from regard.base.validation import check_integer, suggest
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
 from regard.data.tokenizers import tokenizer_from_json
@@ -373,8 +372,8 @@ def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
     folder = find_run(folder)
     file = folder / RESULT_FILE
     if not file.is_file():
-        if not folder.exists() and (near := get_close_matches(str(folder), list_models(pretrained=True))):
-            raise CheckpointError(f"there is no folder {folder}; did you mean {' or '.join(near)}?")
+        if not folder.exists() and (near := suggest(folder, list_models(pretrained=True), most=3)):
+            raise CheckpointError(f"there is no folder {folder}{near}")
         fix = f"Train one with `regard train NAME --folder {folder}`."
         if (folder / RUN_FILE).is_file():
             started = read_json(folder / RUN_FILE, CheckpointError, "recipe")["recipe"]
@@ -393,9 +392,8 @@ def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
 def get_recipe(name: str) -> Recipe:
     """Return the recipe with this name."""
     if name not in RECIPES:
-        near = get_close_matches(name, RECIPES)
-        fix = f"did you mean {' or '.join(map(repr, near))}?" if near else f"available: {', '.join(RECIPES)}"
-        raise UnknownNameError(f"there is no recipe {name!r}; {fix}")
+        fix = suggest(name, RECIPES, most=3) or f"; available: {', '.join(RECIPES)}"
+        raise UnknownNameError(f"there is no recipe {name!r}{fix}")
     module = import_module(f"regard.recipes.{name}")
     text = module.__doc__ or ""
     parts = dict(re.findall(r"^(Expected|Time|Memory): (.+?)(?=\n\n|\n\w+:|\Z)", text, re.MULTILINE | re.DOTALL))

@@ -6,8 +6,6 @@ statistics from the tile in registers.
 
 import math
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.base.extras import has_triton
 from regard.core import kernels
 from regard.core.kernels import sdpa
 from regard.core.kernels.request import Request
@@ -49,12 +48,7 @@ def is_supported(call: Request) -> bool:
     plain = (
         not call.terms and not call.steep and isinstance(call.positions.keys, int) and call.mask.as_window() is not None
     )
-    return fits and plain and _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return fits and plain and has_triton()
 
 
 def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i"] | None]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
-from regard.train.linear_cross_entropy import has_triton
+from regard.base.extras import has_triton
 
 MOST = 1 << 13  # states times tokens that the kernel compares at once
 

@@ -4,14 +4,12 @@ Logits are computed for some tokens at a time, and the gradients of these tokens
 does not grow with tokens times vocabulary, and every product with the output weights is computed once.
 """
 
-from functools import cache
-from importlib.util import find_spec
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
+from regard.base.extras import has_triton
 from regard.base.validation import check_range
 
 IGNORED = -100  # the target that is skipped, torch's `ignore_index`
@@ -196,9 +194,3 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _scale(dtype: torch.dtype) -> float:
     return HALF_SCALE if dtype == torch.float16 else 1.0
-
-
-@cache
-def has_triton() -> bool:
-    """Return whether Triton is installed."""
-    return find_spec("triton") is not None

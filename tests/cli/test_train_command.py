@@ -327,7 +327,7 @@ def test_the_help_names_the_command_that_lists_settings(words: tuple[str, ...]) 
         (("ask", " ?", "--folder", "nowhere"), "the question ' ?' is empty"),
         (("translate", "nowhere", "Hi"), "has no finished run"),
         (("listen", "nowhere", "sound.wav"), "has no finished run"),
-        (("translate", "numbr-words", "Hi"), "there is no folder numbr-words; did you mean number-words?"),
+        (("translate", "numbr-words", "Hi"), "there is no folder numbr-words; did you mean 'number-words'?"),
         (("generate", "./nowhere", "Hi"), "there is no folder './nowhere'"),
     ],
 )
