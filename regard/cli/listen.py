@@ -1,6 +1,5 @@
 """`regard listen`: streaming speech recognition of a WAV file or of raw samples on stdin."""
 
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from regard.base.errors import ConfigError, DataError
-from regard.base.validation import check_integer
 from regard.cli.output import JsonOption, print_message, show_json, write_text
 from regard.cli.pretrained import example_input
 
@@ -35,13 +33,13 @@ def command(
             help="A WAV file, or - for raw 16-bit mono samples on stdin [default: the example of a pretrained model]"
         ),
     ] = None,
-    rate: Annotated[int | None, typer.Option(help="Sample rate of stdin [default: that of the model]")] = None,
     json: JsonOption = False,
 ) -> None:
     """Recognise the words of a sound while it is streamed.
 
     Each word is printed with the time at which it is recognised, and its delay: the seconds of sound between its
-    position and that time. The algorithmic latency is the maximum delay.
+    position and that time. The algorithmic latency is the maximum delay. Samples on stdin have the sample rate of the
+    model, which is 8,000 per second for tone-digits.
 
     Example: regard listen tone-digits dialled.wav
     """
@@ -49,23 +47,17 @@ def command(
         file = example_input(str(folder), "there is no sound; give a WAV file after the model, or - for stdin")
         print_message(f"the sound is {file}, the example of {folder}")
     settings, model = load_speech_run(folder)
-    if file == "-":
-        own = settings.log_mel.sample_rate if rate is None else check_integer("--rate", rate, 1, "samples per second")
-        pieces = read_stdin(own)
-    elif rate is not None:
-        raise ConfigError("--rate is for raw samples on stdin; a WAV file has its own sample rate")
-    else:
-        pieces, own = read_pieces(file)
-    resampler = StreamResampler(own, settings.log_mel.sample_rate)
+    rate = settings.log_mel.sample_rate
+    pieces = read_stdin(rate) if file == "-" else read_pieces(file, rate)
     words: list[RecognizedWord] = []
-    recognizer = StreamRecognizer(model, settings, resampler)
+    recognizer = StreamRecognizer(model, settings)
     for word in recognizer.words(pieces):
         words.append(word)
         if not json:
             write_text(f"{word.text}  recognised at {word.shown:.2f} s, delay {word.shown - word.at:.2f} s\n")
     if json:
         recognized = [asdict(word) for word in words]
-        about = {"folder": str(folder), "file": file, "rate": own, "seconds": recognizer.seconds}
+        about = {"folder": str(folder), "file": file, "rate": rate, "seconds": recognizer.seconds}
         show_json({**about, "latency": recognizer.latency, "words": recognized})
         return
     count = "1 word" if len(words) == 1 else f"{len(words)} words"
@@ -85,12 +77,13 @@ def load_speech_run(folder: Path) -> "tuple[SpeechSettings, Speech]":
     return settings, model.eval()
 
 
-def read_pieces(file: str) -> "tuple[Iterator[Tensor], int]":
-    """Read a WAV file. Returns its samples in pieces, and its sample rate."""
+def read_pieces(file: str, rate: int) -> "Iterator[Tensor]":
+    """Read a WAV file and return its samples in pieces, resampled to this rate."""
+    from regard.data.resample import resample
     from regard.data.spoken_digits import read_wav
 
-    sound, rate = read_wav(file)
-    return iter(sound.split(max(1, rate // PIECES_PER_SECOND))), rate
+    sound, own = read_wav(file)
+    return iter(resample(sound, own, rate).split(max(1, rate // PIECES_PER_SECOND)))
 
 
 def read_stdin(rate: int) -> "Iterator[Tensor]":
@@ -123,27 +116,26 @@ def _read_available(size: int) -> bytes:
 class StreamRecognizer:
     """Streaming speech recogniser that also reports at which time each word was recognised."""
 
-    def __init__(self, model: "Speech", settings: "SpeechSettings", resampler: "StreamResampler") -> None:
+    def __init__(self, model: "Speech", settings: "SpeechSettings") -> None:
         from regard.models.speech import STEP
         from regard.recipes.digit_listener import DigitListener
 
-        self.listener, self.resampler = DigitListener(model, settings.log_mel), resampler
-        self.latency = settings.latency + resampler.latency
-        self.chunk = (
-            STEP * settings.model.chunk * settings.log_mel.hop_length
-        )  # samples whose rows become final together
-        self.needed = round(settings.latency * resampler.to)  # samples needed from the start of a chunk
+        self.listener, self.latency = DigitListener(model, settings.log_mel), settings.latency
+        self.rate, self.received = settings.log_mel.sample_rate, 0
+        # samples whose rows become final together
+        self.chunk = STEP * settings.model.chunk * settings.log_mel.hop_length
+        self.needed = round(settings.latency * self.rate)  # samples needed from the start of a chunk
 
     @property
     def seconds(self) -> float:
         """The seconds of sound received so far."""
-        return self.resampler.received / self.resampler.rate
+        return self.received / self.rate
 
     def words(self, pieces: "Iterator[Tensor]") -> "Iterator[RecognizedWord]":
         """Yield the words in a sound that arrives in pieces, each as soon as it is recognised."""
         for piece in pieces:
-            yield from self._set_times(self.listener.push(self.resampler.push(piece)))
-        yield from self._set_times(self.listener.push(self.resampler.finish()))
+            self.received += len(piece)
+            yield from self._set_times(self.listener.push(piece))
         yield from self._set_times(self.listener.finish())
 
     def _set_times(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
@@ -151,60 +143,5 @@ class StreamRecognizer:
         sound.
         """
         for word in words:
-            start = round(word.at * self.resampler.to) // self.chunk * self.chunk
-            known = (start + self.needed) / self.resampler.to + self.resampler.latency
-            yield replace(word, shown=min(self.seconds, known))
-
-
-class StreamResampler:
-    """Streaming version of `resample`: returns each new sample as soon as all samples it depends on have arrived.
-
-    rate  old sample rate
-    to    new sample rate
-    """
-
-    def __init__(self, rate: int, to: int) -> None:
-        from regard.data.resample import PASSBAND, ZERO_CROSSINGS
-
-        common = math.gcd(rate, to)
-        self.rate, self.to = rate, to
-        self.down, self.up = rate // common, to // common
-        # old samples on either side that a new sample depends on
-        self.reach = 0 if rate == to else math.ceil(ZERO_CROSSINGS / (PASSBAND * min(1.0, to / rate)))
-        self.received = self.returned = 0
-        self._buffer: Tensor | None = None
-        self._begin = 0  # index of the first buffered sample: a multiple of `down`, where a new sample is too
-
-    @property
-    def latency(self) -> float:
-        """The maximum delay, in seconds, between a sample and its resampled value."""
-        return self.reach / self.rate
-
-    def push(self, piece: "Tensor") -> "Tensor":
-        """Add a piece of the sound and return the resampled samples that do not depend on later input."""
-        self.received += len(piece)
-        return self._up_to(piece, (self.received - self.reach) * self.up // self.down + 1)
-
-    def finish(self) -> "Tensor":
-        """End the sound and return the remaining resampled samples."""
-        import torch
-
-        return self._up_to(torch.zeros(0), -(-self.received * self.up // self.down))
-
-    def _up_to(self, piece: "Tensor", ready: int) -> "Tensor":
-        import torch
-
-        from regard.data.resample import resample
-
-        if self.rate == self.to:
-            return piece
-        buffer = piece if self._buffer is None else torch.cat([self._buffer, piece])
-        if ready <= self.returned:
-            self._buffer = buffer
-            return buffer[:0]
-        offset = self._begin // self.down * self.up
-        found = resample(buffer, self.rate, self.to)[self.returned - offset : ready - offset]
-        self.returned += len(found)
-        needed = max(0, self.returned * self.down // self.up - self.reach) // self.down * self.down
-        self._buffer, self._begin = buffer[needed - self._begin :].clone(), needed
-        return found
+            start = round(word.at * self.rate) // self.chunk * self.chunk
+            yield replace(word, shown=min(self.seconds, (start + self.needed) / self.rate))
