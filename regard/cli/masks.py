@@ -67,9 +67,6 @@ def command(
     keys: Annotated[
         int | None, typer.Option(min=1, help="Number of key positions [default: the number of queries]")
     ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(min=1, help="Positions in a block of the block table [default: chosen by size]")
-    ] = None,
     json: JsonOption = False,
     picture: PictureOption = None,
 ) -> None:
@@ -84,12 +81,12 @@ def command(
         if keys is not None:
             raise ConfigError("--keys goes with an expression; the gallery has as many keys as queries")
         queries = keys = queries or 12
-        shown, summaries = summarize_forms(queries, block_size)
+        shown, summaries = summarize_forms(queries)
     else:
         mask = parse_mask(expression)
         queries = queries or mask.length() or 16
         keys = keys or queries
-        shown, summaries = [mask], [summary(mask, queries, keys, block_size)]
+        shown, summaries = [mask], [summary(mask, queries, keys)]
     if json:
         values = [asdict(each) for each in summaries]
         show_json(values if expression is None else values[0])
@@ -101,28 +98,23 @@ def command(
         save_masks(picture, shown, queries, keys)
 
 
-def summarize_forms(size: int, block_size: int | None = None) -> "tuple[list[Mask], list[Summary]]":
+def summarize_forms(size: int) -> "tuple[list[Mask], list[Summary]]":
     """Return an example of each mask form for this number of positions, and the counts of each."""
     from regard.core.masks import forms
     from regard.core.masks.expression import makers, parse_mask
 
     shown = {name: parse_mask(forms.examples(name, size)[0]) for name in forms.FORMS}
     meanings = {name: (makers()[name].__doc__ or "").splitlines()[0] for name in shown}
-    return [*shown.values()], [summary(mask, size, size, block_size, meanings[name]) for name, mask in shown.items()]
+    return [*shown.values()], [summary(mask, size, size, meanings[name]) for name, mask in shown.items()]
 
 
-def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant: str | None = None) -> Summary:
+def summary(mask: "Mask", queries: int, keys: int, meant: str | None = None) -> Summary:
     """Count the visible pairs and blocks of a mask without building the (i, j) matrix.
 
     meant  a sentence on what the mask means
     """
     sequences = 1 if mask.batch() is None else mask.batch() or 0
-    size = block_size or _default_block_size(max(queries, keys))
-    if -(-queries // size) * -(-keys // size) * max(sequences, 1) > _MOST_BLOCKS:
-        raise ConfigError(
-            f"blocks of {size} positions make too long a table for {queries} x {keys}; "
-            f"try --block-size {_default_block_size(max(queries, keys) * max(sequences, 1))}"
-        )
+    size = _block_size(max(queries, keys), max(sequences, 1))
     state = mask.block_table(queries, keys, size).state
     none, some, every = ((state == value).sum().item() for value in (0, 1, 2))
     visible, pairs = mask.count(queries, keys), queries * keys * sequences
@@ -139,10 +131,13 @@ def summary(mask: "Mask", queries: int, keys: int, block_size: int | None, meant
     )
 
 
-def _default_block_size(positions: int) -> int:
-    """Return the size of a block: small masks have a few blocks per side, large ones at most 1,024."""
+def _block_size(positions: int, sequences: int) -> int:
+    """Return the size of a block: small masks have a few blocks per side, large ones at most 1,024.
+
+    A table of many sequences has fewer.
+    """
     size = 4 if positions <= 64 else 64
-    while positions > size * 1024:
+    while positions > size * 1024 or (-(-positions // size)) ** 2 * sequences > _MOST_BLOCKS:
         size *= 2
     return size
 
