@@ -10,7 +10,6 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.base.extras import has_triton
-from regard.base.validation import check_range
 
 IGNORED = -100  # the target that is skipped, torch's `ignore_index`
 CPU_BYTES = 1 << 24  # of the logits that are held at once
@@ -24,7 +23,6 @@ def linear_cross_entropy(
     weight: Float[Tensor, "w d"],
     targets: Int[Tensor, "*n"],
     *,
-    smoothing: float = 0.0,
     ignored: int = IGNORED,
 ) -> Float[Tensor, ""]:
     """Return the cross-entropy of the logits `hidden @ weight.T`, summed over the targets that are not `ignored`.
@@ -33,9 +31,8 @@ def linear_cross_entropy(
     are computed in the forward pass, and the result can be differentiated once. In half precision and under autocast
     logits are rounded to half precision, as those of a linear layer are; sums are float32.
 
-    weight     weights of the output layer, one row for each token of the vocabulary
-    smoothing  label smoothing: the part of each target that is spread over all tokens
-    ignored    the target that is skipped
+    weight   weights of the output layer, one row for each token of the vocabulary
+    ignored  the target that is skipped
 
     >>> hidden, weight = torch.randn(2, 5, 8), torch.randn(97, 8)
     >>> linear_cross_entropy(hidden, weight, torch.zeros(2, 5, dtype=torch.int64)).shape
@@ -53,21 +50,20 @@ def linear_cross_entropy(
         )
     if targets.dtype != torch.int64:
         raise DtypeError(f"targets must be int64, not {targets.dtype}; use targets.long()")
-    check_range("smoothing", smoothing, 0, 1)
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:  # as autocast of torch does
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     learns = torch.is_grad_enabled()
     of_hidden, of_weight = learns and hidden.requires_grad, learns and weight.requires_grad
     total: Tensor = _linear_cross_entropy(
-        hidden.flatten(0, -2), weight, targets.flatten(), float(smoothing), ignored, of_hidden, of_weight
+        hidden.flatten(0, -2), weight, targets.flatten(), ignored, of_hidden, of_weight
     )[0]
     return total
 
 
 @torch.library.custom_op("regard::linear_cross_entropy", mutates_args=())
 def _linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignored: int, of_hidden: bool, of_weight: bool
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed loss and its gradients by hidden and weight, those that are wanted, else empty tensors.
 
@@ -87,12 +83,12 @@ def _linear_cross_entropy(
             from regard.train import triton_kernels  # needs triton
 
             losses = triton_kernels.cross_entropy_and_gradient(
-                logits, wanted, len(weight), smoothing, ignored, _scale(hidden.dtype), of_hidden or of_weight
+                logits, wanted, len(weight), ignored, _scale(hidden.dtype), of_hidden or of_weight
             )
             total += losses.sum()
             gradient = logits
         else:
-            loss, gradient = _cross_entropy_and_gradient(logits, wanted, len(weight), smoothing, ignored)
+            loss, gradient = _cross_entropy_and_gradient(logits, wanted, len(weight), ignored)
             total += loss
         if of_hidden:
             by_hidden[rows] = _product(gradient, padded, by_hidden.dtype)
@@ -115,7 +111,7 @@ def _make_results(hidden: Tensor, weight: Tensor, of_hidden: bool, of_weight: bo
 
 @_linear_cross_entropy.register_fake
 def _(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, ignored: int, of_hidden: bool, of_weight: bool
+    hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     total, by_hidden, by_weight = _make_results(hidden, weight, of_hidden, of_weight)
     return total, by_hidden, by_weight.to(weight.dtype)
@@ -124,7 +120,7 @@ def _(
 def _keep_gradients(ctx, inputs, output):  # type: ignore[no-untyped-def]
     _, by_hidden, by_weight = output
     ctx.save_for_backward(by_hidden, by_weight)
-    ctx.dtype, ctx.of_hidden, ctx.of_weight = inputs[0].dtype, inputs[5], inputs[6]
+    ctx.dtype, ctx.of_hidden, ctx.of_weight = inputs[0].dtype, inputs[4], inputs[5]
 
 
 def _scale_gradients(ctx, of_total, *others):  # type: ignore[no-untyped-def]
@@ -132,15 +128,13 @@ def _scale_gradients(ctx, of_total, *others):  # type: ignore[no-untyped-def]
         raise ConfigError("linear_cross_entropy can be differentiated once; for create_graph=True compute the logits")
     by_hidden, by_weight = ctx.saved_tensors
     hidden = (by_hidden * of_total).to(ctx.dtype) if ctx.of_hidden else None
-    return hidden, by_weight * of_total if ctx.of_weight else None, None, None, None, None, None
+    return hidden, by_weight * of_total if ctx.of_weight else None, None, None, None, None
 
 
 _linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 
 
-def _cross_entropy_and_gradient(
-    logits: Tensor, targets: Tensor, vocab: int, smoothing: float, ignored: int
-) -> tuple[Tensor, Tensor]:
+def _cross_entropy_and_gradient(logits: Tensor, targets: Tensor, vocab: int, ignored: int) -> tuple[Tensor, Tensor]:
     """Return the loss of some rows of logits, summed, and its gradient by the logits, in their dtype."""
     exact = torch.promote_types(logits.dtype, torch.float32)
     skipped = targets == ignored
@@ -150,13 +144,9 @@ def _cross_entropy_and_gradient(
         )
     logs = logits[:, :vocab].to(exact).log_softmax(-1)
     chosen = targets.masked_fill(skipped, 0)[:, None]
-    losses = logs.gather(1, chosen)[:, 0] * (smoothing - 1)
-    if smoothing:
-        losses -= logs.mean(-1) * smoothing
+    losses = -logs.gather(1, chosen)[:, 0]
     gradient = logs.exp_()
-    if smoothing:
-        gradient -= smoothing / vocab
-    gradient.scatter_add_(1, chosen, gradient.new_full((1, 1), smoothing - 1).expand(len(gradient), 1))
+    gradient.scatter_add_(1, chosen, gradient.new_full((1, 1), -1.0).expand(len(gradient), 1))
     gradient.masked_fill_(skipped[:, None], 0)
     gradient = gradient.mul_(_scale(logits.dtype)).to(logits.dtype)
     if gradient.shape != logits.shape:

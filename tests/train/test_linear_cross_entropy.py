@@ -1,4 +1,4 @@
-"""The fused loss of a linear layer against float64: values, gradients, ignored targets, smoothing, large logits."""
+"""The fused loss of a linear layer against float64: values, gradients, ignored targets, large logits."""
 
 import math
 from functools import partial
@@ -27,10 +27,10 @@ def make_inputs(dtype: torch.dtype, device: str, magnitude: float = 1.0) -> tupl
     return hidden.to(device, dtype).requires_grad_(), weight.to(device, dtype).requires_grad_(), targets.to(device)
 
 
-def by_logits(hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+def by_logits(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     exact = torch.promote_types(hidden.dtype, torch.float32)
     logits = (hidden @ weight.T).to(exact).flatten(0, -2)
-    return functional.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
+    return functional.cross_entropy(logits, targets.flatten(), reduction="sum")
 
 
 def differentiate(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -39,19 +39,18 @@ def differentiate(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("magnitude", [1.0, 300.0])
 def test_value_and_gradients_are_those_of_the_logits(
-    device: str, dtype: torch.dtype, smoothing: float, magnitude: float, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: torch.dtype, magnitude: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 128 rows at a time, so that 303 are in three unequal slices
     monkeypatch.setattr(module, "CPU_BYTES", 1)
     monkeypatch.setattr(module, "GPU_BYTES", 1)
     hidden, weight, targets = make_inputs(dtype, device, magnitude)
-    mine = differentiate(linear_cross_entropy(hidden, weight, targets, smoothing=smoothing), hidden, weight)
-    naive = differentiate(by_logits(hidden, weight, targets, smoothing), hidden, weight)
+    mine = differentiate(linear_cross_entropy(hidden, weight, targets), hidden, weight)
+    naive = differentiate(by_logits(hidden, weight, targets), hidden, weight)
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-    truth = differentiate(by_logits(*exact, targets, smoothing), *exact)
+    truth = differentiate(by_logits(*exact, targets), *exact)
     for name, a, b, c, factor in zip(("loss", "hidden", "weight"), mine, naive, truth, (2.0, 3.0, 3.0), strict=True):
         assert not tolerance.too_far(a, b, c, factor), name
 
@@ -98,7 +97,7 @@ def test_autocast_gives_the_gradients_of_an_autocast_linear_layer(device: str) -
         return differentiate(mine, hidden, weight), differentiate(naive, hidden, weight)
 
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-    truth = differentiate(by_logits(*exact, targets, 0.0), *exact)
+    truth = differentiate(by_logits(*exact, targets), *exact)
     for a, b, c in zip(*losses(), truth, strict=True):
         assert a.dtype == b.dtype == torch.float32
         assert tolerance.error(a, c) <= 2 * tolerance.error(b, c)
@@ -131,8 +130,6 @@ def test_invalid_arguments_raise_an_error() -> None:
         linear_cross_entropy(hidden, weight, targets[:, 1:])
     with pytest.raises(DtypeError, match=r"targets must be int64, not torch.int32; use targets.long\(\)"):
         linear_cross_entropy(hidden, weight, targets.int())
-    with pytest.raises(ConfigError, match="smoothing must be at least 0 and at most 1, not 2"):
-        linear_cross_entropy(hidden, weight, targets, smoothing=2)
     targets[1, 3] = VOCAB
     with pytest.raises(ShapeError, match=r"targets has values from -100 to 331, but tokens are 0 to 330"):
         linear_cross_entropy(hidden, weight, targets)
@@ -142,10 +139,8 @@ def test_invalid_arguments_raise_an_error() -> None:
 def test_a_model_that_gets_the_loss_as_its_head_learns_what_it_learns_from_logits(tied: bool) -> None:
     config = GPTConfig(vocab=97, context=13, width=12, depth=1, heads=3, tied=tied, dropout=0.0, attention_dropout=0.0)
     model, tokens, targets = GPT(config), torch.randint(0, 97, (3, 13)), torch.randint(0, 97, (3, 13))
-    by_head = model(tokens, head=partial(linear_cross_entropy, targets=targets, smoothing=0.1))
-    by_output = functional.cross_entropy(
-        model(tokens).flatten(0, 1), targets.flatten(), label_smoothing=0.1, reduction="sum"
-    )
+    by_head = model(tokens, head=partial(linear_cross_entropy, targets=targets))
+    by_output = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
     torch.testing.assert_close(by_head, by_output)
     weights = list(model.parameters())
     for mine, theirs in zip(
@@ -171,11 +166,8 @@ def test_a_compiled_model_computes_it_in_one_graph_for_all_batches() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("vocab", "columns"), [(201, 256), (1, 128), (9001, 9088)])
-def test_the_kernel_gives_the_loss_and_gradient_of_each_row(
-    dtype: torch.dtype, smoothing: float, vocab: int, columns: int
-) -> None:
+def test_the_kernel_gives_the_loss_and_gradient_of_each_row(dtype: torch.dtype, vocab: int, columns: int) -> None:
     pytest.importorskip("triton", reason="triton is not installed; it has wheels for Linux only")
     from regard.train.triton_kernels import cross_entropy_and_gradient
 
@@ -185,9 +177,9 @@ def test_the_kernel_gives_the_loss_and_gradient_of_each_row(
     targets = torch.randint(0, vocab, (7,), device=device)
     targets[2] = IGNORED
     exact = logits[:, :vocab].double().requires_grad_()
-    truth = functional.cross_entropy(exact, targets, label_smoothing=smoothing, reduction="none")
+    truth = functional.cross_entropy(exact, targets, reduction="none")
     (gradient,) = torch.autograd.grad(truth.sum(), exact)
-    losses = cross_entropy_and_gradient(logits, targets, vocab, smoothing, IGNORED, 8.0, True)
+    losses = cross_entropy_and_gradient(logits, targets, vocab, IGNORED, 8.0, True)
     torch.testing.assert_close(losses.double(), truth.detach(), rtol=1e-5, atol=1e-5)
     assert not logits[:, vocab:].any()
     room = 4 * torch.finfo(dtype).eps
