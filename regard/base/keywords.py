@@ -22,7 +22,7 @@ TRANSLATIONS = {
     "is_causal": "mask=regard.causal() is causal, with the queries as the last positions",
     "scale": "beta= is the factor of q . k; None is c ** -0.5",
     "softmax_scale": "beta= is the factor of q . k; None is c ** -0.5",
-    "dropout_p": "dropout= is the share of weights set to zero",
+    "dropout_p": "dropout= is the probability of dropping a weight",
     "enable_gqa": "leave it out: k and v with fewer heads than q are repeated",
     "need_weights": WEIGHTS,
     "average_attn_weights": WEIGHTS,

@@ -214,7 +214,7 @@ def _printable(words: str) -> str:
 
 
 def failure_text(result: FactResult) -> str:
-    """Return the description and the example of a failed fact as plain text."""
+    """Return the description and the code example of a failed fact as plain text."""
     return "\n".join(str(part) for part in _failure_lines(result))
 
 

@@ -2,9 +2,9 @@
 
     out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
 
-S and z do not grow with the sequence. The three forms differ in how many keys are read without S and z: all (parallel),
-`chunk` of them (chunked) or one (recurrent). The chunked form computes its chunks as one batch. Feature maps are
-registered in FEATURE_MAPS.
+S and z do not grow with the sequence. There are three algorithms: parallel compares all queries and keys without S and
+z, chunked compares those inside a chunk of `chunk` keys, recurrent adds one key at a time. The chunked form computes
+its chunks as one batch. Feature maps are registered in FEATURE_MAPS.
 """
 
 import math
@@ -518,7 +518,7 @@ _MAP_CODES = {_elu_plus_one: 1, torch.relu: 2, _squared_relu: 3}  # as in linear
 
 
 def _or_zero(peak: Tensor) -> Tensor:
-    """Replace -inf, which means that there are no keys yet, by 0."""
+    """Return the peak of a state with 0 in place of -inf, which means that there are no keys yet."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 

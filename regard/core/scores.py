@@ -327,7 +327,7 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways
     Each short distance has its own bucket. Longer distances share buckets of logarithmically growing width.
 
     table      learned biases, one row per bucket, one column per query head
-    reach      all distances of at least this share the last bucket
+    reach      all distances of at least this are in the last bucket (max_distance of T5)
     both_ways  whether keys after the query have their own buckets, as in an encoder
 
     >>> t5_buckets(torch.zeros(32, 8))

@@ -68,7 +68,7 @@ def corrupt_spans(
     draws       random generator
     phrases     how often the span is a whole phrase; otherwise it is anywhere
     phrase      pattern of a phrase; by default capitalised words in a row, such as a name
-    share       mean share of the text that a span takes if it is not a phrase
+    share       mean fraction of the text that a span takes if it is not a phrase
     whole_text  whether the model learns to predict the whole text, or only the content of the span
     """
     check_range("phrases", phrases, 0, 1)

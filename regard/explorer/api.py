@@ -1,4 +1,4 @@
-"""The web server of the explorer: the page, and what needs Python.
+"""The web server of the explorer (FastAPI): the page, and the computations that need Python.
 
 It answers this machine only, unless it is started with a token. Requests must name a host that was allowed, and come
 from the page itself: another web page that the same browser has open gets no answer.

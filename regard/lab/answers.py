@@ -81,7 +81,7 @@ class SheetAnswer:
 
 
 def _concerns(source: str, questions: dict[str, str]) -> bool:
-    """Whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
+    """Return whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
     return any(place in questions for place in source.split(", "))
 
 

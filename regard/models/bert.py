@@ -168,7 +168,7 @@ class BERT(Model):
 
 
 class WordHead(nn.Module):
-    """The head for masked language modelling: a dense layer, an activation and a norm.
+    """The masked language modelling head (MLM head): a dense layer, an activation and a norm.
 
     The model multiplies the result by the token embeddings and adds `bias`, one number per token, to get
     logits.

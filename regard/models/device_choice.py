@@ -1,7 +1,7 @@
-"""The choice of the next tokens on the device, as a part of a captured step: greedy, sampling and beam search.
+"""Greedy decoding, sampling and beam search on the device, as part of a decoding step in a CUDA graph.
 
-Nothing here depends on values that the host would have to read. What was chosen is written into records, one row for
-each step, which the host reads later.
+The host reads no values in between. The chosen tokens are written into tensors (`records`) with one row for each step,
+which the host reads later.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ANY = -2  # matches every token in a stop sequence
 
 
 class DeviceChoice:
-    """Base class: the buffers of a strategy, and its part of a step.
+    """Base class of decoding strategies on the device: their buffers, and the choice of tokens in a decoding step.
 
     records  tensors with one row for each step
     step     number of the next step, a tensor of one integer
@@ -32,12 +32,12 @@ class DeviceChoice:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def choose(self, state: StepState, logits: Float[Tensor, "r w"]) -> None:
-        """Choose the next tokens, write them into the state and into the records."""
+        """Choose the next token of each sequence, and write the tokens into the state and the records."""
         raise NotImplementedError
 
 
 class StepwiseChoice(DeviceChoice):
-    """One token for each sequence. The records are tokens (n r) and log-probabilities (n r).
+    """Greedy decoding or sampling on the device. The records are tokens (n r) and log-probabilities (n r).
 
     uniform  random numbers of each step (n r)
     """
@@ -73,7 +73,7 @@ class StepwiseChoice(DeviceChoice):
 
 
 class BeamChoice(DeviceChoice):
-    """The best continuations of all hypotheses of a prompt, and which of them are continued.
+    """Beam search on the device: chooses the best continuations of all hypotheses of each prompt.
 
     Each prompt has `num_beams` rows; those without a hypothesis have the log-probability -inf. The records are the
     `count` best continuations of each prompt, the best first: row (n p count), token, log-probability of the token,
@@ -102,7 +102,7 @@ class BeamChoice(DeviceChoice):
         )
 
     def start(self, totals: Float[Tensor, "r"], new_tokens: Sequence[Sequence[int]]) -> None:
-        """Begin with the hypotheses in the rows: their log-probabilities and their new tokens so far."""
+        """Start beam search from one hypothesis per row, with its log-probability and its new tokens so far."""
         length = self.recent.shape[1]
         padded = [[*[-1] * length, *tokens][len(tokens) :] if length else [] for tokens in new_tokens]
         self.recent.copy_(torch.tensor(padded, dtype=torch.int64).view(self.recent.shape))
@@ -144,7 +144,7 @@ class BeamChoice(DeviceChoice):
 def make_choice(
     strategy: Strategy, stop: Sequence[tuple[int, ...]], prompts: int, steps: int, device: torch.device
 ) -> StepwiseChoice | BeamChoice:
-    """Return the device form of a strategy."""
+    """Return the `DeviceChoice` that runs a decoding strategy on the device."""
     if isinstance(strategy, BeamSearch):
         return BeamChoice(strategy, stop, candidate_count(strategy, stop), prompts, steps, device)
     assert isinstance(strategy, StepwiseStrategy)
@@ -152,7 +152,7 @@ def make_choice(
 
 
 def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> int:
-    """Return how many continuations of each prompt are compared.
+    """Return how many continuations of each prompt a step of beam search compares.
 
     A hypothesis has at most one continuation for each stop sequence, so this many include `num_beams` that do not end.
     """
@@ -160,7 +160,9 @@ def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> in
 
 
 def choice_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
-    """Return the settings that a captured step depends on. Random numbers and scores of finished texts are not part."""
+    """Return the settings of a strategy that a CUDA graph depends on, without random numbers and the score of finished
+    texts.
+    """
     if isinstance(strategy, BeamSearch):
         return strategy.num_beams, tuple(stop)
     return replace(strategy, seed=0, stream=0) if isinstance(strategy, Sample) else strategy

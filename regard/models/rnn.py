@@ -83,7 +83,7 @@ class LSTM(nn.Module):
         return rows, RNNState(h[0], c[0])
 
     def step_by_step(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
-        """Compute the result of `forward` by a Python loop over the steps."""
+        """Compute the result of `forward` with a Python loop over time steps instead of torch's fused LSTM."""
         h, c = state
         rows = []
         for step in self.input(x).unbind(1):

@@ -144,12 +144,11 @@ class BeamSearch(Strategy):
     texts and scores are those of Hugging Face's beam search. Graves 2012, arXiv:1211.3711; Sutskever et al.
     2014.
 
-    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are
-                    compared: 0 prefers the most likely text, 1 the best mean token; larger values prefer longer
-                    texts
-    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best
-                    running hypothesis, scored at its present length, is not better than the worst finished one.
-                    "never": when it could not become better at any length
+    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
+                    0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
+    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best running
+                    hypothesis, scored at its current length, is not better than the worst finished one. "never": when
+                    it could not become better at any length
     """
 
     name: ClassVar[str] = "beam"
@@ -262,7 +261,8 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
 
 
 def top_tokens_by_keys(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
-    """Return what `top_tokens` returns, without a decision that depends on values, so without waiting for a GPU.
+    """Return the k most likely token ids as `top_tokens` does, without branching on values, so without waiting for a
+    GPU.
 
     Each logit and its token id make one integer, so that no two are equal.
     """

@@ -44,7 +44,7 @@ class RelativeBuckets:
     See `t5_buckets`.
 
     buckets  number of buckets, in which distances are grouped
-    reach    all distances of at least this share the last bucket
+    reach    all distances of at least this are in the last bucket (max_distance of T5)
     """
 
     buckets: int = 32

@@ -12,7 +12,7 @@ class LearnedBuckets(nn.Module):
 
     heads      number of query heads
     buckets    number of rows of the table
-    reach      distance from which on all keys share the last bucket
+    reach      all distances of at least this are in the last bucket (max_distance of T5)
     both_ways  whether later keys have buckets of their own; False for causal attention
 
     >>> bias = regard.nn.LearnedBuckets(heads=4, buckets=16)
@@ -34,7 +34,7 @@ class LearnedDistances(nn.Module):
     """Learned relative position keys: see `regard.shaw`.
 
     head_width  width of one head of q and k
-    reach       distance from which on all keys share the last entry
+    reach       all distances of at least this use the last entry
 
     >>> positions = regard.nn.LearnedDistances(head_width=8, reach=16)
     >>> regard.nn.Attention(32, heads=4, scores=positions)(torch.randn(1, 5, 32)).shape

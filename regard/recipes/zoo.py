@@ -85,7 +85,7 @@ def measure_birthplaces(settings: Any, model: Any, tokenizer: Any, count: int | 
 
 
 def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the share of exact translations of the first `count` test sentences, or of all, by beam search."""
+    """Return the fraction of exact translations of the first `count` test sentences, or of all, by beam search."""
     test = translation.load_data(None, settings).test
     strategy = BeamSearch(settings.num_beams, settings.length_penalties[0])  # the built-in settings have one
     found = translation.translate(model, tokenizer, test.source[:count], strategy)

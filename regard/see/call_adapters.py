@@ -1,4 +1,4 @@
-"""Convert the arguments of an attention call, of torch or another library, to a record: q, k, v, mask, score terms,
+"""Convert the arguments of an attention call, of torch or another library, to a `Record`: q, k, v, mask, score terms,
 beta.
 """
 
@@ -245,7 +245,7 @@ def build_flex_record(
 
 
 def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
-    """Whether a score_mod returns its score unchanged, like the default of flex_attention."""
+    """Return whether a score_mod returns its score unchanged, like the default of flex_attention."""
     graph = getattr(score_mod, "graph", None)
     if graph is None:
         return score_mod.__name__ == "_identity"
@@ -380,7 +380,7 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
 
 
 def _negligible(bound: float) -> float:
-    """Return how far below all other scores a score must be for its weight to be less than rounding error.
+    """Return how far below all other scores a score must be so that its weight is below rounding error.
 
     bound  upper bound of the absolute scores
     """

@@ -14,8 +14,8 @@ from regard.base.validation import check_integer, check_range
 class ExponentialAverage:
     """Exponential moving average (EMA) of the weights.
 
-    decay  weight of the old average at each step; at step n it is at most n / (n + 9), so that the first
-           weights are forgotten soon
+    decay  weight of the old average at each step; at step n it is at most n / (n + 9), so that the initial weights soon
+           have little influence
     """
 
     decay: float = 0.999

@@ -36,12 +36,12 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 
 @dataclass(frozen=True)
 class PeakFit:
-    """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of several lines.
+    """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of linear functions.
 
-    There is a line for each moment of a training step, because the peak is at different moments for different
-    sizes.
+    There is one linear function for each allocation in a training step, because the peak is at different allocations
+    for different sizes.
 
-    lines  slope and intercept of each line
+    lines  slope and intercept of each linear function
     """
 
     lines: tuple[tuple[float, float], ...]

@@ -114,9 +114,7 @@ class HeadProgress:
         return Expected(matrix, self.tolerance(step), tuple(alternatives))
 
     def differs_from_true(self, step: str, written: StudentMatrix) -> bool:
-        """Whether a step without a mistake of its own still differs from the correct values, because of an earlier
-        mistake.
-        """
+        """Return whether a step differs from the correct values only because of an earlier mistake."""
         true = self.true(step)
         return bool(self.mistaken) and not (written if written.shape == true.shape else written.transposed).matches(
             true

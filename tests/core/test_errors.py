@@ -534,20 +534,20 @@ def test_attend_chooses_a_beta_and_softargmax_does_not():
 
 @pytest.mark.parametrize("dropout", [1.0, 1, 1.5, -0.1, math.inf, -math.inf])
 def test_dropout_is_a_share(dropout):
-    text = f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}"
+    text = f"dropout is the probability of dropping a weight: at least 0, less than 1, not {dropout!r}"
     assert said(ConfigError, call, dropout=dropout) == text
 
 
 @pytest.mark.parametrize("dropout", [math.nan, "none", None, True])
 def test_dropout_is_a_number(dropout):
-    text = f"dropout is {dropout!r}, but takes one real number, the share of weights set to zero"
+    text = f"dropout is {dropout!r}, but takes one real number, the probability of dropping a weight"
     assert said(ConfigError, call, dropout=dropout) == text
 
 
 def test_dropout_in_a_tensor_is_told_to_come_out():
     text = said(ConfigError, call, dropout=torch.tensor(0.5))
     assert text == (
-        "dropout is tensor(0.5000), but takes one real number, the share of weights set to zero; call .item() on it"
+        "dropout is tensor(0.5000), but takes one real number, the probability of dropping a weight; call .item() on it"
     )
 
 

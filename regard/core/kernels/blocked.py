@@ -338,7 +338,7 @@ def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, 
 
 
 def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> bool:
-    """Return whether the sum of the score terms is the same for all query blocks of a group."""
+    """Return whether the sum of the score terms is the same for all query blocks of a `BlockGroup`."""
     relative = all(term.relative for term in request.terms)
     return relative and group.sliding is not None and not plan.spans.steps and request.positions.consecutive
 

@@ -40,7 +40,7 @@ def can_trace(request: Request) -> bool:
 
 
 def traced_density(request: Request, size: int) -> float:
-    """Return the share of blocks with visible pairs as a constant; with symbolic lengths, that of 8,192 positions."""
+    """Return the fraction of blocks with visible pairs as a constant; for symbolic lengths, that of 8,192 positions."""
     at = request.positions
     lengths: Any = (request.q.shape[2], request.k.shape[2], at.queries, at.keys)  # keys are consecutive
     for length in lengths:  # a plain loop, which torch.compile can trace
@@ -56,7 +56,7 @@ def _density(mask: str, size: int, i: int, j: int, queries: int, keys: int) -> f
 
 
 def may_hide_rows(request: Request) -> bool:
-    """Return whether some key may be seen by no query, or some query see no key, as far as the mask itself tells."""
+    """Return whether a key may be hidden from all queries, or all keys from a query, judged by the mask alone."""
     if isinstance(request.mask, Full):
         return False
     window, at = request.mask.as_window(), request.positions
@@ -68,7 +68,7 @@ def may_hide_rows(request: Request) -> bool:
 
 
 def _is_reflexive(mask: Mask) -> bool:
-    """Return whether every position is known to see itself, from the kind of the mask. False if that is unknown."""
+    """Return whether every position sees itself, judged by the class of the mask. False if that is unknown."""
     children = mask.children()
     if len(children) > 0:
         flags = [_is_reflexive(child) for child in children]
@@ -104,9 +104,9 @@ def trace_block_mask(
 
 
 def list_blocks(state: Tensor) -> list[Tensor]:
-    """Return for each row of a block table (b q k) how many blocks are partly visible, which, and the same for whole.
+    """Return the lists of a BlockMask for a block table (b q k): counts and indices of its partial and full blocks.
 
-    These are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices of a BlockMask.
+    They are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices, for each row of key blocks.
     """
     lists = []
     for kind in (SOME, ALL):

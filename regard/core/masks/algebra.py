@@ -42,7 +42,7 @@ UNKNOWN = BoxVisibility(False, False)
 
 
 class RowPieces(NamedTuple):
-    """Where the bounds of `Mask.key_range` are linear in the query position i.
+    """The rows between which the bounds of `Mask.key_range` are linear in the query position i.
 
     period  bounds are linear along the rows i, i + period, i + 2 period, ...
     breaks  rows where another linear piece begins

@@ -38,7 +38,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Spans:
-    """The division of i queries and j keys into blocks of `size` positions.
+    """The blocks of `size` positions into which i queries and j keys are divided.
 
     steps  periods of the mask. Rows and columns are sorted by the remainders of their positions modulo each
            step before they are cut into blocks, so that blocks of a periodic mask are entirely visible or
@@ -153,7 +153,7 @@ class BlockTable:
 
     @property
     def density(self) -> float:
-        """The share of blocks with visible pairs."""
+        """The fraction of blocks with visible pairs."""
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:

@@ -33,7 +33,7 @@ _in_graphs: dict[int, object] = {}
 
 
 def _keep_for_graph(result: object) -> None:
-    """Never free a result that is used while a CUDA graph is captured: each replay reads its memory."""
+    """Keep a result alive forever if a CUDA graph is being captured, because every replay reads its memory."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         _in_graphs[id(result)] = result
 

@@ -128,7 +128,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _accepts_longer_input(model: nn.Module, setup: Setup) -> bool:
-    """Whether the model accepts a sequence that is one token longer than the longest test length."""
+    """Return whether the model accepts a sequence that is one token longer than the longest test length."""
     try:
         model(torch.zeros(1, max(setup.lengths) + 1, dtype=torch.long))
     except ValueError:

@@ -252,7 +252,7 @@ def _sample(
 
 
 def _first_letter_frequencies(texts: Sequence[GeneratedText], setup: Setup) -> Float[Tensor, "p w"]:
-    """Return, for each prompt (p), the share of its `setup.draws` texts that start with each letter (w)."""
+    """Return, for each prompt (p), the fraction of its `setup.draws` texts that start with each letter (w)."""
     firsts = torch.tensor([text.tokens[0] for text in texts]).view(setup.prompts, setup.draws)
     return functional.one_hot(firsts, setup.letters).double().mean(1)
 

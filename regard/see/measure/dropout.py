@@ -1,4 +1,4 @@
-"""Measure the dropout of weights, in training and in eval mode: the share of zeros, and the factor of the other
+"""Measure the dropout of weights, in training and in eval mode: the fraction of zeros, and the factor of the other
 weights.
 """
 
@@ -16,7 +16,7 @@ from regard.see.measure.read_weights import READINGS, training_mode
 class DropoutReading:
     """The measured dropout of the attention weights."""
 
-    share: float = 0.0  # share of weights that are zero
+    share: float = 0.0  # fraction of weights that are zero
     factor: float = 1.0  # factor of the weights that are kept
     consistent: bool = True  # the factor is 1 / (1 - share), up to chance
     on_output: bool = False  # dropout acts on the output, not only on the weights
@@ -25,7 +25,7 @@ class DropoutReading:
     def probability(self) -> float:
         """The dropout probability p.
 
-        It is computed from the factor 1 / (1 - p) of the kept weights, or is the share of zeros if the two do not
+        It is computed from the factor 1 / (1 - p) of the kept weights, or is the fraction of zeros if the two do not
         agree.
         """
         return round(1 - 1 / self.factor, 6) if self.consistent else self.share
@@ -60,7 +60,7 @@ def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | N
 
 
 def _read_dropout(raw: RawWeights, read_factor: Callable[[], float]) -> DropoutReading:
-    """Measure dropout in 16 calls: the share of weights that are zero, and the factor of the others.
+    """Measure dropout in 16 calls: the fraction of weights that are zero, and the factor of the others.
 
     read_factor  measures the factor by which the kept weights are multiplied
     """
