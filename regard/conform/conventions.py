@@ -203,7 +203,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def mask_number(self) -> float | None:
-        """The finite number, such as -100, that is added to scores to hide keys; None if there is no such number.
+        """The finite mask value, such as -100, that is added to scores to hide keys; None if keys are hidden by -inf.
 
         It is measured with zero queries, where the weights of hidden and visible keys have two different sizes.
         """
@@ -253,7 +253,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def score_span(self) -> float | None:
-        """The largest difference between two scores of a row if scores are soft-capped; otherwise None."""
+        """The largest difference between two scores of one query if scores are soft-capped; otherwise None."""
         spans, inputs = [], self.random_inputs(9, 9, b=1)
         for factor in (100.0, 1000.0):
             weights = self.weights(inputs.with_tensors(q=factor * inputs.q)).double()[..., -1, :]

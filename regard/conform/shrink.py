@@ -146,7 +146,7 @@ def _same_kind(detect: Detect, first: Violation) -> Detect:
 def _use_seeds(
     inputs: AttentionInputs, detect: Detect, violation: Violation
 ) -> tuple[AttentionInputs, Violation, Seeds]:
-    """Replace tensors that are too large to write out by random tensors from a seed that still break the rule.
+    """Replace large tensors by random tensors from a seed, if these still break the rule, so that an example is short.
 
     Returns the inputs, the violation, and the seeds by name; the seeds are empty if nothing was replaced.
     """

@@ -179,9 +179,7 @@ def prepare_request(
     j = k.shape[2]
     beta = c**-0.5 if beta is None else as_beta(beta)
     if dropout != 0.0 and not 0.0 <= check_number("dropout", dropout, "the probability of dropping a weight") < 1.0:
-        raise ConfigError(
-            f"dropout is the probability of dropping a weight: at least 0, less than 1, not {dropout!r}"
-        )
+        raise ConfigError(f"dropout is the probability of dropping a weight: at least 0, less than 1, not {dropout!r}")
     visible = as_mask(mask)
     terms = as_terms(scores)
     for term in terms:

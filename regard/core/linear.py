@@ -295,7 +295,7 @@ def _choose_kernel(
     form: str | None,
     chunk: int | None,
 ) -> str:
-    """Return the kernel for a call. Raises KernelRefusedError if the one that is named cannot compute it."""
+    """Return the kernel for a linear attention call. Raises KernelRefusedError if the named one cannot compute it."""
     if kernel not in (None, *KERNELS):
         raise ConfigError(
             f"kernel must be one of {', '.join(map(repr, KERNELS))}, or None to choose one, not {kernel!r}"
@@ -356,7 +356,7 @@ def _attend_with_triton(
 def _attend_with_torch(
     features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: tuple[Tensor, ...] | None
 ) -> tuple[Tensor, ...]:
-    """Compute the same as the Triton kernels, but with torch operations, which have derivatives of any order.
+    """Compute the same as the Triton kernels with torch operations, which have derivatives of any order.
 
     computed  whether q and k are features already
     sums      sums of earlier tokens, with their peak if the features are logarithmic
@@ -381,7 +381,7 @@ def _attend_causally(
     step: int,
     nonfinite: bool,
 ) -> LinearResult:
-    """Compute the outputs of a causal call, and the state after it, from features.
+    """Compute causal linear attention from features: the outputs, and the recurrent state after them.
 
     step       number of keys that are processed at once
     nonfinite  whether the inputs may contain NaN or infinity
@@ -475,10 +475,11 @@ def _read_log_chunk(
     values: Float[Tensor, "b h n e"],
     nonfinite: bool,
 ) -> Float[Tensor, "b h n e"]:
-    """Compute outputs from logarithmic features. Queries see all keys of the state, and their own chunk causally.
+    """Compute the outputs of one chunk of causal linear attention from logarithmic features (see `Performer`).
 
-    Logarithms are added pair by pair, and the largest of a row is subtracted. If queries and keys were each
-    scaled by their own maximum, both factors could underflow where their product does not.
+    A query sees all keys of the state, and its own chunk causally. Logarithms are added pair by pair, and the largest
+    of a row is subtracted. If queries and keys were each scaled by their own maximum, both factors could underflow
+    where their product does not.
     """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
@@ -492,7 +493,7 @@ def _read_log_chunk(
 def _read_state(
     state: LinearState, queries: Float[Tensor, "b h i r"], features: FeatureMap
 ) -> Float[Tensor, "b h i e"]:
-    """Compute the outputs of queries that see all keys of the state."""
+    """Compute the outputs of linear attention for queries that see all keys of the state."""
     if features.logarithmic:
         queries = queries + state.peak[:, :, None]
         queries = (queries - _or_zero(queries.detach().amax(-1, keepdim=True))).exp()
@@ -541,7 +542,7 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
 
 
 def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: Tensor) -> LinearState:
-    """Return the state before the first key."""
+    """Return the initial state of linear attention, before the first key."""
     peak = -torch.inf if features.logarithmic else 0.0
     return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0, features)
 
@@ -549,7 +550,7 @@ def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: 
 def _check_state(
     state: LinearState, features: FeatureMap, size: tuple[int, int, int, int], exact: torch.dtype, q: Tensor
 ) -> None:
-    """Check that a call can continue from a state."""
+    """Check that a linear attention call can continue from a state: features, sizes, dtype and device fit."""
     if tuple(state.weighted.shape) != size:
         raise ShapeError(
             f"{format_shape('state.weighted', state.weighted.shape, 'b h r e')}, but this call needs {size}; "
@@ -601,7 +602,7 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
 
 
 def _step_size(form: str | None, chunk: int | None, default: int, is_causal: bool, j: int) -> int:
-    """Return the number of keys that the algorithm `form` processes in one step."""
+    """Return how many keys linear attention processes in one step, with the algorithm `form`."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
         raise ConfigError(f"unknown form {form!r}{suggest(form, FORMS)} (there are: {', '.join(FORMS)})")

@@ -464,7 +464,7 @@ def _add(scores: Tensor, values: Tensor, hides: bool) -> Tensor:
 
 
 def _may_hold_minus_infinity(values: Tensor) -> bool:
-    """Return whether a value may be -inf. Values are read on the CPU only; elsewhere the result is True."""
+    """Return whether a tensor may contain -inf. Its values are read on the CPU only; elsewhere the result is True."""
     values = values.detach()
     if values.device.type != "cpu" or not can_read_values(values) or not values.numel():
         return True

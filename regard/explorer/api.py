@@ -273,7 +273,7 @@ def start_address(content: Content) -> str:
 
 
 def _refuse(request: Request, hosts: set[str], token: str | None) -> Response | None:
-    """Return an error response if the request must be refused, or None if it is accepted.
+    """Return an HTTP error response if a request must be refused, or None if it is accepted.
 
     Refused are other hosts and origins, requests of unknown or too large size, and requests without the secret
     token.

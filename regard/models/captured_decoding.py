@@ -130,7 +130,7 @@ class StepLoop:
         tokens: Int[Tensor, "r"],
         positions: Int[Tensor, "r"],
     ) -> None:
-        """Copy the state after the prompts into the buffers. With beams, every prompt has several rows.
+        """Copy the decoding state after the prompts into the buffers. In beam search, every prompt has several rows.
 
         caches  KV caches that hold the prompts
         source  of an encoder-decoder: keys, values and lengths of the source
@@ -159,7 +159,7 @@ class StepLoop:
         state.positions.copy_(positions)
 
     def run(self, model: GPT | Transformer) -> None:
-        """Decode one token of each sequence: replay the graph, or run the step eagerly if there is none."""
+        """Decode one token of each sequence: replay the CUDA graph, or run the step eagerly if there is no graph."""
         if self.graph is not None:
             self.graph.replay()
         else:

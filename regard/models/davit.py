@@ -195,7 +195,9 @@ class GridBlock(nn.Module):
 
 
 def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """Apply a convolution to a grid (b y x d). The output has the dtype of the weights, also under autocast."""
+    """Apply a convolution to a grid of positions (b y x d). The output has the dtype of the weights, also under
+    autocast.
+    """
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

@@ -209,8 +209,8 @@ class Transformer(Model):
         return DecoderState(self.decoder.project_memory(memory), source_padding, self.cache(capacity))
 
     def step(self, tokens: Int[Tensor, "b n"], state: "DecoderState") -> Float[Tensor, "b n w"]:
-        """Run the decoder on tokens that continue the state; update the state and return the logits after each
-        token.
+        """Run the decoder on the next target tokens with the KV cache; update the state and return the logits after
+        each token.
         """
         return self.decode(tokens, state.memory, source_padding=state.source_padding, cache=state.caches)
 

@@ -175,7 +175,7 @@ class UniformRows(ScoreTerm):
 def _map_pairs(
     fn: Callable[..., Tensor], first: tuple[Tensor, ...], indices: tuple[Tensor, ...], data: tuple[Tensor, ...]
 ) -> Tensor:
-    """Apply a function of one query-key pair to all pairs of a grid, with torch.vmap.
+    """Apply a function of one query-key pair, such as a mask_mod, to all pairs of a grid with torch.vmap.
 
     fn       the function: fn(*first, *indices, *data)
     first    tensors that come before the indices, such as the scores
@@ -410,7 +410,7 @@ def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
 
 
 def copy_record(record: Record, device: torch.device | None, values: bool, **fields: Any) -> Record:
-    """Return a copy of a record and its tensors, because the model may overwrite these later, as in a KV cache.
+    """Return a copy of a recorded attention call with copies of its tensors, which the model may overwrite later.
 
     device  device of the copies; None keeps the device
     values  whether to keep v
@@ -454,7 +454,7 @@ def _copy_mask(mask: Mask, record: Record, device: torch.device | None) -> Mask:
 
 
 def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
-    """Return the record with only the heads of these indices.
+    """Return a recorded attention call with only the heads of these indices.
 
     With grouped-query attention, each head gets its own copy of the keys.
     """
@@ -499,7 +499,7 @@ def _keep_heads_in_mask(mask: Mask, heads: Int[Tensor, "r"]) -> Mask:
 
 
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
-    """Return the record with only the queries of these indices.
+    """Return a recorded attention call with only the queries of these indices.
 
     Masks and score terms that depend on positions become matrices.
     """

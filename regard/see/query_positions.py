@@ -25,7 +25,7 @@ NO_DIAGONAL = (
 
 
 def infer_query_positions(record: Record, causal: bool = False, cross: bool = False) -> Record:
-    """Return the record with the positions of its queries, inferred from its mask, or marked as unknown.
+    """Return a recorded attention call with the positions of its queries, inferred from its mask, or marked as unknown.
 
     causal  whether the call is causal self-attention. Then one row of the mask shows the position of its query,
             and without a mask the queries are the last positions

@@ -735,9 +735,7 @@ def _scores(q: Tensor, k: Tensor, out: Tensor, learned: bool) -> TracedScores:
 
 
 def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | None:
-    """Return a trace entry for the elementwise product of queries (..., i, 1, c) and keys (..., 1, j, c); None if it is
-    not one.
-    """
+    """Return the `PairProducts` of the product of queries (..., i, 1, c) and keys (..., 1, j, c), else None."""
     if len(args) != 2 or not all(isinstance(x, Tensor) and x.ndim >= 2 for x in args) or out.ndim < 4:
         return None
     leading, (i, j, c) = out.shape[:-3], out.shape[-3:]
@@ -753,8 +751,8 @@ def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | No
 def _read_weighted_values(
     traced: TracedWeights | Unsupported, operation: Operation, source: Tensor
 ) -> WeightedValues | None:
-    """Return a trace entry for the elementwise product of weights (..., i, j, 1) and values (..., 1, j, e); None if it
-    is not one.
+    """Return the `WeightedValues` of an elementwise product of weights (..., i, j, 1) and values (..., 1, j, e), else
+    None.
     """
     values = next((x for x in operation.args[:2] if isinstance(x, Tensor) and x is not source), None)
     if values is None or values.ndim < 2 or source.ndim < 3 or source.shape[-1] != 1:

@@ -106,7 +106,7 @@ def is_exact(found: RowStatistics) -> bool:
 
 
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
-    """Return the pooled weights of a call.
+    """Return the pooled attention map of a call.
 
     They are added up from the cells in `found` if these fit the requested cells, else another kernel computes
     them.

@@ -540,7 +540,7 @@ class Watcher(TorchFunctionMode):
 
 
 def call_frames() -> Iterator[FrameType]:
-    """Yield the frames of the call stack, innermost first."""
+    """Yield the Python frames of the current call stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame

@@ -92,7 +92,7 @@ class Averager:
         return {f"{number}/{name}": t for number, each in enumerate(self._snapshots) for name, t in each.items()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Load a state dict that `state_dict` returned."""
+        """Load averaged weights from a state dict that `state_dict` returned."""
         own = dict(_weights(self._model))
         snapshots: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():

@@ -48,12 +48,12 @@ class PeakFit:
 
     @staticmethod
     def fit(sizes: tuple[int, int], small: list[int], large: list[int]) -> "PeakFit":
-        """Fit a line to the bytes at each moment of a step, measured with two sizes of micro-batch.
+        """Fit a linear function to the bytes after each allocation of a step, measured with two sizes of micro-batch.
 
-        If the two steps have different numbers of moments, one line is fitted to the two peaks.
+        If the two steps have different numbers of allocations, one linear function is fitted to the two peaks.
 
         sizes         the two sizes of micro-batch
-        small, large  bytes at each moment of a step, with the first and the second size
+        small, large  bytes after each allocation of a step, with the first and the second size
         """
         if len(small) != len(large):
             small, large = [max(small)], [max(large)]

@@ -115,7 +115,7 @@ class GatherPlan:
 
     @property
     def pairs(self) -> int:
-        """The number of mask entries that the groups store."""
+        """The number of mask entries that all groups of query blocks store."""
         return sum(group.visible.numel() for group in self.groups)
 
 
@@ -156,7 +156,7 @@ def work(request: Request) -> float:
 
 
 def _stand_in(request: Request, positions: Positions, index: Tensor) -> Request:
-    """Return a call with as many sequences as `index` lists, to estimate the cost of a call on those sequences.
+    """Return an attention call with as many sequences as `index` lists, to estimate the cost of those sequences.
 
     It has q, k and v of the first sequences instead, because selecting the listed ones would copy them.
     """

@@ -104,7 +104,7 @@ def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri 
 
 
 def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) -> Float[Tensor, "b h i n"]:
-    """Split rows by query head again, to the heads and rows of `like`: the inverse of `_group_rows`."""
+    """Split joined rows into query heads again, with the heads and rows of `like`: the inverse of `_group_rows`."""
     split: Tensor = x.unflatten(2, (like.shape[1] // x.shape[1], like.shape[2])).flatten(1, 2)
     return split
 

@@ -69,7 +69,7 @@ class Mask:
     """
 
     def see(self, grid: Grid) -> Bool[Tensor, "..."]:
-        """Return for each query-key pair of the grid whether the key is visible."""
+        """Return a boolean tensor: for each query-key pair of the grid, whether the key is visible."""
         raise NotImplementedError(f"{type(self).__name__} does not define see(grid)")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:

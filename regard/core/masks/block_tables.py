@@ -201,7 +201,7 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """Return the cost of computing a table's non-empty blocks, plus that of sorting if it has steps.
+    """Return the cost of attention with a block table: its non-empty blocks, plus sorting if it has steps.
 
     Unit: one block.
     """
@@ -279,7 +279,7 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Return, for each row, the index of its slot among the slots of all blocks. The rows are sorted by their
+    """Return the slot of each row: its index in the blocks, one after the other. The rows are sorted by their
     remainders.
 
     All rows with the same remainders start in the current block if they fit there, else in a new block.

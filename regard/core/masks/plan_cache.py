@@ -50,14 +50,14 @@ class Memo(Generic[T]):
         self._lock = Lock()
 
     def peek(self, key: Hashable | None) -> T | None:
-        """Return the result stored under a key, or None if there is none."""
+        """Return the cached result of a key, or None if there is none."""
         found = self._kept.get(key)
         return None if found is None else found[1]
 
     def get(
         self, key: Hashable | None, mask: Mask, make: Callable[[], T], worth: Callable[[T], bool] = lambda made: True
     ) -> T:
-        """Return the result stored under `key`. If there is none, compute it with `make()`.
+        """Return the cached result of `key`. If there is none, compute it with `make()`.
 
         A new result is stored if `key` is not None and `worth(result)` is true.
 

@@ -178,7 +178,7 @@ class Interventions:
                 del self._watcher.change, self._watcher.edit
 
     def _change(self, call: AttentionCall) -> Tensor | None:
-        """Apply the edits to one attention call and return the new output; None if no edit is for this call."""
+        """Apply the edits to one attention call and return its new output; None if no edit selects this call."""
         index = self._called.total()
         self._called[call.path] += 1
         place = call.path, self._called[call.path] + self._called_before[call.path], index

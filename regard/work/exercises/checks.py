@@ -96,7 +96,7 @@ class ModuleCheck:
 
 
 def _output(reply: Any) -> Any:
-    """Return the module output in a reply of the answer's process, without the names of parameters with a gradient."""
+    """Return the module output in a reply of the process that runs a submission, without its parameter names."""
     return reply[0] if isinstance(reply, tuple) else reply
 
 
