@@ -24,10 +24,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from regard.core.absolute_positions import Positions, whole_grid
 from regard.core.kernels import is_observed
+from regard.models.beam_search import BeamSearch
 from regard.models.caches import Caches
 from regard.models.decoding_ops import StepState, rotation_table
 from regard.models.decoding_step import decoder_blocks, decoding_step, step_refusals
-from regard.models.device_choice import BeamChoice, StepwiseChoice, choice_key, make_choice
+from regard.models.device_strategies import DeviceBeamSearch, DeviceSampling, make_device_strategy, strategy_key
 from regard.models.generation_adapters import (
     DecoderAdapter,
     EncoderDecoderAdapter,
@@ -36,7 +37,7 @@ from regard.models.generation_adapters import (
 )
 from regard.models.gpt import GPT
 from regard.models.padding_positions import is_left_padded
-from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
+from regard.models.sampling import Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
 from regard.models.transformer import DecoderState, Transformer
 from regard.nn.attention import KeysValues
 
@@ -88,7 +89,7 @@ class StepLoop:
     def __init__(
         self,
         model: GPT | Transformer,
-        choice: StepwiseChoice | BeamChoice,
+        choice: DeviceSampling | DeviceBeamSearch,
         rows: int,
         capacity: int,
         sources: int,
@@ -282,7 +283,7 @@ def take_loop(
     Cached loops that were captured with other parameters or settings of the model are freed.
     """
     fixed = _fingerprint(model)
-    key = (choice_key(strategy, stop), prompts, capacity, sources, graph, fixed)
+    key = (strategy_key(strategy, stop), prompts, capacity, sources, graph, fixed)
     with _lock:
         loops = _kept.get(model, OrderedDict())
         for other in [each for each in loops if each[-1] != fixed]:
@@ -294,7 +295,7 @@ def take_loop(
         return kept
     # tensors made in inference mode could not be changed outside of it
     with torch.inference_mode(False), torch.no_grad():
-        choice = make_choice(strategy, stop, prompts, capacity, next(model.parameters()).device)
+        choice = make_device_strategy(strategy, stop, prompts, capacity, next(model.parameters()).device)
         return StepLoop(model, choice, prompts * choice.rows_per_prompt, capacity, sources, graph, key)
 
 

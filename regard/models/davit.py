@@ -15,7 +15,7 @@ from regard.base.errors import ConfigError
 from regard.models.model import Config, Model
 from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Residual, run_blocks
-from regard.nn.channel import ChannelAttention
+from regard.nn.channel_attention import ChannelAttention
 from regard.nn.embeddings import check_image
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import Initializers, constant, fan_in, normal

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, RegardError, ShapeError
 from regard.base.validation import check_integer
+from regard.models.beam_search import BeamSearch
 from regard.models.captured_decoding import (
     ROUND,
     StepLoop,
@@ -32,12 +33,12 @@ from regard.models.captured_decoding import (
     read_prompts,
     take_loop,
 )
-from regard.models.device_choice import BeamChoice, StepwiseChoice, candidate_count
+from regard.models.device_strategies import DeviceBeamSearch, DeviceSampling, candidate_count
 from regard.models.generation_adapters import BatchReader, GenerationAdapter, make_adapter
-from regard.models.generation_types import GeneratedText, GenerationOptions, Prompts, TokenIds
+from regard.models.generation_types import GeneratedText, GenerationOptions, Prompts, TokenIds, make_strategy
 from regard.models.gpt import GPT
 from regard.models.hypothesis import FinishReason, GeneratedToken, Hypothesis
-from regard.models.sampling import BeamSearch, StepwiseStrategy, Strategy, make_strategy, top_tokens
+from regard.models.sampling import StepwiseStrategy, Strategy, top_tokens
 from regard.models.transformer import DecoderState
 from regard.nn.embeddings import check_tokens
 
@@ -144,7 +145,7 @@ class GenerationRun:
             return
         with self._on_device():
             loop = self._take_loop(max(room) - 1, source)
-            assert isinstance(loop.choice, StepwiseChoice)
+            assert isinstance(loop.choice, DeviceSampling)
             positions = torch.tensor([len(prompt) for prompt in self.prompts])
             loop.load(self.adapter.module, caches, source, chosen, positions)
             loop.choice.start(uniform[1:])
@@ -201,7 +202,7 @@ class GenerationRun:
         steps = max(min(self.max_new_tokens, self.adapter.context + 1 - len(prompt)) for prompt in self.prompts) - 1
         with self._on_device():
             loop = self._take_loop(steps, source)
-            assert isinstance(loop.choice, BeamChoice)
+            assert isinstance(loop.choice, DeviceBeamSearch)
             positions = torch.tensor([len(prompt) for prompt in self.prompts]).repeat_interleave(beams)
             tokens = torch.tensor([text.tokens[-1] for text in texts])
             loop.load(self.adapter.module, caches, source, tokens, positions)

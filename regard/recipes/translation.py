@@ -28,10 +28,11 @@ from regard.data.byte_pairs import WORD_END, BytePairTokenizer
 from regard.data.number_words import number_words
 from regard.data.sampler import LengthBuckets, sampler_generator
 from regard.data.sentence_pairs import SentencePairs, read_sentence_pairs
+from regard.models.beam_search import BeamSearch
 from regard.models.generation_types import GeneratedText
 from regard.models.model import Model
 from regard.models.presets import build_from_config
-from regard.models.sampling import BeamSearch, Greedy, Strategy
+from regard.models.sampling import Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, check_sacrebleu, plain_text_bleu
 from regard.recipes.moses_tokenizer import moses_detokenize, moses_tokenize

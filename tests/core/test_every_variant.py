@@ -26,7 +26,7 @@ PAGE = Path(regard.__file__).parents[1] / "docs" / "mechanisms.md"
 # arguments that fit q (2, 6, i, 5) and k (2, 3, 11, 5); a new term adds its own here
 EXAMPLES: dict[str, Callable[[], ScoreTerm]] = {
     "alibi": lambda: scores.alibi(heads=H),
-    "t5_buckets": lambda: scores.t5_buckets(torch.randn(8, H), reach=9),
+    "t5_buckets": lambda: scores.t5_buckets(torch.randn(8, H), max_distance=9),
     "shaw": lambda: scores.shaw(torch.randn(7, C)),
     "softcap": lambda: scores.softcap(1.5),
     "sink": lambda: scores.sink(torch.randn(H)),

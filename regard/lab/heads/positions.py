@@ -160,7 +160,7 @@ class _PositionModel(nn.Module):
         terms: dict[str, Callable[[], Any]] = {
             "alibi": lambda: alibi(heads=heads),
             # larger distances share the last bucket
-            "t5": lambda: LearnedBuckets(heads, buckets=12, reach=12, both_ways=False),
+            "t5": lambda: LearnedBuckets(heads, buckets=12, max_distance=12, bidirectional=False),
         }
         self.tokens = TokenEmbedding(setup.vocab, width)
         self.places = places[scheme]() if scheme in places else None

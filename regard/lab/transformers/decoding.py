@@ -39,10 +39,11 @@ from regard.lab.drawing import COLOURS, Figure, make_figure, mark_level, plot_li
 from regard.lab.fitting import fit_cross_entropy
 from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
+from regard.models.beam_search import BeamSearch
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, Strategy
+from regard.models.sampling import Greedy, KthLargest, Sample, Strategy
 
 MATHS = (
     r"p(x_1 \dots x_n) = \prod_i p(x_i | x_1 \dots x_{i-1}), \quad "

@@ -12,13 +12,14 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from regard.models.beam_search import BeamSearch
 from regard.models.decoding_ops import StepState, append, choose_and_append
-from regard.models.sampling import BeamSearch, Greedy, Sample, StepwiseStrategy, Strategy, top_tokens
+from regard.models.sampling import Greedy, Sample, StepwiseStrategy, Strategy, top_tokens
 
 ANY = -2  # matches every token in a stop sequence
 
 
-class DeviceChoice:
+class DeviceStrategy:
     """Base class of decoding strategies on the device: their buffers, and the choice of tokens in a decoding step.
 
     records  tensors with one row for each step
@@ -36,7 +37,7 @@ class DeviceChoice:
         raise NotImplementedError
 
 
-class StepwiseChoice(DeviceChoice):
+class DeviceSampling(DeviceStrategy):
     """Greedy decoding or sampling on the device. The records are tokens (n r) and log-probabilities (n r).
 
     uniform  random numbers of each step (n r)
@@ -72,7 +73,7 @@ class StepwiseChoice(DeviceChoice):
         append(state, tokens, values, self.step, self.records)
 
 
-class BeamChoice(DeviceChoice):
+class DeviceBeamSearch(DeviceStrategy):
     """Beam search on the device: chooses the best continuations of all hypotheses of each prompt.
 
     Each prompt has `num_beams` rows; those without a hypothesis have the log-probability -inf. The records are the
@@ -141,14 +142,14 @@ class BeamChoice(DeviceChoice):
         state.reorder(rows)
 
 
-def make_choice(
+def make_device_strategy(
     strategy: Strategy, stop: Sequence[tuple[int, ...]], prompts: int, steps: int, device: torch.device
-) -> StepwiseChoice | BeamChoice:
-    """Return the `DeviceChoice` that runs a decoding strategy on the device."""
+) -> DeviceSampling | DeviceBeamSearch:
+    """Return the `DeviceStrategy` that runs a decoding strategy on the device."""
     if isinstance(strategy, BeamSearch):
-        return BeamChoice(strategy, stop, candidate_count(strategy, stop), prompts, steps, device)
+        return DeviceBeamSearch(strategy, stop, candidate_count(strategy, stop), prompts, steps, device)
     assert isinstance(strategy, StepwiseStrategy)
-    return StepwiseChoice(strategy, prompts, steps, device)
+    return DeviceSampling(strategy, prompts, steps, device)
 
 
 def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> int:
@@ -159,7 +160,7 @@ def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> in
     return strategy.num_beams * (1 + max(len(stop), 1))
 
 
-def choice_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
+def strategy_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
     """Return the settings of a strategy that a CUDA graph depends on, without random numbers and the score of finished
     texts.
     """
