@@ -15,14 +15,8 @@ from regard.core.absolute_positions import Positions
 from regard.core.kernels.compiled import is_expression, parse_text, write_text
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import Request
-from regard.core.masks.algebra import And, Full, Mask, Or
+from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import ALL, SOME, BlockTable, block_table, find_hidden_keys_and_empty_rows
-from regard.core.masks.forms.causal import Causal
-from regard.core.masks.forms.chunks import Chunks
-from regard.core.masks.forms.dilated import Dilated
-from regard.core.masks.forms.documents import DocumentMask
-from regard.core.masks.forms.strided import Strided
-from regard.core.masks.forms.window import Window
 from regard.core.masks.plan_cache import Memo, joint_key
 
 if TYPE_CHECKING:
@@ -31,7 +25,6 @@ if TYPE_CHECKING:
 LIMITS = "in compiled code it takes regard's own masks, with consecutive positions, and cannot be exported"
 WHOLE = 1 << 30  # flex's block size if there is one block
 _NOMINAL = 8192  # positions for which block sizes are chosen if lengths are symbols
-_REFLEXIVE = (Causal, Window, Chunks, Dilated, Strided, DocumentMask)  # masks in which every position sees itself
 
 
 def can_trace(request: Request) -> bool:
@@ -64,16 +57,7 @@ def may_hide_rows(request: Request) -> bool:
     if window is not None and window[0] is None and window[1] is not None and window[1] >= 0:
         # the first query sees the first key, and the last query all keys
         return not (at.queries >= at.keys and at.queries + request.q.shape[2] >= at.keys + j)
-    return not (at.square(request.q.shape[2], j) and _is_reflexive(request.mask))
-
-
-def _is_reflexive(mask: Mask) -> bool:
-    """Return whether every position sees itself, judged by the class of the mask. False if that is unknown."""
-    children = mask.children()
-    if len(children) > 0:
-        flags = [_is_reflexive(child) for child in children]
-        return (True in flags) if isinstance(mask, Or) else isinstance(mask, And) and False not in flags
-    return isinstance(mask, _REFLEXIVE)
+    return not (at.square(request.q.shape[2], j) and request.mask.sees_itself())
 
 
 def trace_block_mask(
