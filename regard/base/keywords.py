@@ -17,8 +17,8 @@ WEIGHTS = "attention returns outputs only; record weights with `with regard.watc
 TRANSLATIONS = {
     "attn_mask": "mask= takes a boolean matrix with True meaning visible (torch.nn.MultiheadAttention means hidden: "
     "pass ~attn_mask), or a mask such as regard.causal(); scores= takes a floating-point matrix to add",
-    "attention_mask": "mask=regard.key_padding(attention_mask) hides padding, as mask=regard.padding(lengths) does",
-    "key_padding_mask": "mask=regard.key_padding(~key_padding_mask) hides padding, as mask=regard.padding(lengths) does",
+    "attention_mask": "mask=regard.key_padding(attention_mask) hides padding, as regard.padding(lengths) does",
+    "key_padding_mask": "mask=regard.key_padding(~key_padding_mask) hides padding, as regard.padding(lengths) does",
     "is_causal": "mask=regard.causal() is causal, with the queries as the last positions",
     "scale": "beta= is the factor of q . k; None is c ** -0.5",
     "softmax_scale": "beta= is the factor of q . k; None is c ** -0.5",
