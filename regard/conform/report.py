@@ -98,7 +98,7 @@ class Report(TextDisplay):
 
     @property
     def findings(self) -> tuple[FactResult, ...]:
-        """All failures, then all policy differences."""
+        """The results of all failed facts: the failures, then the differences from our policy."""
         return self.failures + self.policy_differences
 
     def __getitem__(self, name: str) -> FactResult:

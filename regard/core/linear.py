@@ -413,7 +413,7 @@ def _split(x: Float[Tensor, "b h n c"], size: int) -> tuple[Float[Tensor, "b h j
 def _add_keys(
     state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: FeatureMap
 ) -> LinearState:
-    """Return the state with more keys and values added to its sums.
+    """Return the linear attention state with more keys and values added to its sums.
 
     keys  features of the keys
     """

@@ -36,7 +36,7 @@ Reference = Callable[..., tuple[Tensor, ...]]  # of q, k, v and the sums
 
 @dataclass(frozen=True)
 class Tile:
-    """Launch options of a kernel.
+    """Launch options of a Triton kernel.
 
     chunk   tokens in a chunk, a divisor of 64
     warps   warps of a program
@@ -49,7 +49,7 @@ class Tile:
 
 
 def refusals(q: Tensor, features: int, width: int) -> list[str]:
-    """Return every reason why the kernels cannot compute a causal call on these queries exactly.
+    """Return every reason why the Triton kernels cannot compute causal linear attention on these queries exactly.
 
     features  number of features of a head
     width     width of v per head
@@ -124,7 +124,7 @@ def _in_transform() -> bool:
 
 
 def choose_tile(kernel: str, widest: int, dtype: torch.dtype) -> Tile:
-    """Return the launch options of a kernel for a width and dtype; measured on an H200 (docs/log.md)."""
+    """Return the launch options of a Triton kernel for a width and dtype; measured on an H200 (docs/log.md)."""
     sums = kernel.startswith("sum_")
     if widest > NARROWEST:
         return Tile(32, 8, 1)
@@ -142,7 +142,7 @@ def choose_length(n: int, heads: int) -> int:
 
 
 def padded(width: int) -> int:
-    """Return the next power of two, at least `NARROWEST`."""
+    """Round a width up to a power of two, at least `NARROWEST`, as Triton needs it."""
     return max(NARROWEST, 1 << (width - 1).bit_length())
 
 
@@ -163,7 +163,7 @@ def select_device(x: Tensor) -> AbstractContextManager[object]:
 
 
 class _Launch:
-    """The launch options and arguments that the kernels of one call share."""
+    """The launch options and arguments that all kernels of one linear attention call have in common."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, map_code: int) -> None:
         self.b, self.h, self.n, c = q.shape
@@ -179,7 +179,7 @@ class _Launch:
         }  # fmt: skip
 
     def options(self, kernel: str) -> dict[str, Any]:
-        """Return the keyword arguments of a kernel."""
+        """Return the keyword arguments with which a Triton kernel is launched."""
         tile = choose_tile(kernel, max(self.known["R"], self.known["E"]), self.dtype)
         return {**self.known, "M": tile.chunk, "num_warps": tile.warps, "num_stages": tile.stages}
 
@@ -216,7 +216,8 @@ class _Launch:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, matrix: Tensor | None, vector: Tensor | None, map_code: int, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the outputs, the sums after the last token, and the sum of weights of each row.
+    """Forward pass of causal linear attention: the outputs, the sums after the last token, and the sum of weights of
+    each row.
 
     matrix, vector  the sums of earlier tokens; None for 0
     keep            whether the sums of weights are returned, which the backward pass needs; else they are empty
@@ -260,7 +261,7 @@ def backward(
     mass: Tensor,
     map_code: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v and of the sums of earlier tokens."""
+    """Backward pass of causal linear attention: the gradients of q, k, v and of the sums of earlier tokens."""
     from regard.core import linear_triton_kernels as kernels
 
     with select_device(q):
@@ -327,7 +328,7 @@ class _LinearAttention(torch.autograd.Function):
 def _differentiable_backward(
     reference: Reference, inputs: tuple[Tensor | None, ...], grads: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients with operations of torch, so that they have derivatives themselves."""
+    """Compute the gradients of linear attention with torch operations, so that they can be differentiated again."""
     own = [None if x is None else x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in inputs]
     q, k, v, matrix, vector = own
     assert q is not None

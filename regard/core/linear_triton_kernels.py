@@ -110,7 +110,7 @@ def _store(X, x, rows, n, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _load_sums(SUMS, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """Load the sums before a segment: a matrix (features, width of v) and a vector (features)."""
+    """Load the sums of keys before a segment: a matrix (features, width of v) and a vector (features)."""
     features, columns = tl.arange(0, R), tl.arange(0, E)
     there = (features[:, None] < C) & (columns[None, :] < W)
     matrix = tl.load(SUMS + features[:, None] * W + columns[None, :], mask=there, other=0.0)

@@ -45,7 +45,7 @@ def run(
 
 
 class _Launch:
-    """The launch options and arguments that the kernels of one call share."""
+    """The launch options and arguments that all kernels of one linear attention call have in common."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         self.b, self.h, self.n, c = q.shape
@@ -92,7 +92,8 @@ class _Launch:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, vector: Tensor, peak: Tensor, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the outputs, the sums after the last token, and the sum of weights of each row with its level.
+    """Forward pass of causal linear attention: the outputs, the sums after the last token, the sum of weights of each
+    row.
 
     matrix, vector, peak  the sums of earlier tokens
     keep                  whether the sums of weights are returned, which the backward pass needs; else they are empty
@@ -127,7 +128,7 @@ def backward(
     top: Tensor,
     last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v and of the sums of earlier tokens.
+    """Backward pass of causal linear attention: the gradients of q, k, v and of the sums of earlier tokens.
 
     last  the peak after the last token
     """

@@ -44,7 +44,9 @@ def _add(matrix, vector, peak, logs, values, extra, OPERAND: tl.constexpr, PRECI
 
 @triton.jit
 def _load_sums(SUMS, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """Load sums: a matrix (features, width of v), a vector (features) and the peak of each feature."""
+    """Load the sums of keys before a segment: a matrix (features, width of v), a vector (features) and the peak of each
+    feature.
+    """
     features, columns = tl.arange(0, R), tl.arange(0, E)
     there = (features[:, None] < C) & (columns[None, :] < W)
     matrix = tl.load(SUMS + features[:, None] * W + columns[None, :], mask=there, other=0.0)

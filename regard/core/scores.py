@@ -29,7 +29,7 @@ class ScoreTerm(ABC):
     """Base class of score terms: functions that change the attention scores before the softargmax (softmax).
 
     additive  whether the term only adds a value to the score of each pair
-    relative  whether what it does depends only on the head and the distance of query and key
+    relative  whether its effect depends only on the head and the distance of query and key
     reads_queries  whether `bind` needs the values of q; if not, it may get an empty tensor of the same dtype
     """
 
@@ -40,31 +40,31 @@ class ScoreTerm(ABC):
 
     @abstractmethod
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
-        """Return this term for one attention call, as a function of (scores, grid) that returns the new scores."""
+        """Bind this score term to one attention call: return a function of (scores, grid) that gives the new scores."""
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
-        """Raise an error if the term does not fit the number of heads of q, or the numbers of queries and keys."""
+        """Raise an error if this score term does not fit the heads of q, or the numbers of queries and keys."""
 
     def may_hide(self) -> bool:
-        """Return whether this term may hide keys by adding -inf to their scores."""
+        """Return whether this score term may hide keys by adding -inf to their scores."""
         return False
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """Return which pairs this term hides by adding -inf to their scores. None if it never hides any."""
-        return None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of this term, learned or not."""
-        return ()
-
-    def key(self) -> Hashable | None:
-        """Return a cache key that identifies what this term adds; None if it depends on q, is learned or has a large
-        tensor.
+        """Return which query-key pairs this score term hides by adding -inf to their scores. None if it never hides
+        any.
         """
         return None
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of this score term, such as a table of biases, whether learned or not."""
+        return ()
+
+    def key(self) -> Hashable | None:
+        """Return a cache key of what this score term adds; None if it depends on q or has a learned or large tensor."""
+        return None
+
     def settings(self) -> Hashable:
-        """Return the constants of this term for compiled kernels: everything except the contents of its tensors."""
+        """Return the constants of this score term for compiled kernels: all but the contents of its tensors."""
         return (self.name, *(tuple(tensor.shape) for tensor in self.tensors()))
 
     def __repr__(self) -> str:

@@ -148,5 +148,5 @@ def find_answer(place: str) -> tuple[str, SheetAnswer]:
 
 
 def formulas_as_text(markdown: str) -> str:
-    """Replace the LaTeX formulas of a Markdown text by code blocks with formulas in plain text."""
+    """Replace the LaTeX formulas of a Markdown text by code blocks with plain-text formulas."""
     return re.sub(r"\$\$(.+?)\$\$", lambda match: f"```\n{text(parse_latex(match[1]))}\n```", markdown, flags=re.S)

@@ -22,7 +22,7 @@ from regard.nn.projection import Linear, linear
 
 
 class KeysValues(NamedTuple):
-    """The keys and values projected from a memory (cross-attention); computed once for all decoding steps."""
+    """The keys and values of cross-attention, projected from the memory once for all decoding steps."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]

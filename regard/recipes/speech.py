@@ -335,7 +335,7 @@ class DigitRecognitionTask:
 
     @property
     def width(self) -> int:
-        """The samples of every sound of a batch, those of the longest augmented string: a compiler sees one shape."""
+        """The padded length of all sounds: that of the longest augmented string, so that there is one shape."""
         return max_augmented_length(self.settings.max_samples, self.settings.augmentation.speed)
 
     def _record(self, numbers: range) -> tuple[RecordedStrings, list[int], list[Tensor]]:

@@ -26,7 +26,7 @@ class ExponentialAverage:
 
 @dataclass(frozen=True, kw_only=True)
 class LastKAverage:
-    """Mean of the last snapshots of the weights.
+    """Weight averaging: the mean of the last snapshots of the weights.
 
     count  number of snapshots
     every  steps between snapshots
