@@ -280,7 +280,7 @@ def _expected_distance(shares: Sequence[Float[Tensor, "w"]], draws: int) -> floa
 
 
 def _count_outside(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
-    """Count the generated texts whose first letter has probability 0 according to `wanted`."""
+    """Count the generated texts that start with a letter whose probability in `wanted` is 0."""
     return round(
         float((_first_letter_frequencies(texts, setup) * (torch.stack(list(wanted)) == 0)).sum()) * setup.draws
     )

@@ -1,5 +1,5 @@
-"""Measure the dropout of weights, in training and in eval mode: the fraction of zeros, and the factor of the other
-weights.
+"""Measure the dropout of attention weights in training and eval mode: the fraction of zeros, and the scale of the
+others.
 """
 
 import math
@@ -60,9 +60,9 @@ def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | N
 
 
 def _read_dropout(raw: RawWeights, read_factor: Callable[[], float]) -> DropoutReading:
-    """Measure dropout in 16 calls: the fraction of weights that are zero, and the factor of the others.
+    """Measure dropout in 16 calls: the fraction of weights set to zero, and the factor that scales the other weights.
 
-    read_factor  measures the factor by which the kept weights are multiplied
+    read_factor  measures the factor that scales the kept weights
     """
     zero = torch.stack([raw.reader.weights_once(*raw.neutral)[raw.visible] == 0 for _ in range(16)]).double()
     share = float(zero.mean()) if zero.numel() else 0.0
