@@ -68,7 +68,7 @@ class KthLargest(StepwiseStrategy):
 
 @dataclass(frozen=True, slots=True)
 class Sample(StepwiseStrategy):
-    """Sampling: draw each token with its probability.
+    """Sampling: draw each next token at random, with its probability under the model.
 
     The random numbers of the prompts in a batch are independent.
 
