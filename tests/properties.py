@@ -860,7 +860,7 @@ def t5_buckets_count_from_query_to_key(attention: Attention) -> None:
         q, k, v = draw(rows, n)
         bias = table[torch.where(j > i, 5, i - j).clamp(0, 5)].permute(2, 0, 1)
         expected = textbook(q, k, v, (j - i).abs() <= 1, bias)
-        out = attention(q, k, v, mask=window(before=1, after=1), scores=t5_buckets(table, reach=16))
+        out = attention(q, k, v, mask=window(before=1, after=1), scores=t5_buckets(table, max_distance=16))
         assert_near(out, expected, "a T5 bucket is not that of j - i")
 
 

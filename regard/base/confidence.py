@@ -31,7 +31,8 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 
 def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return the argument between `low` and `high` at which the increasing function `rising` reaches `target`.
+    """Find by bisection the argument between `low` and `high` at which the increasing function `rising` equals
+    `target`.
 
     Bisection continues until no float lies between the two ends.
     """

@@ -145,5 +145,5 @@ def _check_name(config: object, name: str) -> None:
 
 
 def is_required(field: "dataclasses.Field[Any]") -> bool:
-    """Whether a dataclass field has no default."""
+    """Return whether a dataclass field has no default."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -103,7 +103,7 @@ class Difference:
 class Product:
     """A product in a formula.
 
-    dot  whether a dot is written between the factors
+    dot  whether a multiplication dot is written between the factors
     """
 
     factors: tuple["Expression", ...]
@@ -371,7 +371,7 @@ def _box(expression: Expression, digits: int) -> _Box:
 
 
 def _row_precedence(row: Sequence[Expression], at: int) -> int:
-    """Return the operator precedence with which element `at` of a row is printed.
+    """Return the operator precedence with which element `at` of a parsed formula (`Row`) is printed.
 
     A fraction next to a factor gets the highest precedence, so that it is put in brackets. Others get the
     lowest.

@@ -33,8 +33,8 @@ def tag(name: str, /, *inside: str, **attributes: str | None) -> Markup:
 
     name        name of the element, such as "p"
     inside      contents of the element
-    attributes  attributes by name: `class_` is written as class, `http_equiv` as http-equiv; None leaves one
-                out
+    attributes  attributes by name: `class_` is written as class, `http_equiv` as http-equiv; an attribute that is None
+                is left out
 
     >>> tag("p", "a < b", class_="note")
     Markup('<p class="note">a &lt; b</p>')

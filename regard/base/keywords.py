@@ -17,12 +17,12 @@ WEIGHTS = "attention returns outputs only; record weights with `with regard.watc
 TRANSLATIONS = {
     "attn_mask": "mask= takes a boolean matrix with True meaning visible (torch.nn.MultiheadAttention means hidden: "
     "pass ~attn_mask), or a mask such as regard.causal(); scores= takes a floating-point matrix to add",
-    "attention_mask": "mask= takes regard.padding(lengths), or a boolean matrix with True meaning visible",
-    "key_padding_mask": "mask= takes regard.padding(lengths), or ~key_padding_mask[:, None, None, :]",
+    "attention_mask": "mask=regard.key_padding(attention_mask) hides padding, as regard.padding(lengths) does",
+    "key_padding_mask": "mask=regard.key_padding(~key_padding_mask) hides padding, as regard.padding(lengths) does",
     "is_causal": "mask=regard.causal() is causal, with the queries as the last positions",
     "scale": "beta= is the factor of q . k; None is c ** -0.5",
     "softmax_scale": "beta= is the factor of q . k; None is c ** -0.5",
-    "dropout_p": "dropout= is the share of weights set to zero",
+    "dropout_p": "dropout= is the probability of dropping a weight",
     "enable_gqa": "leave it out: k and v with fewer heads than q are repeated",
     "need_weights": WEIGHTS,
     "average_attn_weights": WEIGHTS,
@@ -34,8 +34,8 @@ TRANSLATIONS = {
     "num_heads": "heads= is the number of query heads",
     "num_key_value_heads": "kv_heads= is the number of key and value heads",
     "head_dim": "head_width= is the width per head",
-    "kdim": "memory_width= is the width of what keys and values are made of",
-    "vdim": "memory_width= is the width of what keys and values are made of",
+    "kdim": "memory_width= is the width of the memory, the input of keys and values",
+    "vdim": "memory_width= is the width of the memory, the input of keys and values",
     "batch_first": "leave it out: tensors are (batch, positions, width)",
 }
 

@@ -34,7 +34,7 @@ def is_exporting() -> bool:
 
 
 def is_symbol(number: float) -> bool:
-    """Return whether a number is a symbol of torch.compile, as lengths are in code for all lengths."""
+    """Return whether a number is symbolic (torch.SymInt or SymFloat), such as a dynamic length under torch.compile."""
     if not torch.compiler.is_compiling():
         return False
     from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import; the compiler has it already
@@ -66,6 +66,8 @@ def in_compiled_code() -> bool:
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Context manager: tensors made inside can be saved for a later backward pass. They need no gradients."""
+    """Context manager: leave inference mode, so that autograd can save the tensors created inside. They need no
+    gradients.
+    """
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -82,7 +82,7 @@ def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
 
 
 def blank(shape: tuple[int, ...], dtype: str = "float32") -> "Tensor":
-    """Return a zero tensor of this shape that takes no memory. An explanation depends on shapes and dtypes only."""
+    """Return a tensor of zeros that takes no memory; an explanation depends on shapes and dtypes only."""
     import torch
 
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
@@ -127,7 +127,7 @@ def explanation_json(explanation: "Explanation") -> dict[str, object]:
 
 
 def share(explanation: "Explanation") -> float:
-    """Return the share of query-key pairs that are visible under the mask."""
+    """Return the fraction of query-key pairs that are visible under the mask."""
     return explanation.visible / explanation.pairs if explanation.pairs else 0.0
 
 

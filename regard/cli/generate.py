@@ -108,7 +108,8 @@ def make_strategies(count: int, **settings: float | int | str | None) -> "list[S
     count     number of texts
     settings  the settings of the strategy, as keywords of `regard.generate`
     """
-    from regard.models.sampling import Sample, make_strategy
+    from regard.models.generation_types import make_strategy
+    from regard.models.sampling import Sample
 
     made = make_strategy(**settings)  # type: ignore[arg-type]
     if check_integer("--num-return-sequences", count, 1) == 1:

@@ -490,7 +490,7 @@ def quotation(answer: "WrongAnswer | Erratum") -> str:
 
 
 def erratum_rows(found: "Erratum") -> list[tuple[str | Text, str | Text]]:
-    """Return the table rows of one wrong answer: the quotation, what refutes it and what is right."""
+    """Return the table rows of one wrong answer of a course sheet: the quotation, what refutes it and what is right."""
     return [
         ("sheet", Text.assemble((found.source, "bold"), f", {found.place} ({found.id})")),
         (found.status, f'"{found.quote}"'),

@@ -161,7 +161,7 @@ def drawing_or_reason(mask: "Mask", queries: int, keys: int) -> Text:
 
 
 def facts(numbers: Summary) -> Table:
-    """Return the counts of one mask as a table."""
+    """Return a table of the counts of one mask: visible pairs and blocks."""
     table = Table.grid(padding=(0, 2))
     blocks = numbers.blocks
     apart = f" in each of {numbers.sequences} sequences" if numbers.sequences > 1 else ""

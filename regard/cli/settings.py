@@ -65,7 +65,9 @@ def annotation_of(config: Any, path: str) -> Any:
 
 
 def parse_value(text: str, hint: Any) -> Any:
-    """Convert the text of a value according to the type annotation of its setting. `override` checks the result."""
+    """Convert the text of a `--set` value according to the type annotation of the setting. `override` checks the
+    result.
+    """
     if hint is str:
         return text
     named = {

@@ -120,7 +120,8 @@ class TranslationRun:
 
         Options that are None are as in the training run.
         """
-        from regard.models.sampling import BeamSearch, Greedy
+        from regard.models.beam_search import BeamSearch
+        from regard.models.sampling import Greedy
 
         if num_beams == 1 and length_penalty is None:
             return Greedy()

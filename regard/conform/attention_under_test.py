@@ -172,7 +172,7 @@ class AttentionUnderTest:
         return read_with_identity(output, j, width, inputs.dtype).detach()
 
     def accepts(self, i: int = 6, g: int | None = None, **sizes: Any) -> bool:
-        """Whether a call with inputs of these sizes returns a tensor of the expected shape and dtype.
+        """Return whether a call with inputs of these sizes returns a tensor of the expected shape and dtype.
 
         i      number of queries
         g      number of key and value heads

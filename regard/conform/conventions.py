@@ -36,7 +36,7 @@ class MeasuredAttention(AttentionUnderTest):
     memo: dict[object, Any] = field(default_factory=dict, init=False, compare=False)  # shared by the facts
 
     def once(self, key: object, compute: Callable[[], Any]) -> Any:
-        """Return the cached value of this key; the first call computes it with `compute`."""
+        """Return the value that is cached under `key`; the first call computes it with `compute`."""
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
@@ -118,8 +118,8 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def leak_in_batch(self) -> tuple[int, ...] | None:
-        """The index (sequence, head, row, key) of a later key that is visible in one sequence of a batch but not in the
-        first sequence; None if there is none.
+        """The index (sequence, head, row, key) of a causal leak that only some sequences of a batch have: a visible
+        later key. None if there is none.
         """
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0
         later = (seen & ~seen[:1]).triu(1).nonzero()
@@ -203,7 +203,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def mask_number(self) -> float | None:
-        """The finite number, such as -100, that is added to scores to hide keys; None if there is no such number.
+        """The finite mask value, such as -100, that is added to scores to hide keys; None if keys are hidden by -inf.
 
         It is measured with zero queries, where the weights of hidden and visible keys have two different sizes.
         """
@@ -237,7 +237,7 @@ class MeasuredAttention(AttentionUnderTest):
         return None if self.rotary is None else self.rotary.scheme()
 
     def rotation(self, c: int) -> Rotation | None:
-        """Return the rotary embedding at head width c, or None without one.
+        """Return the rotary embedding (RoPE) at head width c; None if the attention has none.
 
         Its frequencies are the powers of the measured base, or the measured frequencies if they have no common
         base.
@@ -253,7 +253,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def score_span(self) -> float | None:
-        """The largest difference between two scores of a row if scores are soft-capped; otherwise None."""
+        """The largest difference between two scores of one query if scores are soft-capped; otherwise None."""
         spans, inputs = [], self.random_inputs(9, 9, b=1)
         for factor in (100.0, 1000.0):
             weights = self.weights(inputs.with_tensors(q=factor * inputs.q)).double()[..., -1, :]

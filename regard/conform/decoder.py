@@ -70,7 +70,7 @@ class DecoderUnderTest:
     memo: dict[object, Any] = field(default_factory=dict, init=False, compare=False)  # shared by the facts
 
     def once(self, key: object, compute: Callable[[], Any]) -> Any:
-        """Return the cached value of this key; the first call computes it with `compute`."""
+        """Return the value that is cached under `key`; the first call computes it with `compute`."""
         if key not in self.memo:
             self.memo[key] = compute()
         return self.memo[key]
@@ -209,7 +209,7 @@ def _parameters(fn: object) -> Mapping[str, inspect.Parameter]:
 
 
 def takes_tokens(fn: object) -> bool:
-    """Whether a callable takes tokens, so that it is a decoder.
+    """Return whether a callable takes tokens, so that it is a decoder.
 
     Its first argument must be named like tokens; a module may also have a first argument x that it embeds.
     """

@@ -16,7 +16,7 @@ TOLERANCE = 2e-4  # share of the largest logit: float32 rounding through a few l
 def fail(
     d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], got: object, expected: object = None
 ) -> Failure:
-    """Return a `Failure` whose example is Python code that reproduces it.
+    """Return the `Failure` of a decoder, whose example is Python code that reproduces it.
 
     words     describes what was found
     tokens    the tokens of the example

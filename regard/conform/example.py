@@ -21,7 +21,7 @@ SIMPLE_TYPES = (int, float, str, bool)
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that a call raised; used in place of an output."""
+    """The exception that a call of the attention raised; it takes the place of the output in comparisons."""
 
     kind: str
     message: str
@@ -100,7 +100,7 @@ WriteLines = Callable[[CallWriter], Sequence[str]]  # the lines of an example; t
 
 
 def write_weights(call: CallWriter) -> list[str]:
-    """Return the lines of Python code (a single line) that compute the attention weights."""
+    """Return Python code that computes the attention weights, as a list of one line."""
     return [f"weights = {call.weights()}"]
 
 
@@ -228,7 +228,7 @@ def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
 
 
 def _is_plain(fn: object, a: AttentionUnderTest) -> bool:
-    """Whether fn(q, k, v) with inputs of layout (b h n c) returns a tensor, so that an example can call it directly.
+    """Return whether an example can call fn directly: fn(q, k, v) with inputs of layout (b h n c) returns a tensor.
 
     An error other than TypeError also counts as callable, so that the example shows it.
     """

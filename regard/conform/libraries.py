@@ -71,7 +71,7 @@ def _hugging_face(model: str, name: str, config: str, kind: str, **settings: Any
 
 
 def _make(module: str, name: str, *sizes: int, **settings: Any) -> Callable[[], nn.Module]:
-    """Return a function that creates an attention layer of a library, in eval mode.
+    """Return a function that creates an attention layer of another library, in eval mode.
 
     module           path of the Python module
     name             name of the class

@@ -49,7 +49,7 @@ class CheckOptions:
     bias: str | None = _option("bias by position; none is expected", "none", "alibi", "any")
     softcap: float | None = _option("Cap of scores that pass through tanh")
     qk_norm: str | None = _option("norm of q and k; none is expected", "rms", "layer", "l2")
-    sink: bool | None = _option("One more score per head takes weight and adds no value")
+    sink: bool | None = _option("Attention sink: one more logit per head, without a value")
     mask_pattern: str | None = _option(
         "whether heads, rows and lengths see the same band of keys (expected)", "band", "any"
     )

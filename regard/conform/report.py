@@ -98,7 +98,7 @@ class Report(TextDisplay):
 
     @property
     def findings(self) -> tuple[FactResult, ...]:
-        """All failures, then all policy differences."""
+        """The results of all failed facts: the failures, then the differences from our policy."""
         return self.failures + self.policy_differences
 
     def __getitem__(self, name: str) -> FactResult:
@@ -214,7 +214,7 @@ def _printable(words: str) -> str:
 
 
 def failure_text(result: FactResult) -> str:
-    """Return the description and the example of a failed fact as plain text."""
+    """Return the description and the code example of a failed fact as plain text."""
     return "\n".join(str(part) for part in _failure_lines(result))
 
 

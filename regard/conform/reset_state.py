@@ -72,7 +72,7 @@ def _containers(fn: FunctionType) -> list[Any]:
 
 
 def _refill(saved: list[tuple[Any, Any]]) -> None:
-    """Replace the contents of each container, in place, by the saved contents.
+    """Restore containers in place: replace the contents of each by its saved contents.
 
     saved  pairs of a container and its saved contents
     """

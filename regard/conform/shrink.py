@@ -146,7 +146,7 @@ def _same_kind(detect: Detect, first: Violation) -> Detect:
 def _use_seeds(
     inputs: AttentionInputs, detect: Detect, violation: Violation
 ) -> tuple[AttentionInputs, Violation, Seeds]:
-    """Replace tensors that are too large to write out by random tensors from a seed that still break the rule.
+    """Replace large tensors by random tensors from a seed, if these still break the rule, so that an example is short.
 
     Returns the inputs, the violation, and the seeds by name; the seeds are empty if nothing was replaced.
     """
@@ -161,7 +161,7 @@ def _use_seeds(
 
 
 def _magnitude(x: Tensor) -> float:
-    """Return the standard deviation rounded to one digit; 1 if it is between 0.3 and 3."""
+    """Return the standard deviation of a tensor, rounded to one digit; 1 if it is between 0.3 and 3."""
     size = x.double().std().item()
     return 1.0 if 0.3 < size < 3 else float(f"{size:.1g}")
 
@@ -179,7 +179,7 @@ def _unreadable(inputs: AttentionInputs) -> list[str]:
 def _shrink(
     a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, violation: Violation, square: bool
 ) -> tuple[AttentionInputs, Violation]:
-    """Make the inputs smaller and their numbers simpler, as long as they break the rule.
+    """Shrink inputs that break a rule: fewer entries and simpler numbers, as long as they still break it.
 
     Returns the smallest inputs found, and their violation.
     """
@@ -198,7 +198,7 @@ def _shrink(
 
 
 def _try(detect: Detect, inputs: AttentionInputs) -> Violation | None:
-    """Return the violation for the smaller inputs, or None if they do not break the rule.
+    """Return the `Violation` that a detect function finds for smaller inputs, or None if they do not break the rule.
 
     None also if they raise, or if the value and the expected value are equal, with NaN equal to NaN.
     """

@@ -44,12 +44,12 @@ def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
 
 
 def equal(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors have the same shape and equal entries, with NaN equal to NaN."""
+    """Return whether two tensors have the same shape and equal entries, with NaN equal to NaN."""
     return x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
 
 
 def same_up_to_rounding(actual: Tensor, expected: Tensor) -> bool:
-    """Whether two outputs differ by rounding only, with NaN equal to NaN."""
+    """Return whether two outputs differ by rounding only, with NaN equal to NaN."""
     if actual.shape != expected.shape:
         return False
     largest = expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item() if expected.numel() else 0.0

@@ -42,14 +42,13 @@ def attend(
 ) -> Float[Tensor, "b h i e"]:
     """Scaled dot-product attention: softargmax (softmax) of beta q . k + scores over the visible keys, times v.
 
-    mask       which keys each query sees: `causal() & window(before=255)`, or a boolean matrix, True meaning
-               visible
+    mask       which keys each query sees: `causal() & window(before=255)`, or a boolean matrix, True meaning visible
     scores     a score term such as `alibi(heads=8)`, a tensor to add, or several of them, applied in order
-    beta       inverse temperature, the factor of q . k. None is c ** -0.5; 0 gives the mean of the visible
-               values; inf gives hard attention, in which keys with equal maximum scores share the weight
-    dropout    share of attention weights set to zero; pass 0 outside training
-    kernel     name of the kernel to use; raises KernelRefusedError if it cannot compute this call exactly. None
-               chooses the kernel
+    beta       inverse temperature, the factor of q . k. None is c ** -0.5; 0 gives the mean of the visible values; inf
+               gives hard attention, in which keys with equal maximum scores share the weight
+    dropout    dropout probability of the attention weights; pass 0 outside training
+    kernel     name of the kernel to use; raises KernelRefusedError if it cannot compute this call exactly. None chooses
+               the kernel
     positions  absolute positions, as `cache.extend` returns them; default: the queries are the last rows
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
@@ -179,8 +178,8 @@ def prepare_request(
     b, h, i, c = q.shape
     j = k.shape[2]
     beta = c**-0.5 if beta is None else as_beta(beta)
-    if dropout != 0.0 and not 0.0 <= check_number("dropout", dropout, "the share of weights set to zero") < 1.0:
-        raise ConfigError(f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}")
+    if dropout != 0.0 and not 0.0 <= check_number("dropout", dropout, "the probability of dropping a weight") < 1.0:
+        raise ConfigError(f"dropout is the probability of dropping a weight: at least 0, less than 1, not {dropout!r}")
     visible = as_mask(mask)
     terms = as_terms(scores)
     for term in terms:

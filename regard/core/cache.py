@@ -282,7 +282,7 @@ def _expand_flag(flag: bool | Tensor, like: Tensor) -> Tensor:
 
 
 def _compact_positions(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
-    """Return the first position if the positions are consecutive, else the tensor; more kernels accept a number."""
+    """Return the key positions as one number, the first position, if they are consecutive; else return the tensor."""
     if not len(positions):
         return 0
     with _disable_current_modes():

@@ -26,7 +26,7 @@ def channel_attend(
     the features of a channel are its values at all n positions. Ding et al. 2022 (DaViT), arXiv:2204.03645.
 
     beta     inverse temperature; None is c ** -0.5
-    dropout  share of weights set to zero; pass 0 outside training
+    dropout  dropout probability of the weights; pass 0 outside training
     kernel   name of the kernel to use, as in `attend`
 
     >>> q, k, v = torch.randn(3, 1, 2, 49, 8)

@@ -2,9 +2,9 @@
 
     out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
 
-S and z do not grow with the sequence. The three forms differ in how many keys are read without S and z: all (parallel),
-`chunk` of them (chunked) or one (recurrent). The chunked form computes its chunks as one batch. Feature maps are
-registered in FEATURE_MAPS.
+S and z do not grow with the sequence. There are three algorithms: parallel compares all queries and keys without S and
+z, chunked compares those inside a chunk of `chunk` keys, recurrent adds one key at a time. The chunked form computes
+its chunks as one batch. Feature maps are registered in FEATURE_MAPS.
 """
 
 import math
@@ -295,7 +295,7 @@ def _choose_kernel(
     form: str | None,
     chunk: int | None,
 ) -> str:
-    """Return the kernel for a call. Raises KernelRefusedError if the one that is named cannot compute it."""
+    """Return the kernel for a linear attention call. Raises KernelRefusedError if the named one cannot compute it."""
     if kernel not in (None, *KERNELS):
         raise ConfigError(
             f"kernel must be one of {', '.join(map(repr, KERNELS))}, or None to choose one, not {kernel!r}"
@@ -352,7 +352,7 @@ def _attend_with_triton(
 def _attend_with_torch(
     features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: linear_triton.Sums
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same as the Triton kernels, but with torch operations, which have derivatives of any order.
+    """Compute the same as the Triton kernels with torch operations, which have derivatives of any order.
 
     Returns the outputs and the sums after the last token, without their peak.
 
@@ -375,7 +375,7 @@ def _attend_causally(
     step: int,
     nonfinite: bool,
 ) -> LinearResult:
-    """Compute the outputs of a causal call, and the state after it, from features.
+    """Compute causal linear attention from features: the outputs, and the recurrent state after them.
 
     step       number of keys that are processed at once
     nonfinite  whether the inputs may contain NaN or infinity
@@ -407,7 +407,7 @@ def _split(x: Float[Tensor, "b h n c"], size: int) -> tuple[Float[Tensor, "b h j
 def _add_keys(
     state: LinearState, keys: Float[Tensor, "b h j r"], values: Float[Tensor, "b h j e"], features: FeatureMap
 ) -> LinearState:
-    """Return the state with more keys and values added to its sums.
+    """Return the linear attention state with more keys and values added to its sums.
 
     keys  features of the keys
     """
@@ -469,10 +469,11 @@ def _read_log_chunk(
     values: Float[Tensor, "b h n e"],
     nonfinite: bool,
 ) -> Float[Tensor, "b h n e"]:
-    """Compute outputs from logarithmic features. Queries see all keys of the state, and their own chunk causally.
+    """Compute the outputs of one chunk of causal linear attention from logarithmic features (see `Performer`).
 
-    Logarithms are added pair by pair, and the largest of a row is subtracted. If queries and keys were each
-    scaled by their own maximum, both factors could underflow where their product does not.
+    A query sees all keys of the state, and its own chunk causally. Logarithms are added pair by pair, and the largest
+    of a row is subtracted. If queries and keys were each scaled by their own maximum, both factors could underflow
+    where their product does not.
     """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
@@ -486,7 +487,7 @@ def _read_log_chunk(
 def _read_state(
     state: LinearState, queries: Float[Tensor, "b h i r"], features: FeatureMap
 ) -> Float[Tensor, "b h i e"]:
-    """Compute the outputs of queries that see all keys of the state."""
+    """Compute the outputs of linear attention for queries that see all keys of the state."""
     if features.logarithmic:
         queries = queries + state.peak[:, :, None]
         queries = (queries - _or_zero(queries.detach().amax(-1, keepdim=True))).exp()
@@ -512,7 +513,7 @@ _MAP_CODES = {_elu_plus_one: 1, torch.relu: 2, _squared_relu: 3}  # as in linear
 
 
 def _or_zero(peak: Tensor) -> Tensor:
-    """Replace -inf, which means that there are no keys yet, by 0."""
+    """Return the peak of a state with 0 in place of -inf, which means that there are no keys yet."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
@@ -535,7 +536,7 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
 
 
 def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: Tensor) -> LinearState:
-    """Return the state before the first key."""
+    """Return the initial state of linear attention, before the first key."""
     peak = -torch.inf if features.logarithmic else 0.0
     return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0, features)
 
@@ -543,7 +544,7 @@ def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: 
 def _check_state(
     state: LinearState, features: FeatureMap, size: tuple[int, int, int, int], exact: torch.dtype, q: Tensor
 ) -> None:
-    """Check that a call can continue from a state."""
+    """Check that a linear attention call can continue from a state: features, sizes, dtype and device fit."""
     if tuple(state.weighted.shape) != size:
         raise ShapeError(
             f"{format_shape('state.weighted', state.weighted.shape, 'b h r e')}, but this call needs {size}; "
@@ -595,7 +596,7 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
 
 
 def _step_size(form: str | None, chunk: int | None, default: int, is_causal: bool, j: int) -> int:
-    """Return the number of keys that the algorithm `form` processes in one step."""
+    """Return how many keys linear attention processes in one step, with the algorithm `form`."""
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
         raise ConfigError(f"unknown form {form!r}{suggest(form, FORMS)} (there are: {', '.join(FORMS)})")

@@ -43,7 +43,7 @@ Reference = Callable[..., tuple[Tensor, ...]]  # of q, k, v and the sums
 
 @dataclass(frozen=True)
 class Tile:
-    """Launch options of a kernel.
+    """Launch options of a Triton kernel.
 
     chunk   tokens in a chunk, a divisor of 64
     warps   warps of a program
@@ -56,7 +56,7 @@ class Tile:
 
 
 def refusals(q: Tensor, features: int, width: int) -> list[str]:
-    """Return every reason why the kernels cannot compute a causal call on these queries exactly.
+    """Return every reason why the Triton kernels cannot compute causal linear attention on these queries exactly.
 
     features  number of features of a head
     width     width of v per head
@@ -126,7 +126,7 @@ def _in_transform() -> bool:
 
 
 def choose_tile(kernel: str, widest: int, dtype: torch.dtype) -> Tile:
-    """Return the launch options of a kernel for a width and dtype; measured on an H200 (docs/log.md)."""
+    """Return the launch options of a Triton kernel for a width and dtype; measured on an H200 (docs/log.md)."""
     sums = kernel.startswith("sum_")
     if widest > NARROWEST:
         return Tile(32, 8, 1)
@@ -144,7 +144,7 @@ def choose_length(n: int, heads: int) -> int:
 
 
 def padded(width: int) -> int:
-    """Return the next power of two, at least `NARROWEST`."""
+    """Round a width up to a power of two, at least `NARROWEST`, as Triton needs it."""
     return max(NARROWEST, 1 << (width - 1).bit_length())
 
 
@@ -165,7 +165,7 @@ def select_device(x: Tensor) -> AbstractContextManager[object]:
 
 
 class _Launch:
-    """The launch options and arguments that the kernels of one call share."""
+    """The launch options and arguments that all kernels of one linear attention call have in common."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, map_code: int) -> None:
         from regard.core import linear_triton_kernels, log_linear_triton_kernels
@@ -185,7 +185,7 @@ class _Launch:
         }  # fmt: skip
 
     def options(self, kernel: str) -> dict[str, Any]:
-        """Return the keyword arguments of a kernel."""
+        """Return the keyword arguments with which a Triton kernel is launched."""
         if self.logarithmic:
             tile = Tile(LOG_CHUNK, 8 if self.known["R"] <= 64 else 16, 1)
         else:
@@ -223,7 +223,8 @@ class _Launch:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, vector: Tensor, peak: Tensor, map_code: int, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the outputs, the sums after the last token, and the sum of weights of each row with its level.
+    """Forward pass of causal linear attention: the outputs, the sums after the last token, and the sum of weights of
+    each row with its level.
 
     The peak and the level are empty unless features are logarithms.
 
@@ -261,7 +262,7 @@ def backward(
     top: Tensor,
     map_code: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v and of the sums of earlier tokens.
+    """Backward pass of causal linear attention: the gradients of q, k, v and of the sums of earlier tokens.
 
     last  the peak after the last token
     """

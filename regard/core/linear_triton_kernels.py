@@ -57,7 +57,7 @@ def _slope(phi, factor, MAP: tl.constexpr):
 
 @triton.jit
 def _rows(X, rows, n, stride_n, stride_c, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Load rows of a tensor. Rows and columns beyond its end are 0."""
+    """Load rows of a tensor; rows and columns beyond its end are 0."""
     columns = tl.arange(0, PADDED)
     there = rows[:, None] < n
     if WIDTH < PADDED:
@@ -110,7 +110,7 @@ def _store(X, x, rows, n, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def _load_sums(SUMS, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """Load the sums before a segment: a matrix (features, width of v) and a vector (features)."""
+    """Load the sums of keys before a segment: a matrix (features, width of v) and a vector (features)."""
     features, columns = tl.arange(0, R), tl.arange(0, E)
     there = (features[:, None] < C) & (columns[None, :] < W)
     matrix = tl.load(SUMS + features[:, None] * W + columns[None, :], mask=there, other=0.0)
@@ -254,7 +254,9 @@ def sum_queries(
 
 @triton.jit
 def _of_found(GRAD, MASS, rows, n, stride_n, stride_c, OPERAND: tl.constexpr, W: tl.constexpr, E: tl.constexpr):
-    """Compute the gradients of the weighted sums of values: those of the outputs divided by the sums of weights."""
+    """Compute the gradients of the weighted sums of values: the gradients of the outputs, divided by the sums of
+    weights.
+    """
     grad = _rows(GRAD, rows, n, stride_n, stride_c, W, E).to(tl.float32)
     mass = tl.load(MASS + rows, mask=rows < n, other=0.0)
     return (grad * _inverse(mass, 0.0)[:, None]).to(OPERAND)

@@ -29,7 +29,7 @@ class ScoreTerm(ABC):
     """Base class of score terms: functions that change the attention scores before the softargmax (softmax).
 
     additive  whether the term only adds a value to the score of each pair
-    relative  whether what it does depends only on the head and the distance of query and key
+    relative  whether its effect depends only on the head and the distance of query and key
     reads_queries  whether `bind` needs the values of q; if not, it may get an empty tensor of the same dtype
     """
 
@@ -40,31 +40,31 @@ class ScoreTerm(ABC):
 
     @abstractmethod
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
-        """Return this term for one attention call, as a function of (scores, grid) that returns the new scores."""
+        """Bind this score term to one attention call: return a function of (scores, grid) that gives the new scores."""
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
-        """Raise an error if the term does not fit the number of heads of q, or the numbers of queries and keys."""
+        """Raise an error if this score term does not fit the heads of q, or the numbers of queries and keys."""
 
     def may_hide(self) -> bool:
-        """Return whether this term may hide keys by adding -inf to their scores."""
+        """Return whether this score term may hide keys by adding -inf to their scores."""
         return False
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """Return which pairs this term hides by adding -inf to their scores. None if it never hides any."""
-        return None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors of this term, learned or not."""
-        return ()
-
-    def key(self) -> Hashable | None:
-        """Return a cache key that identifies what this term adds; None if it depends on q, is learned or has a large
-        tensor.
+        """Return which query-key pairs this score term hides by adding -inf to their scores. None if it never hides
+        any.
         """
         return None
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors of this score term, such as a table of biases, whether learned or not."""
+        return ()
+
+    def key(self) -> Hashable | None:
+        """Return a cache key of what this score term adds; None if it depends on q or has a learned or large tensor."""
+        return None
+
     def settings(self) -> Hashable:
-        """Return the constants of this term for compiled kernels: everything except the contents of its tensors."""
+        """Return the constants of this score term for compiled kernels: all but the contents of its tensors."""
         return (self.name, *(tuple(tensor.shape) for tensor in self.tensors()))
 
     def __repr__(self) -> str:
@@ -102,8 +102,8 @@ class T5Buckets(ScoreTerm):
     """The score term of `t5_buckets`: score + table[bucket(j - i), h]."""
 
     table: Float[Tensor, "buckets h"]
-    reach: int
-    both_ways: bool
+    max_distance: int
+    bidirectional: bool
     name = "t5_buckets"
     reads_queries = False
     relative = True
@@ -120,17 +120,17 @@ class T5Buckets(ScoreTerm):
 
     def _look_up(self, table: Tensor) -> Callable[[Grid], Tensor]:
         """Return a function that takes a `Grid` and returns the bias of each of its query-key pairs."""
-        # all distances beyond the reach share a bucket, so a table from -reach to reach has every value
-        distances = torch.arange(-self.reach, self.reach + 1, device=table.device)
-        by_distance = table[t5_bucket(distances, len(table), self.reach, self.both_ways)].T
-        reach = self.reach
-        return lambda grid: by_distance[grid.head, (grid.j - grid.i).clamp(-reach, reach) + reach]
+        # all distances beyond the largest share a bucket, so a table from -largest to largest has every value
+        largest = self.max_distance
+        distances = torch.arange(-largest, largest + 1, device=table.device)
+        by_distance = table[t5_bucket(distances, len(table), largest, self.bidirectional)].T
+        return lambda grid: by_distance[grid.head, (grid.j - grid.i).clamp(-largest, largest) + largest]
 
     def key(self) -> Hashable | None:
-        return _contents((self.name, self.table.shape[1], self.reach, self.both_ways), self.table)
+        return _contents((self.name, self.table.shape[1], self.max_distance, self.bidirectional), self.table)
 
     def settings(self) -> Hashable:
-        return self.name, tuple(self.table.shape), self.reach, self.both_ways
+        return self.name, tuple(self.table.shape), self.max_distance, self.bidirectional
 
     def check(self, q: Tensor, j: int) -> None:
         _check_heads(self, self.table.shape[1], q)
@@ -141,19 +141,19 @@ class T5Buckets(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shaw(ScoreTerm):
-    """The score term of `shaw`: score + beta * q_i . keys[clip(j - i, -reach, reach)]."""
+    """The score term of `shaw`: score + beta * q_i . keys[clip(j - i, -max_distance, max_distance)]."""
 
     keys: Float[Tensor, "distances c"]
     name = "shaw"
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
-        reach = len(self.keys) // 2
+        largest = len(self.keys) // 2
         # one score per query and distance, from which pairs gather: no (i, j, c) tensor is built
         with disable_autocast(q):
             by_distance = torch.einsum("bhic,rc->bhir", q, self.keys.to(q)) * beta
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
-            distance = (grid.j - grid.i).clamp(-reach, reach) + reach
+            distance = (grid.j - grid.i).clamp(-largest, largest) + largest
             if grid.whole:
                 return scores + by_distance.gather(-1, distance.expand(*by_distance.shape[:2], *distance.shape[-2:]))
             return scores + by_distance[grid.batch, grid.head, grid.row, distance]
@@ -321,39 +321,40 @@ def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
 
 
 @TERMS.add("t5_buckets")
-def t5_buckets(table: Float[Tensor, "buckets h"], *, reach: int = 128, both_ways: bool = True) -> ScoreTerm:
+def t5_buckets(table: Float[Tensor, "buckets h"], *, max_distance: int = 128, bidirectional: bool = True) -> ScoreTerm:
     """T5's relative position bias: score + table[bucket(j - i), h]. Raffel et al. 2020, arXiv:1910.10683.
 
     Each short distance has its own bucket. Longer distances share buckets of logarithmically growing width.
 
-    table      learned biases, one row per bucket, one column per query head
-    reach      all distances of at least this share the last bucket
-    both_ways  whether keys after the query have their own buckets, as in an encoder
+    table          learned biases, one row per bucket, one column per query head
+    max_distance   all distances of at least this are in the last bucket
+    bidirectional  whether keys after the query have their own buckets, as in an encoder
 
     >>> t5_buckets(torch.zeros(32, 8))
     t5_buckets
     """
     table = _floats("t5_buckets", "table", table, 2)
-    buckets = len(table) // 2 if both_ways else len(table)
-    if both_ways and len(table) % 2:
+    buckets = len(table) // 2 if bidirectional else len(table)
+    if bidirectional and len(table) % 2:
         raise ConfigError(
             f"t5_buckets both ways needs an even number of buckets, not {len(table)}; try {len(table) + 1}"
         )
     if buckets < 2:
         raise ConfigError(f"t5_buckets needs at least 2 buckets a side, not {buckets}; make the table longer")
-    if check_integer("t5_buckets(reach)", reach, 1, "positions") <= buckets // 2:
-        near = f"{buckets // 2} near buckets{' a side' if both_ways else ''}"
-        raise ConfigError(f"t5_buckets has {near}, so reach={reach} is too short; use at least {buckets // 2 + 1}")
-    return T5Buckets(table, reach, both_ways)
+    if check_integer("t5_buckets(max_distance)", max_distance, 1, "positions") <= buckets // 2:
+        near = f"{buckets // 2} near buckets{' a side' if bidirectional else ''}"
+        least = buckets // 2 + 1
+        raise ConfigError(f"t5_buckets has {near}, so max_distance={max_distance} is too short; use at least {least}")
+    return T5Buckets(table, max_distance, bidirectional)
 
 
-def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Tensor:
+def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
     """Return the T5 bucket of each distance j - i.
 
     Thresholds are integers, so no logarithm is rounded at a border.
     """
     side = torch.zeros_like(distance)
-    if both_ways:
+    if bidirectional:
         buckets //= 2
         side = (distance > 0) * buckets
         distance = distance.abs()
@@ -361,26 +362,26 @@ def t5_bucket(distance: Tensor, buckets: int, reach: int, both_ways: bool) -> Te
         distance = (-distance).clamp(min=0)  # later keys get the bucket of distance 0
     near = buckets // 2
     far = buckets - near
-    thresholds = [math.ceil(near * (reach / near) ** (step / far) - 1e-9) for step in range(1, far)]
+    thresholds = [math.ceil(near * (max_distance / near) ** (step / far) - 1e-9) for step in range(1, far)]
     beyond = sum(((distance >= edge).long() for edge in thresholds), torch.zeros_like(distance))
     return side + torch.where(distance < near, distance, near + beyond)
 
 
 @TERMS.add("shaw")
 def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
-    """Relative position keys: score + beta q_i . keys[clip(j - i, -reach, reach)].
+    """Relative position keys: score + beta q_i . keys[clip(j - i, -max_distance, max_distance)].
 
     Shaw et al. 2018, arXiv:1803.02155.
 
-    keys  one learned key for each distance from -reach to reach: an odd number of rows, the middle one for i =
-          j
+    keys  one learned key for each distance from -max_distance to max_distance: an odd number of rows, the middle one
+          for i = j
 
     >>> shaw(torch.zeros(9, 64))
     shaw
     """
     keys = _floats("shaw", "keys", keys, 2)
     if len(keys) % 2 == 0:
-        raise ConfigError(f"shaw takes an odd number of relative keys (-reach .. reach), not {len(keys)}")
+        raise ConfigError(f"shaw takes an odd number of relative keys (-max_distance .. max_distance), not {len(keys)}")
     return Shaw(keys)
 
 
@@ -464,7 +465,7 @@ def _add(scores: Tensor, values: Tensor, hides: bool) -> Tensor:
 
 
 def _may_hold_minus_infinity(values: Tensor) -> bool:
-    """Return whether a value may be -inf. Values are read on the CPU only; elsewhere the result is True."""
+    """Return whether a tensor may contain -inf. Its values are read on the CPU only; elsewhere the result is True."""
     values = values.detach()
     if values.device.type != "cpu" or not can_read_values(values) or not values.numel():
         return True

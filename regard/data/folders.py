@@ -10,7 +10,7 @@ SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
 def check_all_read(read: Collection[Path], files: Iterable[Path], expected: str) -> None:
-    """Raise DataError if a file of a data set would not be read, such as an unfinished download.
+    """Raise DataError if a folder has files that are not part of the data set, such as an unfinished download.
 
     Descriptions of the data set, such as a README, may be left unread.
 

@@ -26,7 +26,7 @@ class LogMel:
     mels         number of mel bands
     f_min        lowest frequency in hertz
     f_max        highest frequency in hertz; None is half the sample rate
-    floor        power added to every band before the logarithm
+    floor        power that is added to every mel band before the logarithm, so that silence is finite
 
     >>> log_mel(torch.randn(8000), LogMel(mels=20)).shape
     torch.Size([98, 20])

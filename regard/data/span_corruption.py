@@ -68,7 +68,7 @@ def corrupt_spans(
     draws       random generator
     phrases     how often the span is a whole phrase; otherwise it is anywhere
     phrase      pattern of a phrase; by default capitalised words in a row, such as a name
-    share       mean share of the text that a span takes if it is not a phrase
+    share       mean fraction of the text that a span takes if it is not a phrase
     whole_text  whether the model learns to predict the whole text, or only the content of the span
     """
     check_range("phrases", phrases, 0, 1)
@@ -110,20 +110,20 @@ def collect_alphabet(texts: Sequence[str]) -> str:
     return PAD + MASK + "".join(sorted(set().union(*texts) - {PAD, MASK}))
 
 
-def encode_text(text: str, letters: str) -> list[int]:
-    """Return the token ids of a text: the index of each character in the alphabet `letters`."""
-    unknown = sorted(set(text) - set(letters))
+def encode_text(text: str, alphabet: str) -> list[int]:
+    """Return the token ids of a text: the index of each character in `alphabet`."""
+    unknown = sorted(set(text) - set(alphabet))
     if unknown:
         raise ConfigError(f"the alphabet does not contain {unknown[0]!r} of {text[:40]!r}")
-    return [letters.index(letter) for letter in text]
+    return [alphabet.index(letter) for letter in text]
 
 
-def collate(texts: Sequence[MaskedText], letters: str) -> tuple[Int64[Tensor, "b n"], Int64[Tensor, "b n"]]:
+def collate(texts: Sequence[MaskedText], alphabet: str) -> tuple[Int64[Tensor, "b n"], Int64[Tensor, "b n"]]:
     """Return a batch of input tokens and next-token targets; the target is IGNORED at positions without a loss.
 
-    letters  the alphabet; the index of a character is its token id
+    alphabet  all characters; the index of a character is its token id
     """
-    tokens = torch.tensor([encode_text(each.text, letters) for each in texts])
+    tokens = torch.tensor([encode_text(each.text, alphabet) for each in texts])
     positions = torch.arange(tokens.shape[1])
     inside = torch.tensor([[each.start, each.end] for each in texts])
     learned = (positions >= inside[:, :1]) & (positions < inside[:, 1:])

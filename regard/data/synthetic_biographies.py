@@ -118,7 +118,7 @@ def biographies(
                           arXiv:2309.14316)
     unknown_people        number of further people who have questions but no biography
     places                number of places of birth
-    informative_surnames  share of people whose surname ending depends on the place of birth; it is random for
+    informative_surnames  fraction of people whose surname ending depends on the place of birth; it is random for
                           the rest
     one_sentence          make biographies of one sentence with the place of birth only
 
@@ -184,7 +184,7 @@ class _Sampler:
         return float(torch.rand((), generator=self.generator)) < share
 
     def weighted(self, count: int) -> int:
-        """Return a random index below count; the first is about 1 + count / 10 times as likely as the last."""
+        """Sample a random index below `count`; the first index is about 1 + count / 10 times as likely as the last."""
         shares = 1 / (1 + torch.arange(count) / 10)
         return int(torch.multinomial(shares, 1, generator=self.generator))
 

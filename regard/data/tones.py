@@ -43,7 +43,7 @@ def tones(
 
     length         minimum and maximum number of digits
     noise          standard deviation of the noise; tones have amplitudes of 0.1 to 0.4
-    silence_share  share of the strings that get long silences before, between or after digits, and less noise
+    silence_share  fraction of the strings that get long silences before, between or after digits, and less noise
                    or none
     max_seconds    maximum duration of strings with long silences; a string that is longer already gets no
                    silences

@@ -1,4 +1,4 @@
-"""The web server of the explorer: the page, and what needs Python.
+"""The web server of the explorer (FastAPI): the page, and the computations that need Python.
 
 It answers this machine only, unless it is started with a token. Requests must name a host that was allowed, and come
 from the page itself: another web page that the same browser has open gets no answer.
@@ -273,7 +273,7 @@ def start_address(content: Content) -> str:
 
 
 def _refuse(request: Request, hosts: set[str], token: str | None) -> Response | None:
-    """Return an error response if the request must be refused, or None if it is accepted.
+    """Return an HTTP error response if a request must be refused, or None if it is accepted.
 
     Refused are other hosts and origins, requests of unknown or too large size, and requests without the secret
     token.

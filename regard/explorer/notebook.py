@@ -131,9 +131,9 @@ def show(
 
 
 def mask_data(masks: Sequence[Tensor], names: Sequence[str]) -> dict[str, Any] | None:
-    """The data of the Masks view of one mask, or of two that are compared; None for masks that are too large.
+    """Return the JSON data of the Masks view for one mask or two that are compared; None for masks that are too large.
 
-    names  expressions of masks, which the page computes itself; another name stands for the mask of that place
+    names  names of the masks; a name that is a mask expression is computed by the page itself, any other is a label
     """
     queries, size = masks[0].shape
     if size > MOST_DRAWN or queries > size:
@@ -152,7 +152,7 @@ def mask_data(masks: Sequence[Tensor], names: Sequence[str]) -> dict[str, Any] |
 
 
 def _is_expression(name: str, visible: Tensor) -> bool:
-    """Whether a name is a mask expression that shows exactly these pairs."""
+    """Return whether a name is a mask expression that shows exactly these pairs."""
     try:
         matrix = parse_mask(name).dense(*visible.shape)
     except RegardError:

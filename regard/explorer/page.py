@@ -1,4 +1,4 @@
-"""The explorer as one self-contained HTML page: modules, style sheet and data in one file, with a strict policy.
+"""The explorer as one self-contained HTML page: scripts, style sheet and data, with a Content-Security-Policy.
 
 The page loads nothing: its script and style are allowed by their hash. The same page is served by `regard explore`
 and written by `regard explore --export`.

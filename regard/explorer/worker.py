@@ -1,4 +1,4 @@
-"""One process that computes for the server, so that a computation can be cancelled and cannot exhaust the server.
+"""The worker process of the explorer, so that a computation can be cancelled and cannot exhaust the server.
 
 The process keeps loaded models between jobs. A cancelled job that does not finish soon is killed with its process; the
 next job starts another. A job that needs too much memory is killed too.

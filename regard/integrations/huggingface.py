@@ -426,7 +426,7 @@ def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
 
 
 def _has_table_of_classes(model: Any) -> bool:
-    """Whether the model's module defines a table *_ATTENTION_CLASSES, as SAM does.
+    """Return whether the Python module of a model defines a table *_ATTENTION_CLASSES, as SAM does.
 
     Such models choose an attention class by name instead of calling the registered function.
     """

@@ -28,7 +28,7 @@ def let_torchvision_load() -> None:
 
 
 def can_import() -> bool:
-    """Whether `import torchvision` works. It fails if torchvision was built for another torch."""
+    """Return whether `import torchvision` works. It fails if torchvision was built for another torch."""
     try:
         import_module("torchvision")
     except (ImportError, OSError, RuntimeError):

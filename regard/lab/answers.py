@@ -81,7 +81,7 @@ class SheetAnswer:
 
 
 def _concerns(source: str, questions: dict[str, str]) -> bool:
-    """Whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
+    """Return whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
     return any(place in questions for place in source.split(", "))
 
 
@@ -148,5 +148,5 @@ def find_answer(place: str) -> tuple[str, SheetAnswer]:
 
 
 def formulas_as_text(markdown: str) -> str:
-    """Replace the LaTeX formulas of a Markdown text by code blocks with formulas in plain text."""
+    """Replace the LaTeX formulas of a Markdown text by code blocks with plain-text formulas."""
     return re.sub(r"\$\$(.+?)\$\$", lambda match: f"```\n{text(parse_latex(match[1]))}\n```", markdown, flags=re.S)

@@ -142,7 +142,9 @@ class Outcome:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The wrong answers of the exercise sheets on this setup, each with the verdict of the measured numbers."""
+        """The wrong answers of the exercise sheets that this run can judge, each with the verdict of the measured
+        numbers.
+        """
         return judge_wrong_answers(self.claim.id, self.numbers, self.verdict)
 
 

@@ -119,7 +119,7 @@ def plot_bars(axes: Axes, values: Mapping[str, float], *, fmt: str = "%.3g") -> 
 
 
 def plot_shares(axes: Axes, values: Mapping[str, float], halves: Sequence[float]) -> None:
-    """Draw named shares between 0 and 1 as bars with error bars.
+    """Draw named fractions between 0 and 1 as bars with error bars.
 
     halves  half the length of each error bar; a bar ends at 0 and 1
     """

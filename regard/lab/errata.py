@@ -44,7 +44,7 @@ class WrongAnswer:
     when: str = "true"
 
     def applies(self, numbers: Numbers) -> bool:
-        """Whether the measured numbers belong to a setup that this answer is about."""
+        """Return whether the measured numbers are from a setup to which the wrong answer applies."""
         return bool(evaluate(self.when, n=numbers))
 
     def verdict(self, numbers: Numbers) -> Verdict:

@@ -215,7 +215,7 @@ def number_call(result: Result, name: str) -> str:
 
 
 def value_html(value: Any) -> Markup:
-    """Convert a number, a list, a table or a dictionary to HTML.
+    """Convert a measured value of a claim (a number, a list, a table or a dictionary) to HTML.
 
     Long lists are collapsed. A number that is shown rounded has all digits in its tooltip.
     """

@@ -71,7 +71,7 @@ class NoisyKeysSetup:
         return keys
 
     def histogram(self, weights: Float[Tensor, "m"]) -> list[float]:
-        """Return the share of the weights in each of `self.bins` equal intervals from 0 to 1."""
+        """Return the fraction of the weights in each of `self.bins` equal intervals from 0 to 1."""
         shares: list[float] = torch.histc(weights, self.bins, 0, 1).div(len(weights)).tolist()
         return shares
 

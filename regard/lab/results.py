@@ -82,7 +82,7 @@ class Result:
 
     @property
     def setup(self) -> Any:
-        """The setup (all settings) with which the result was computed."""
+        """The setup, with all settings, with which the result was computed."""
         return self.claim.setup(self.settings, smoke=self.smoke)
 
     @property

@@ -41,7 +41,7 @@ _FILTERS: dict[str, Any] = {
 
 
 class _Environment(jinja2.Environment):
-    """jinja2, except that n.keys is the number called keys, and not the method of a dict."""
+    """A jinja2 environment in which n.keys is the item "keys" of a dict n, not its method `keys`."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return obj[attribute] if isinstance(obj, Mapping) and attribute in obj else super().getattr(obj, attribute)

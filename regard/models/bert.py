@@ -104,7 +104,7 @@ class BERT(Model):
         self.segments = nn.Embedding(config.segments, width)
         self.embedding_norm = norm("layer", width, config.eps)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
-        self.words = WordHead(config) if config.predicts_words else None
+        self.words = MaskedLMHead(config) if config.predicts_words else None
         self.pooler = nn.Linear(width, width) if config.pools else None
         self.pair = nn.Linear(width, 2) if config.head == "pretraining" else None
         self.classifier = nn.Linear(width, config.classes) if config.head == "classes" else None
@@ -167,8 +167,8 @@ class BERT(Model):
         }
 
 
-class WordHead(nn.Module):
-    """The head for masked language modelling: a dense layer, an activation and a norm.
+class MaskedLMHead(nn.Module):
+    """The masked language modelling head (MLM head): a dense layer, an activation and a norm.
 
     The model multiplies the result by the token embeddings and adds `bias`, one number per token, to get
     logits.

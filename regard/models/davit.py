@@ -15,7 +15,7 @@ from regard.base.errors import ConfigError
 from regard.models.model import Config, Model
 from regard.nn.attention import Attention, check_heads
 from regard.nn.blocks import Residual, run_blocks
-from regard.nn.channel import ChannelAttention
+from regard.nn.channel_attention import ChannelAttention
 from regard.nn.embeddings import check_image
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import Initializers, constant, fan_in, normal
@@ -195,7 +195,9 @@ class GridBlock(nn.Module):
 
 
 def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """Apply a convolution to a grid (b y x d). The output has the dtype of the weights, also under autocast."""
+    """Apply a convolution to a grid of positions (b y x d). The output has the dtype of the weights, also under
+    autocast.
+    """
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

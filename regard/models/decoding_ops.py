@@ -1,7 +1,7 @@
 """The operations of one decoding step, for one new token of each of several sequences.
 
-Each has a form in torch's operations, which are those of the modules, and a Triton kernel for a GPU. Nothing here
-waits for the GPU or depends on the values of its tensors, so that a CUDA graph can record it.
+Each is implemented with torch operations, as in the modules, and as a Triton kernel for a GPU. None waits for the GPU
+or depends on the values of tensors, so that a CUDA graph can capture it.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ KEYS_PER_TILE = 128  # of the attention kernel
 
 @dataclass
 class StepState:
-    """The tensors of one decoding step. They are allocated once and changed in place, as CUDA graphs need it.
+    """The tensors of one decoding step. They are allocated once and changed in place, as CUDA graphs require.
 
     tokens       the tokens to read
     positions    their positions
@@ -60,7 +60,7 @@ class StepState:
         return KeysValues(self.caches[2 * block], self.caches[2 * block + 1])
 
     def table(self, positions: nn.Module) -> Float[Tensor, "n d"]:
-        """Return the embeddings of all positions of the cache by a module without parameters, computed once."""
+        """Return the position embeddings of all positions of the cache, computed once; the module has no parameters."""
         if ("positions",) not in self.scratch:
             self.scratch["positions",] = (positions(torch.arange(self.capacity, device=self.tokens.device)),)
         return self.scratch["positions",][0]
@@ -85,7 +85,7 @@ def project(
     activation: Any = None,
     residual: Float[Tensor, "r o"] | None = None,
 ) -> Float[Tensor, "r o"]:
-    """Return residual + activation(norm(x) @ weight.T + bias): a linear layer and what surrounds it.
+    """Return residual + activation(norm(x) @ weight.T + bias): a linear layer fused with norm, activation and residual.
 
     gate  a second layer; the result is activation(gate(norm(x))) * (norm(x) @ weight.T + bias)
     """
@@ -101,7 +101,7 @@ def project(
 
 
 def embed(state: StepState, embedding: TokenEmbedding, table: Float[Tensor, "n d"] | None) -> Float[Tensor, "r d"]:
-    """Return the embeddings of the tokens to read, plus those of their positions, if there is a table of these."""
+    """Return the embeddings of the tokens to read, plus their position embeddings if a table of these is given."""
     last = 0 if table is None else len(table) - 1  # a text that has ended may be beyond it
     if not state.triton:
         x = embedding(state.tokens[:, None])[:, 0]
@@ -160,7 +160,7 @@ def self_attention(
 def cross_attention(
     state: StepState, x: Float[Tensor, "r heads"], layer: Attention, block: int
 ) -> Float[Tensor, "r heads"]:
-    """Attend to the source. x holds the query heads."""
+    """Cross-attention to the source tokens of an encoder-decoder. x holds the query heads."""
     keys, values = state.memory[block]
     assert state.lengths is not None
     if state.triton:
@@ -178,14 +178,14 @@ def choose_and_append(
     uniform: Float[Tensor, "n r"] | None = None,
     temperature: Float[Tensor, "1"] | None = None,
 ) -> None:
-    """Choose the next token of each sequence by a kernel: the most likely one, or one that is drawn.
+    """Choose the next token of each sequence with a Triton kernel, by greedy decoding or by sampling.
 
-    It becomes the next to read, and is recorded with its log-probability in float64, which is NaN if a logit is NaN
-    or infinity.
+    The token becomes the next input, and is recorded with its log-probability in float64, which is NaN if a logit is
+    NaN or infinity.
 
     step         index of the row of the records, which is increased
     records      tokens (n r) and log-probabilities (n r)
-    uniform      random numbers of each step, to draw from softmax(logits / temperature); None is the most likely token
+    uniform      random numbers of each step, to sample from softmax(logits / temperature); None is greedy decoding
     temperature  in float64
     """
     from regard.models import decoding_triton_kernels as kernels
@@ -215,7 +215,7 @@ def choose_and_append(
 def append(
     state: StepState, tokens: Tensor, values: Tensor, step: Int[Tensor, "1"], records: tuple[Tensor, ...]
 ) -> None:
-    """Make `tokens` the next to read, and record them with their log-probabilities."""
+    """Make `tokens` the next inputs, and record them with their log-probabilities."""
     for record, row in zip(records, (tokens, values), strict=True):
         record.index_copy_(0, step, row[None])
     step += 1
@@ -275,7 +275,9 @@ def _project_triton(
 
 
 def _outputs_per_program(outputs: int, inputs: int, gated: bool) -> int:
-    """Few outputs for each program, so that all multiprocessors read weights, but whole transactions of memory."""
+    """Return how many outputs a Triton program computes: few enough to use all multiprocessors, in whole memory
+    transactions.
+    """
     size = 4 if inputs <= 1024 else 2
     size = 8 if size == 4 and outputs > 8192 else size
     return max(size // 2, 1) if gated else size
@@ -328,13 +330,13 @@ def _attention_triton(
 
 
 def _splits(programs: int, keys: int, block: int) -> int:
-    """Return among how many programs the keys of one head are divided: enough for all multiprocessors of the GPU."""
+    """Return the number of Triton programs that divide the keys of one head, enough for all multiprocessors."""
     wanted = -(-2 * _multiprocessors() // programs)
     return max(1, min(wanted, -(-keys // block), 32))
 
 
 def _launch_options(x: Tensor) -> dict[str, Any]:
-    """Return how a kernel is launched: before the one before it has ended, on GPUs that can (see the kernels)."""
+    """Return the launch options of a kernel: programmatic dependent launch on GPUs that support it."""
     early = EARLY and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (9, 0)
     return {"num_warps": 4, "EARLY": early, **({"launch_pdl": True} if early else {})}
 

@@ -1,7 +1,7 @@
 """One decoding step of a GPT or of the decoder of a Transformer: the next logits of each sequence.
 
-It computes what the modules compute for one new token, from the same parameters, by the operations of
-`decoding_ops`. `step_refusals` returns why a model has something that the step does not know.
+It computes the same as the modules for one new token, with the operations of `decoding_ops`. `step_refusals` returns
+why a model is not supported.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ KNOWN = {
 
 
 def step_refusals(model: nn.Module) -> list[str]:
-    """Return every reason why `decoding_step` cannot compute what the model computes. Empty if it can."""
+    """Return every reason why `decoding_step` does not support a model. The list is empty if it does."""
     reasons = []
     if module_file._global_forward_hooks or module_file._global_forward_pre_hooks:
         reasons.append("hooks of all modules are registered, which the step would not call")
@@ -74,14 +74,14 @@ def step_refusals(model: nn.Module) -> list[str]:
 
 
 def decoder_blocks(model: nn.Module) -> list[Any]:
-    """Return the blocks that decode: all of a GPT, those of the decoder of a Transformer."""
+    """Return the decoder blocks: all blocks of a GPT, or those of the decoder of a Transformer."""
     if isinstance(model, GPT):
         return list(model.blocks)
     return list(model.decoder.blocks) if isinstance(model, Transformer) else []
 
 
 def decoding_step(model: GPT | Transformer, state: StepState) -> Float[Tensor, "r w"]:
-    """Read `state.tokens` at `state.positions` and return the logits of the next tokens."""
+    """Run the model on `state.tokens` at `state.positions` and return the logits of the next tokens."""
     if isinstance(model, GPT):
         x = embed(state, model.tokens, _position_table(model.positions, state))
         for number, block in enumerate(decoder_blocks(model)):
@@ -101,7 +101,7 @@ def decoding_step(model: GPT | Transformer, state: StepState) -> Float[Tensor, "
 
 
 def _position_table(module: nn.Module | None, state: StepState) -> Tensor | None:
-    """Return the embeddings of all positions. Those without parameters are computed once."""
+    """Return the position embeddings of all positions; embeddings without parameters are computed once."""
     if module is None or isinstance(module, LearnedPositions):
         return None if module is None else module.weight
     return state.table(module)
@@ -110,7 +110,7 @@ def _position_table(module: nn.Module | None, state: StepState) -> Tensor | None
 def _block(
     state: StepState, block: Any, number: int, x: Tensor, mask: Mask, window: int | None
 ) -> Float[Tensor, "r d"]:
-    """Compute what `Block.forward` computes in eval mode."""
+    """Compute one Transformer block for one new token, as `Block.forward` does in eval mode."""
     layer, pre = block.attention, block.order == "pre"
 
     def inputs(norm: nn.Module) -> nn.Module | None:

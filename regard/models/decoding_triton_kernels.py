@@ -61,7 +61,7 @@ def linear(
     NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute some outputs of one row: norm, product with the weights, bias, activation, gate, residual sum.
+    """Compute some outputs of a linear layer for one row, with norm, bias, activation, gate and residual sum.
 
     NORM is "none", "layer", "layer-no-bias" or "rms"; K_ALL is K rounded up to a power of two.
     """

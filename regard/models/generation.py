@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, RegardError, ShapeError
 from regard.base.validation import check_integer
+from regard.models.beam_search import BeamSearch
 from regard.models.captured_decoding import (
     ROUND,
     StepLoop,
@@ -32,12 +33,12 @@ from regard.models.captured_decoding import (
     read_prompts,
     take_loop,
 )
-from regard.models.device_choice import BeamChoice, StepwiseChoice, candidate_count
+from regard.models.device_strategies import DeviceBeamSearch, DeviceSampling, candidate_count
 from regard.models.generation_adapters import BatchReader, GenerationAdapter, make_adapter
-from regard.models.generation_types import GeneratedText, GenerationOptions, Prompts, TokenIds
+from regard.models.generation_types import GeneratedText, GenerationOptions, Prompts, TokenIds, make_strategy
 from regard.models.gpt import GPT
 from regard.models.hypothesis import FinishReason, GeneratedToken, Hypothesis
-from regard.models.sampling import BeamSearch, StepwiseStrategy, Strategy, make_strategy, top_tokens
+from regard.models.sampling import StepwiseStrategy, Strategy, top_tokens
 from regard.models.transformer import DecoderState
 from regard.nn.embeddings import check_tokens
 
@@ -52,8 +53,7 @@ def generate(
 
     model           a GPT; for an encoder-decoder see `Transformer.generate`
     tokens          prompts: lists of token ids, whose lengths may differ, or a tensor (b n)
-    max_new_tokens  maximum number of new tokens, 64 by default. A text also ends when the model's context is
-                    full
+    max_new_tokens  maximum number of new tokens, 64 by default. A text also ends when the model's context is full
     temperature, top_k, top_p, seed
                     sample the next token, see `Sample`; each prompt of the batch has its own random numbers
     num_beams, length_penalty, early_stopping
@@ -62,9 +62,9 @@ def generate(
                     above decide; without any of them it is greedy decoding
     stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
     use_cache       False runs the whole sequence through the model for every token instead of using a KV cache
-    capture         whether one decoding step is captured as a CUDA graph and replayed. None captures where it is
-                    possible, for 16 new tokens or more; True raises an error with the reasons where it is not
-                    possible. Only rounding may differ
+    capture         whether one decoding step is captured as a CUDA graph and replayed. None captures if possible, for
+                    16 new tokens or more; True raises an error with the reasons if it is not possible. Only rounding
+                    may differ
 
     >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
     >>> len(texts[0].tokens), texts[0].finish_reason
@@ -129,7 +129,7 @@ class GenerationRun:
         return self._steps_ahead(self.strategy) if ahead else self._step_by_step(rows, self.strategy)
 
     def _steps_ahead(self, strategy: StepwiseStrategy) -> Iterator[GeneratedToken]:
-        """Decode by a `StepLoop`. The host reads the tokens some steps behind the device."""
+        """Greedy decoding or sampling with a `StepLoop`: the host reads tokens some steps behind the device."""
         count = len(self.prompts)
         room = [min(self.max_new_tokens, self.adapter.context + 1 - len(prompt)) for prompt in self.prompts]
         with self._on_device():
@@ -145,7 +145,7 @@ class GenerationRun:
             return
         with self._on_device():
             loop = self._take_loop(max(room) - 1, source)
-            assert isinstance(loop.choice, StepwiseChoice)
+            assert isinstance(loop.choice, DeviceSampling)
             positions = torch.tensor([len(prompt) for prompt in self.prompts])
             loop.load(self.adapter.module, caches, source, chosen, positions)
             loop.choice.start(uniform[1:])
@@ -180,7 +180,7 @@ class GenerationRun:
             yield GeneratedToken(row, token, value, reason)
 
     def _beams_ahead(self, rows: list[Hypothesis], strategy: BeamSearch) -> Iterator[GeneratedToken]:
-        """Search by a `StepLoop`. The device continues what the host would continue; the host reads it later."""
+        """Beam search with a `StepLoop`: the device chooses hypotheses, the host reads them some steps later."""
         beams, count = strategy.num_beams, candidate_count(strategy, self.stop)
         with self._on_device():
             logits, caches, source = read_prompts(self.adapter, self.prompts, self.device)
@@ -202,7 +202,7 @@ class GenerationRun:
         steps = max(min(self.max_new_tokens, self.adapter.context + 1 - len(prompt)) for prompt in self.prompts) - 1
         with self._on_device():
             loop = self._take_loop(steps, source)
-            assert isinstance(loop.choice, BeamChoice)
+            assert isinstance(loop.choice, DeviceBeamSearch)
             positions = torch.tensor([len(prompt) for prompt in self.prompts]).repeat_interleave(beams)
             tokens = torch.tensor([text.tokens[-1] for text in texts])
             loop.load(self.adapter.module, caches, source, tokens, positions)
@@ -228,7 +228,7 @@ class GenerationRun:
             keep_loop(self.adapter.module, loop)
 
     def _take_loop(self, steps: int, source: DecoderState | None) -> StepLoop:
-        """Return a loop with room for some steps after the longest prompt."""
+        """Return a `StepLoop` whose KV caches have room for some steps after the longest prompt."""
         longest = max(map(len, self.prompts)) + steps
         capacity = min(self.adapter.context, _round_up(longest))
         sources = 0 if source is None else _round_up(source.memory[0].k.shape[2])
@@ -466,7 +466,7 @@ def _stop_sequences(stop: Sequence[int | TokenIds], vocab: int | None = None) ->
 
 
 def _round_up(length: int) -> int:
-    """Round the size of a buffer up, so that calls of similar lengths share a graph."""
+    """Round the size of a buffer up, so that calls of similar lengths use the same CUDA graph."""
     return -(-length // ROUND) * ROUND
 
 

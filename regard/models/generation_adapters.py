@@ -51,7 +51,7 @@ class GenerationAdapter(ABC):
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
-        """Run the model on tokens that continue the state, update the state, and return the logits after the last
+        """Run the model on the next tokens with the KV cache; update the state and return the logits after the last
         token.
         """
 

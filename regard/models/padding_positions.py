@@ -9,7 +9,7 @@ from regard.core.masks.forms.padding import PaddingMask
 
 
 def token_positions(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
-    """Return the positions of n tokens from column `start` on: (n), or (b n) for left-padded sequences.
+    """Return the position ids of n tokens from column `start` on: (n), or (b n) for left-padded sequences.
 
     Positions are counted from the first real token of each sequence, so that padding on either side changes
     nothing.

@@ -70,7 +70,7 @@ class LSTM(nn.Module):
         self.hidden = nn.Linear(width, 4 * width, bias=False)
 
     def forward(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
-        """Return the output of each step, and the state after the last step."""
+        """Run the LSTM layer: return the output at each time step, and the state after the last one."""
         if torch.compiler.is_compiling() or is_meta_or_fake(x):
             return self.step_by_step(x, state)  # the fused one cannot be compiled, and counters do not see inside it
         weights = [self.input.weight, self.hidden.weight, self.input.bias, torch.zeros_like(self.input.bias)]
@@ -83,7 +83,7 @@ class LSTM(nn.Module):
         return rows, RNNState(h[0], c[0])
 
     def step_by_step(self, x: Float[Tensor, "b n d"], state: RNNState) -> tuple[Float[Tensor, "b n d"], RNNState]:
-        """Compute the result of `forward` by a Python loop over the steps."""
+        """Compute the result of `forward` with a Python loop over time steps instead of torch's fused LSTM."""
         h, c = state
         rows = []
         for step in self.input(x).unbind(1):

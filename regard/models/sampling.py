@@ -1,11 +1,12 @@
-"""Decoding strategies: greedy, sampling with temperature, top-k and top-p (nucleus), beam search.
+"""Decoding strategies: greedy decoding, and sampling with temperature, top-k and top-p (nucleus).
 
-Each strategy is a frozen dataclass. Of tokens with equal logits, the one with the lower id comes first.
+Each strategy is a frozen dataclass; beam search is in beam_search.py. Of tokens with equal logits, the one with the
+lower id comes first.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from regard.base.errors import ConfigError
 from regard.base.validation import LARGEST_FLOAT, check_integer, check_number
-from regard.models.hypothesis import Hypothesis
 
 
 class Strategy:
@@ -68,7 +68,7 @@ class KthLargest(StepwiseStrategy):
 
 @dataclass(frozen=True, slots=True)
 class Sample(StepwiseStrategy):
-    """Sampling: draw each token with its probability.
+    """Sampling: draw each next token at random, with its probability under the model.
 
     The random numbers of the prompts in a batch are independent.
 
@@ -135,109 +135,6 @@ class Sample(StepwiseStrategy):
         return tokens, probabilities.div_(probabilities.sum(-1, keepdim=True))
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSearch(Strategy):
-    """Beam search: return the best of `num_beams` hypotheses per prompt.
-
-    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of
-    the best `num_beams`, those that end are finished; the best `num_beams` that do not end are continued. The
-    texts and scores are those of Hugging Face's beam search. Graves 2012, arXiv:1211.3711; Sutskever et al.
-    2014.
-
-    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are
-                    compared: 0 prefers the most likely text, 1 the best mean token; larger values prefer longer
-                    texts
-    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best
-                    running hypothesis, scored at its present length, is not better than the worst finished one.
-                    "never": when it could not become better at any length
-    """
-
-    name: ClassVar[str] = "beam"
-    num_beams: int = 4
-    length_penalty: float = 0.0
-    early_stopping: bool | str = False
-
-    def __post_init__(self) -> None:
-        check_integer("num_beams", self.num_beams, 1, "hypotheses")
-        if abs(check_number("length_penalty", self.length_penalty)) > LARGEST_FLOAT:
-            raise ConfigError(f"length_penalty is a finite exponent such as 0.6, not {self.length_penalty}")
-        if self.early_stopping not in (False, True, "never"):
-            raise ConfigError(f"early_stopping is False, True or 'never', not {self.early_stopping!r}")
-
-    def score(self, text: Hypothesis) -> float:
-        """Return the log-probability of a hypothesis, divided by new tokens ** length_penalty."""
-        return self._penalise(text.log_probability, text.length)
-
-    def rank(self, finished: list[Hypothesis]) -> list[Hypothesis]:
-        """Return the hypotheses sorted by score, the best first."""
-        return sorted(finished, key=self.score, reverse=True)
-
-    def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
-        """Return whether beam search should go on, because a running hypothesis may become better than the worst
-        finished one.
-
-        running   the best running hypothesis
-        finished  finished hypotheses, the best first
-        """
-        if len(finished) < self.num_beams or self.early_stopping is True:
-            return len(finished) < self.num_beams
-        later = self.early_stopping == "never" and self.length_penalty > 0
-        possible = self._penalise(running.log_probability, max_new_tokens if later else running.length)
-        return possible > self.score(finished[-1])
-
-    def _penalise(self, log_probability: float, length: int) -> float:
-        return float(log_probability / length**self.length_penalty)
-
-
-# each strategy by name, and the keywords of `generate` that belong to it
-STRATEGIES: dict[str, tuple[type[Strategy], tuple[str, ...]]] = {
-    "greedy": (Greedy, ()),
-    "sample": (Sample, ("temperature", "top_k", "top_p", "seed")),
-    "beam": (BeamSearch, ("num_beams", "length_penalty", "early_stopping")),
-}
-
-
-def make_strategy(
-    strategy: Strategy | str | None = None,
-    *,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
-    early_stopping: bool | str | None = None,
-) -> Strategy:
-    """Return the decoding strategy for the keywords of `generate`: sampling, beam search or greedy decoding.
-
-    strategy  a `Strategy`, or its name: "greedy", "sample", "beam". None chooses beam search for num_beams
-              above 1, sampling if temperature, top_k or top_p is given, and greedy decoding otherwise
-    """
-    beams = None if num_beams == 1 else num_beams
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    beam = {"num_beams": beams, "length_penalty": length_penalty, "early_stopping": early_stopping}
-    settings: dict[str, Any] = {**sampling, "seed": seed, **beam}
-    given = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(strategy, Strategy):
-        if given:
-            raise ConfigError(f"strategy={strategy!r} has its own settings; leave out {', '.join(given)}")
-        return strategy
-    if strategy is None:
-        strategy = "beam" if "num_beams" in given else "sample" if {*given} & {*sampling} else "greedy"
-    if not isinstance(strategy, str) or strategy not in STRATEGIES:
-        raise ConfigError(
-            f"strategy is {', '.join(map(repr, STRATEGIES))} or a value such as Sample(top_p=0.9), not {strategy!r}"
-        )
-    kind, names = STRATEGIES[strategy]
-    for name, value in given.items():
-        if name not in names:
-            (owner,) = (other for other, (_, settings) in STRATEGIES.items() if name in settings)
-            chosen = ", ".join(f"{each}={given[each]}" for each in given if each in names) or f"strategy={strategy!r}"
-            fix = " or give temperature, top_k or top_p too" if name == "seed" and strategy == "greedy" else ""
-            raise ConfigError(f"{name}={value} is for strategy={owner!r}, but {chosen} was chosen; leave it out{fix}")
-    return kind(**given)
-
-
 def rank_tokens(logits: Float[Tensor, "*b w"]) -> Int[Tensor, "*b w"]:
     """Return the token ids from the most to the least likely."""
     return logits.sort(stable=True, dim=-1, descending=True).indices
@@ -262,7 +159,8 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
 
 
 def top_tokens_by_keys(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
-    """Return what `top_tokens` returns, without a decision that depends on values, so without waiting for a GPU.
+    """Return the k most likely token ids as `top_tokens` does, without branching on values, so without waiting for a
+    GPU.
 
     Each logit and its token id make one integer, so that no two are equal.
     """

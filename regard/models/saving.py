@@ -55,7 +55,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def check_has_numbers(model: Model, action: str) -> None:
-    """Check that the model is not on the meta device, where tensors have no values; else raise CheckpointError.
+    """Check that the weights of a model have values; on the meta device they have none, and CheckpointError is raised.
 
     action  what cannot be done with such a model, such as "save", for the error message
     """

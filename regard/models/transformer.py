@@ -43,17 +43,17 @@ class RelativeBuckets:
 
     See `t5_buckets`.
 
-    buckets  number of buckets, in which distances are grouped
-    reach    all distances of at least this share the last bucket
+    buckets       number of buckets, in which distances are grouped
+    max_distance  all distances of at least this are in the last bucket
     """
 
     buckets: int = 32
-    reach: int = 128
+    max_distance: int = 128
 
     def __post_init__(self) -> None:
         table = torch.empty(check_integer("buckets", self.buckets, 2), 1, device="meta")
-        for both_ways in (True, False):  # the encoder and the decoder
-            t5_buckets(table, reach=self.reach, both_ways=both_ways)
+        for bidirectional in (True, False):  # the encoder and the decoder
+            t5_buckets(table, max_distance=self.max_distance, bidirectional=bidirectional)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,8 +209,8 @@ class Transformer(Model):
         return DecoderState(self.decoder.project_memory(memory), source_padding, self.cache(capacity))
 
     def step(self, tokens: Int[Tensor, "b n"], state: "DecoderState") -> Float[Tensor, "b n w"]:
-        """Run the decoder on tokens that continue the state; update the state and return the logits after each
-        token.
+        """Run the decoder on the next target tokens with the KV cache; update the state and return the logits after
+        each token.
         """
         return self.decode(tokens, state.memory, source_padding=state.source_padding, cache=state.caches)
 
@@ -281,8 +281,12 @@ class Stack(nn.Module):
         super().__init__()
         self.positions, self.relative = _positions(config), None
         if isinstance(config.positions, RelativeBuckets):
-            buckets, reach = config.positions.buckets, config.positions.reach
-            self.relative = LearnedBuckets(config.heads, buckets=buckets, reach=reach, both_ways=not cross_attention)
+            self.relative = LearnedBuckets(
+                config.heads,
+                buckets=config.positions.buckets,
+                max_distance=config.positions.max_distance,
+                bidirectional=not cross_attention,
+            )
         self.embedding_norm = norm(config.norm, config.width, config.eps) if config.embedding_norm else None
         self.blocks = nn.ModuleList(_block(config, cross_attention, self.relative) for _ in range(depth))
         self.norm = norm(config.norm, config.width, config.eps) if config.order == "pre" else None

@@ -18,7 +18,7 @@ from regard.nn.blocks import Block, run_blocks
 from regard.nn.embeddings import LearnedPositions, PatchEmbedding, interpolate_positions
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import Initializers, constant, fan_in, normal
-from regard.nn.linear import LinearAttention
+from regard.nn.linear_attention import LinearAttention
 from regard.nn.norms import norm
 
 # what is pooled, and the number of tokens before the first patch

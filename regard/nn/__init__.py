@@ -2,7 +2,7 @@
 
 from regard.nn.attention import Attention as Attention
 from regard.nn.blocks import Block as Block
-from regard.nn.channel import ChannelAttention as ChannelAttention
+from regard.nn.channel_attention import ChannelAttention as ChannelAttention
 from regard.nn.embeddings import (
     LearnedPositions as LearnedPositions,
     PatchEmbedding as PatchEmbedding,
@@ -15,7 +15,7 @@ from regard.nn.learned_scores import (
     LearnedDistances as LearnedDistances,
     LearnedSinks as LearnedSinks,
 )
-from regard.nn.linear import LinearAttention as LinearAttention, LinearCache as LinearCache
+from regard.nn.linear_attention import LinearAttention as LinearAttention, LinearCache as LinearCache
 from regard.nn.multihead_attention import MultiheadAttention as MultiheadAttention
 from regard.nn.norms import RMSNorm as RMSNorm
 from regard.nn.synthesizer import Synthesizer as Synthesizer

@@ -22,7 +22,7 @@ from regard.nn.projection import Linear, linear
 
 
 class KeysValues(NamedTuple):
-    """The keys and values projected from a memory (cross-attention); computed once for all decoding steps."""
+    """The keys and values of cross-attention, projected from the memory once for all decoding steps."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]
@@ -43,7 +43,7 @@ class Attention(nn.Module):
                   returns a term, such as the `forward` of a module that several layers share
     qk_norm       norm of each query and key head, "rms" or "layer"
     beta          inverse temperature; None is head_width ** -0.5
-    dropout       share of weights set to zero in training
+    dropout       dropout probability of the attention weights, in training only
     kernel        name of the kernel, as in `attend`
 
     >>> layer = Attention(width=32, heads=4)
@@ -212,7 +212,7 @@ def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width:
 
 
 def check_probability(name: str, share: float) -> None:
-    """Check that a dropout probability `share` is at least 0 and below 1, else raise ConfigError."""
+    """Check that a dropout probability is at least 0 and below 1, else raise ConfigError."""
     if not 0.0 <= check_number(name, share) < 1.0:
         raise ConfigError(f"{name} is a share, at least 0 and less than 1: {name}={share}")
 

@@ -21,8 +21,9 @@ ORDERS = ("pre", "post")
 class Residual(nn.Module):
     """Dropout and stochastic depth on a residual branch, applied in training only.
 
-    dropout    share of entries set to zero
-    drop_path  share of sequences for which the whole branch is set to zero. Huang et al. 2016, arXiv:1603.09382
+    dropout    dropout probability of each entry
+    drop_path  stochastic depth: probability of dropping the whole branch of a sequence. Huang et al. 2016,
+               arXiv:1603.09382
     """
 
     def __init__(self, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -49,10 +50,10 @@ class Block(nn.Module):
     feedforward  module applied to each token; None is an attention-only block
     cross        cross-attention to a memory; None for no cross-attention
     norm_kind    "layer" or "rms"
-    order        "pre" applies norms to the inputs of attention and feed-forward, "post" to the sums x + ..., as
-                 in Vaswani et al. 2017
-    dropout      share of entries of each branch set to zero in training
-    drop_path    share of sequences for which a branch is skipped in training
+    order        "pre" applies norms to the inputs of attention and feed-forward, "post" to the sums x + ..., as in
+                 Vaswani et al. 2017
+    dropout      dropout probability of the entries of each branch, in training only
+    drop_path    stochastic depth: probability of dropping a branch of a sequence, in training only
 
     >>> block = Block(32, Attention(32, 4), FeedForward(32, 64))
     >>> block(torch.randn(2, 5, 32), mask=causal()).shape
@@ -166,8 +167,8 @@ def run_blocks(
 ) -> Tensor:
     """Apply all blocks in order and return the result.
 
-    recompute  whether to use activation checkpointing: only the input of each block is kept for the backward
-               pass. Chen et al. 2016
+    recompute  whether to use activation checkpointing (gradient checkpointing): only the input of each block is kept
+               for the backward pass. Chen et al. 2016, arXiv:1604.06174
     settings   keyword arguments that every block is called with
     """
     for block in blocks:

@@ -22,7 +22,7 @@ INITIALIZERS: Initializers = {
 class ConvNorm(nn.Module):
     """A 3 x 3 convolution followed by batch norm. Ioffe and Szegedy 2015, arXiv:1502.03167.
 
-    old, new  numbers of input and output channels
+    old, new  numbers of input and output channels (in_channels, out_channels)
     """
 
     def __init__(self, old: int, new: int, *, stride: int = 1) -> None:

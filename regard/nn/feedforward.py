@@ -36,7 +36,7 @@ class FeedForward(nn.Module):
     activation  a name in ACTIVATIONS, or such a name after "gated-": "gated-silu" is SwiGLU. Shazeer 2020,
                 arXiv:2002.05202
     bias        whether the linear layers have a bias
-    dropout     share of hidden entries set to zero in training
+    dropout     dropout probability of the hidden entries, in training only
 
     >>> FeedForward(32, 64)(torch.randn(2, 5, 32)).shape
     torch.Size([2, 5, 32])

@@ -85,7 +85,7 @@ def xavier() -> Initializer:
 
 
 def fan_in(gain: float = 1.0) -> Initializer:
-    """Return the initializer for a normal distribution with variance gain^2 / fan_in.
+    """Return the Kaiming (He) or LeCun initializer: a normal distribution with variance gain^2 / fan_in.
 
     LeCun et al. 1998 use gain 1, He et al. 2015 use sqrt(2) before a ReLU.
     """

@@ -10,41 +10,43 @@ from regard.core.scores import ScoreTerm, shaw, sink, t5_buckets
 class LearnedBuckets(nn.Module):
     """T5's learned relative position bias: see `regard.t5_buckets`.
 
-    heads      number of query heads
-    buckets    number of rows of the table
-    reach      distance from which on all keys share the last bucket
-    both_ways  whether later keys have buckets of their own; False for causal attention
+    heads          number of query heads
+    buckets        number of rows of the table
+    max_distance   all distances of at least this are in the last bucket
+    bidirectional  whether later keys have buckets of their own; False for causal attention
 
     >>> bias = regard.nn.LearnedBuckets(heads=4, buckets=16)
     >>> regard.nn.Attention(32, heads=4, scores=bias)(torch.randn(1, 5, 32)).shape
     torch.Size([1, 5, 32])
     """
 
-    def __init__(self, heads: int, *, buckets: int = 32, reach: int = 128, both_ways: bool = True) -> None:
+    def __init__(self, heads: int, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> None:
         super().__init__()
-        self.reach, self.both_ways = reach, both_ways
+        self.max_distance, self.bidirectional = max_distance, bidirectional
         self.weight = nn.Parameter(torch.zeros(check_integer("buckets", buckets, 2), check_integer("heads", heads, 1)))
         self()  # raises here, not at the first call, if the settings are wrong
 
     def forward(self) -> ScoreTerm:
-        return t5_buckets(self.weight, reach=self.reach, both_ways=self.both_ways)
+        return t5_buckets(self.weight, max_distance=self.max_distance, bidirectional=self.bidirectional)
 
 
 class LearnedDistances(nn.Module):
     """Learned relative position keys: see `regard.shaw`.
 
-    head_width  width of one head of q and k
-    reach       distance from which on all keys share the last entry
+    head_width    width of one head of q and k
+    max_distance  all distances of at least this use the last entry
 
-    >>> positions = regard.nn.LearnedDistances(head_width=8, reach=16)
+    >>> positions = regard.nn.LearnedDistances(head_width=8, max_distance=16)
     >>> regard.nn.Attention(32, heads=4, scores=positions)(torch.randn(1, 5, 32)).shape
     torch.Size([1, 5, 32])
     """
 
-    def __init__(self, head_width: int, reach: int) -> None:
+    def __init__(self, head_width: int, max_distance: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(
-            torch.zeros(2 * check_integer("reach", reach, 0) + 1, check_integer("head_width", head_width, 1))
+            torch.zeros(
+                2 * check_integer("max_distance", max_distance, 0) + 1, check_integer("head_width", head_width, 1)
+            )
         )
 
     def forward(self) -> ScoreTerm:

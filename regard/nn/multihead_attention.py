@@ -27,7 +27,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     embed_dim      model width
     num_heads      number of heads
-    dropout        share of weights set to zero in training
+    dropout        dropout probability of the attention weights, in training only
     bias           whether the projections have a bias
     add_bias_kv    whether a learned key and value are appended
     add_zero_attn  whether a key and a value of zeros are appended

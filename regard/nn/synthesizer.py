@@ -32,8 +32,8 @@ class Synthesizer(nn.Module):
     Tay et al. 2020, arXiv:2005.00743.
 
     context  maximum number of positions, for which keys and biases are learned
-    parts    the scores that are added: "dense" is predicted from the query token, "random" is a learned matrix,
-             "dot" is q . k. If there are several, they are weighted by learned shares that sum to one
+    parts    the scores that are added: "dense" is predicted from the query token, "random" is a learned matrix, "dot"
+             is q . k. Several are added with learned weights that sum to one
 
     >>> Synthesizer(width=32, heads=4, context=16)(torch.randn(2, 5, 32)).shape
     torch.Size([2, 5, 32])

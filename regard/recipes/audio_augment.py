@@ -1,7 +1,7 @@
 """Audio augmentation of a batch on its device: speed, gain, noise and SpecAugment masks.
 
 Random numbers are passed as tensors, so that a sound is augmented in the same way whether one process has the whole
-batch or a share of it.
+batch or a part of it.
 """
 
 from dataclasses import dataclass
@@ -142,7 +142,7 @@ def _span_mask(size: int, width: Tensor, share: Tensor, within: Tensor) -> Tenso
     """Return a Boolean mask (b, size) that is True in one span of each row.
 
     width   width of each span
-    share   where each span begins, as a share from 0 to 1 of the possible starts
+    share   where each span begins, as a fraction from 0 to 1 of the possible starts
     within  the span ends at or before this position
     """
     begin = (share * (within - width + 1).clamp(min=1)).long()[:, None]

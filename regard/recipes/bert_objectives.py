@@ -266,7 +266,7 @@ class BERTPretrainingTask:
     """Training task of BERT: consecutive examples use the four objectives in turn, and words are masked in all of them.
 
     validation      sentences for evaluation
-    mask_share      share of words that are masked
+    mask_share      fraction of words that are masked
     eval_sentences  maximum sentences for each objective in evaluation
     """
 

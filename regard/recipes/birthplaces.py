@@ -55,9 +55,9 @@ class BirthplaceSettings:
                          out. It needs reading_share above 0
     finetuning           training plan on the questions only; None leaves this phase out
     phrase_share         how often a masked span is a whole capitalised phrase, in pretraining
-    question_share       share of questions among the examples of pretraining
-    self_training_share  share of questions among the examples of self-training
-    reading_share        share of questions that follow their text (reading comprehension), in pretraining
+    question_share       fraction of questions among the examples of pretraining
+    self_training_share  fraction of questions among the examples of self-training
+    reading_share        fraction of questions that follow their text (reading comprehension), in pretraining
     counterfactuals      number of copies of each question with its text in which another place replaces the
                          answer, so that the answer has to be read from the text
     crop_share           how often a text is cropped to its name and a piece around the masked span, in
@@ -67,7 +67,7 @@ class BirthplaceSettings:
                          has read it
     validation           number of training questions that are held out, to select and to calibrate the model;
                          as many questions about unknown people are asked in addition
-    precision            target share of correct answers among the answers the model gives; it abstains from the
+    precision            target fraction of correct answers among the answers the model gives; it abstains from the
                          rest
     people               number of people with a biography in the built-in set; half of them are asked about in
                          training
@@ -296,7 +296,7 @@ def make_infilling_task(
 ) -> SpanInfillingTask:
     """Build the training task of span infilling on the texts, with questions mixed in.
 
-    mixes  questions, each with their share of the training examples
+    mixes  questions, each with their fraction of the training examples
     """
     return SpanInfillingTask(
         splits.texts, mixes, splits.validation, tokenizer, settings.model.context, batch, settings.phrase_share,

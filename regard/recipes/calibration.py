@@ -46,10 +46,10 @@ class Confidence:
     offset     intercept
     ceiling    maximum confidence: after n correct answers the next is correct with probability
                (n + 1) / (n + 2)
-    precision  target share of correct answers among those given
+    precision  target fraction of correct answers among those given
     threshold  lowest confidence with which an answer is given, chosen to reach the precision on the calibration
                questions; above 1 if the precision cannot be reached
-    coverage   share of the calibration questions that are answered, those about unknown people included
+    coverage   fraction of the calibration questions that are answered, those about unknown people included
     """
 
     odds: float
@@ -78,12 +78,12 @@ class Confidence:
 def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], precision: float) -> Confidence:
     """Fit the confidence to held-out answers, and choose the threshold that reaches the target precision.
 
-    The threshold is safe: a one-sided 90 % binomial bound on the share of correct answers above it has to reach
+    The threshold is safe: a one-sided 90 % binomial bound on the fraction of correct answers above it has to reach
     the precision (Clopper and Pearson 1934). The threshold is never below the precision itself.
 
     likelihoods  log-likelihoods of each answer
     correct      whether each answer is correct
-    precision    target share of correct answers among those given
+    precision    target fraction of correct answers among those given
     """
     check_range("precision", precision, 0, 1, above=True)
     if not correct or len(correct) != len(likelihoods):
@@ -106,11 +106,11 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
 
 
 def exceeds_precision(hits: int, count: int, precision: float) -> bool:
-    """Return whether `hits` correct answers out of `count` show, at a level of 90 %, that the true share exceeds
+    """Return whether `hits` correct answers out of `count` show, at a level of 90 %, that the true fraction exceeds
     `precision`.
 
     It is a one-sided binomial test: at least `hits` correct answers have a probability of 10 % at most if the
-    true share of correct answers equals `precision`.
+    true fraction of correct answers equals `precision`.
     """
     if precision >= 1 or not hits:
         return False

@@ -20,7 +20,7 @@ TOLERANCE = 1e-3  # between logits of a stream and of one pass, in float32
 
 
 def algorithmic_latency(model: SpeechConfig, settings: LogMel) -> float:
-    """Return the algorithmic latency in seconds: the longest time between a sound and the output about it.
+    """Return the algorithmic latency in seconds: the longest time between a sample and the output row that contains it.
 
     An output row covers 4 frames. It is final when its chunk and the chunks it looks ahead to are complete: the
     last frame it needs begins `model.latency` hops after its first sample. Computing time comes on top.
@@ -98,8 +98,8 @@ class DigitListener:
 def recognize_streaming(model: Speech, sounds: DigitStrings, settings: LogMel) -> tuple[list[list[int]], float]:
     """Recognise each sound as a stream of small pieces and return its digits.
 
-    It also returns the largest difference between these logits and those of one pass over the whole sound.
-    Raise TrainingError if the difference exceeds a tolerance.
+    It also returns the largest difference between these logits and those of one pass over the whole sound. Raises
+    TrainingError if the difference exceeds a tolerance.
     """
     digits, largest = [], 0.0
     for number, sound in enumerate(sounds.sounds):

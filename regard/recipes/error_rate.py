@@ -16,7 +16,7 @@ def token_error_rate(recognized: Sequence[Sequence[int]], sounds: DigitStrings) 
 
 
 def sequence_accuracy(recognized: Sequence[Sequence[int]], sounds: DigitStrings) -> float:
-    """Return the share of sounds whose digits are all correct."""
+    """Return the fraction of sounds whose digits are all correct."""
     return sum(list(found) == label for found, label in _pairs(recognized, sounds)) / len(sounds)
 
 

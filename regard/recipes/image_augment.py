@@ -1,7 +1,7 @@
 """Image augmentation of a batch on its device: shift, flip, TrivialAugment, random erasing, mixup and cutmix.
 
 Pixels are from 0 to 1. Random numbers are passed as tensors, so that an image is augmented in the same way whether one
-process has the whole batch or a share of it.
+process has the whole batch or a part of it.
 """
 
 from dataclasses import dataclass
@@ -35,13 +35,13 @@ class ImageAugmentation:
     """Settings of image augmentation in training: shift, flip, random operations, erasing, mixup and cutmix.
 
     shift       maximum pixels by which an image is shifted, vertically and horizontally
-    flip        share of images that are flipped horizontally
+    flip        fraction of images that are flipped horizontally
     operations  number of random `OPERATIONS` for each image; one is TrivialAugment (Müller and Hutter 2021,
                 arXiv:2103.10158)
-    magnitude   maximum magnitude of the operations, as a share of the full one
-    erase       share of images with random erasing of a square (Zhong et al. 2017, arXiv:1708.04896)
-    mixup       share of images that are blended with another one (Zhang et al. 2017, arXiv:1710.09412)
-    cutmix      share of images with a pasted square of another one (Yun et al. 2019, arXiv:1905.04899)
+    magnitude   maximum magnitude of the operations, as a fraction of the full one
+    erase       fraction of images with random erasing of a square (Zhong et al. 2017, arXiv:1708.04896)
+    mixup       fraction of images that are blended with another one (Zhang et al. 2017, arXiv:1710.09412)
+    cutmix      fraction of images with a pasted square of another one (Yun et al. 2019, arXiv:1905.04899)
     """
 
     shift: int = 4
@@ -61,7 +61,7 @@ class ImageAugmentation:
 
     @property
     def mixing(self) -> float:
-        """The share of images with mixup or cutmix."""
+        """The fraction of images with mixup or cutmix."""
         return self.mixup + self.cutmix
 
     @property
@@ -143,7 +143,7 @@ def affine_matrix(
 
     The rotation is clockwise by `angle` radians.
 
-    translate_x, translate_y are shares of the side of the image.
+    translate_x, translate_y are fractions of the side of the image.
     """
     cos, sin = angle.cos(), angle.sin()
     first = torch.stack([cos, sin - shear_x, -2 * translate_x], -1)
@@ -239,8 +239,8 @@ def square_mask(
 ) -> Bool[Tensor, "b 1 y x"]:
     """Return a Boolean mask (b 1 y x) that is True inside a square of each image.
 
-    row, column  center of the square, as shares of the height and width of the image
-    side         side of the square, as a share of the sides of the image
+    row, column  center of the square, as fractions of the height and width of the image
+    side         side of the square, as a fraction of the sides of the image
     """
     rows, columns = (_pixel_centers(size, x) / 2 + 0.5 for size in x.shape[2:])
     return ((rows[:, None] - _per_image(row)).abs() < _per_image(side) / 2) & (
@@ -271,7 +271,7 @@ def mixup(
 def cutmix(
     x: Float[Tensor, "b channels y x"], other: Float[Tensor, "b channels y x"], inside: Bool[Tensor, "b 1 y x"]
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-    """Paste pixels of another image into each image (cutmix). Returns the images, and the share of pixels that were
+    """Paste pixels of another image into each image (cutmix). Returns the images, and the fraction of pixels that were
     kept.
 
     inside  where pixels of the other image are pasted

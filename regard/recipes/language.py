@@ -82,7 +82,7 @@ class BERTSettings:
     """Settings of BERT in the language recipe.
 
     bpe_vocab       maximum number of byte-pair tokens
-    mask_share      share of words that are masked
+    mask_share      fraction of words that are masked
     eval_sentences  maximum sentences for each objective in evaluation
     """
 
@@ -116,7 +116,7 @@ class LanguageSettings:
     architecture  "gpt" or "bert": which of the two is trained
     text          built-in text: "python" is the text of Python's help, "repeated" is random strings written
                   twice
-    validation    share of the text for validation, and the same share, at its end, for test
+    validation    fraction of the text for validation, and the same fraction, at its end, for test
     """
 
     architecture: str = "gpt"
@@ -233,7 +233,7 @@ def load_data(path: Path | None, settings: LanguageSettings) -> Splits[str]:
 def split_text(text: str, share: float) -> Splits[str]:
     """Split a text into train, validation and test, in this order.
 
-    share  share of the text for validation, and the same share for test
+    share  fraction of the text for validation, and the same fraction for test
     """
     size = int(len(text) * share)
     if not size:

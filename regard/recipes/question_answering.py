@@ -35,7 +35,7 @@ class Reply:
 
     answer      the answer; None if neither the model nor the fact store knows it
     source      where the answer is from: "model", "store" or "nobody"
-    guess       the model's answer whatever its confidence; None if the model cannot read the question
+    guess       the model's answer, regardless of its confidence; None if the model cannot read the question
     confidence  estimated probability that the guess is correct
     """
 
@@ -71,7 +71,7 @@ class QuestionAnswerer:
         return Reply(stored, "nobody" if stored is None else "store", guess, confidence)
 
     def guess(self, question: str) -> tuple[str | None, float]:
-        """Return the model's most likely answer and its confidence, whatever the threshold.
+        """Return the model's most likely answer and its confidence, regardless of the threshold.
 
         The answer is None, with confidence 0, if the model cannot read the question or generates no proper answer.
         """
@@ -173,9 +173,9 @@ class QuestionAnswerer:
 
 
 def _repeats(new: int, old: int) -> int:
-    """Return how often each new example is repeated in training, so that new examples get a fixed share of it.
+    """Return how often each new example is repeated in training, so that new examples get a fixed fraction of it.
 
-    The share is FACT_SHARE for each new example, at most one half in all.
+    The fraction is FACT_SHARE for each new example, at most one half in all.
     """
     share = min(0.5, FACT_SHARE * new)
     return max(1, round(share / (1 - share) * old / new))

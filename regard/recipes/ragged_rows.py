@@ -36,7 +36,7 @@ class RaggedRows:
         return cls(values, numpy.cumsum(lengths) - lengths, lengths)
 
     def select(self, numbers: Integers) -> "RaggedRows":
-        """Return the rows with these numbers, in this order.
+        """Return the rows with these indices, in this order.
 
         >>> RaggedRows.from_lists([[5, 6], [], [7]]).select(numpy.array([2, 0])).values.tolist()
         [7, 5, 6]
@@ -60,7 +60,7 @@ class RaggedRows:
         return RaggedRows(self.values, starts, ends[last] - starts)
 
     def pad(self, width: int, fill: int, first: int = 0) -> Integers:
-        """Return the rows as a matrix, padded at their ends. The rows must be in the order of `values`.
+        """Return the rows as a matrix, padded on the right. The rows must be in the order of `values`.
 
         first  column in which the rows begin
 

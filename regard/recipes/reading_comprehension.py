@@ -22,7 +22,7 @@ BATCH_SIZE = 1024  # questions that are answered together
 
 @dataclass(frozen=True)
 class PassageCollection:
-    """One text about each person, which the model reads before a question about that person.
+    """Passages for reading comprehension: one text about each person, which precedes a question about that person.
 
     texts    text by the name of the person
     context  maximum characters that the model reads

@@ -316,7 +316,7 @@ def set_steps(settings: T, steps: int) -> T:
 
 @contextmanager
 def name_setting(name: str) -> Iterator[None]:
-    """Context manager: a ConfigError raised inside gets the name of the setting at the start of its message."""
+    """Context manager: prefix the message of a ConfigError raised inside with the name of the setting."""
     try:
         yield
     except ConfigError as error:

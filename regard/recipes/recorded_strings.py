@@ -1,4 +1,6 @@
-"""Digit strings as lists of recordings: a batch has the start of each, and its device copies the samples."""
+"""Digit strings as lists of recordings: a batch has the start of each recording, and samples are gathered on its
+device.
+"""
 
 from dataclasses import dataclass
 

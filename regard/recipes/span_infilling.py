@@ -26,7 +26,7 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class QuestionMix:
-    """Questions, and the share of training examples that are drawn from them."""
+    """A set of questions, and the fraction of training examples that are sampled from it."""
 
     share: float
     questions: Sequence[BirthplaceQuestion]
@@ -36,13 +36,13 @@ class QuestionMix:
 class SpanInfillingTask:
     """Training task: infill masked spans of texts, with questions mixed in. Texts that are too long are truncated.
 
-    mixes            sets of questions, each with its share of the examples; the rest are texts
+    mixes            sets of questions, each with its fraction of the examples; the rest are texts
     validation       questions for evaluation
     phrase_share     how often a masked span is a whole phrase
     crop_share       how often a text is cropped to its title and a piece around the masked span
     title_lengths    characters at the beginning of each text that name its person; needed for cropping
     position_offset  position at which texts begin, after padding
-    span_share       mean share of a text that a span takes if it is not a phrase
+    span_share       mean fraction of a text that a span takes if it is not a phrase
     """
 
     texts: Sequence[str]
@@ -197,7 +197,7 @@ class _ExampleTable:
 
     tokens         token ids, padded
     lengths        number of tokens
-    begins         where the answer of a question begins; 0 for texts
+    begins         index at which the answer of a question begins; 0 for texts
     phrases        begin and end of each phrase of a text
     phrase_counts  number of phrases of each text
     """
@@ -233,6 +233,6 @@ def grade_answers(
 
 
 def accuracy(model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]) -> float:
-    """Return the exact-match accuracy: the share of questions that the model answers exactly right."""
+    """Return the exact-match accuracy: the fraction of questions that the model answers exactly right."""
     _, correct = grade_answers(model, tokenizer, questions)
     return sum(correct) / len(correct)

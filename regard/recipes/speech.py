@@ -69,9 +69,9 @@ class SpeechSettings:
     train_digits    minimum and maximum digits of a training string
     pause           minimum and maximum silence around digits in training, in seconds; built-in tones do not use
                     it
-    no_pause_share  share of these silences that are left out, since recordings begin and end without any
+    no_pause_share  fraction of these silences that are left out, since recordings begin and end without any
     max_seconds     maximum length of a training string: digits that do not fit are left out
-    silence_share   share of the training strings, and of the test tones, with long silences
+    silence_share   fraction of the training strings, and of the test tones, with long silences
     eval_digits     minimum and maximum digits of a validation or test string
     validation      number of recordings for validation; with built-in tones, number of strings
     test            number of recordings for test; with built-in tones, number of strings
@@ -335,7 +335,7 @@ class DigitRecognitionTask:
 
     @property
     def width(self) -> int:
-        """The samples of every sound of a batch, those of the longest augmented string: a compiler sees one shape."""
+        """The padded length of all sounds: that of the longest augmented string, so that there is one shape."""
         return max_augmented_length(self.settings.max_samples, self.settings.augmentation.speed)
 
     def _record(self, numbers: range) -> tuple[RecordedStrings, list[int], list[Tensor]]:

@@ -28,10 +28,11 @@ from regard.data.byte_pairs import WORD_END, BytePairTokenizer
 from regard.data.number_words import number_words
 from regard.data.sampler import LengthBuckets, sampler_generator
 from regard.data.sentence_pairs import SentencePairs, read_sentence_pairs
+from regard.models.beam_search import BeamSearch
 from regard.models.generation_types import GeneratedText
 from regard.models.model import Model
 from regard.models.presets import build_from_config
-from regard.models.sampling import BeamSearch, Greedy, Strategy
+from regard.models.sampling import Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.bleu import bleu, check_sacrebleu, plain_text_bleu
 from regard.recipes.moses_tokenizer import moses_detokenize, moses_tokenize
@@ -73,7 +74,7 @@ class TranslationSettings:
 
     model             configuration of the Transformer; its vocabulary is replaced by that of the tokenizer
     bpe_vocab         maximum number of byte-pair tokens of both languages together
-    label_smoothing   share of each target that is spread over all tokens
+    label_smoothing   fraction of each target that is spread over all tokens
     r_drop            weight of the KL divergence between two passes with different dropout (R-Drop); 0 makes
                       one pass
     bpe_dropout       probability of skipping a merge in training, so that words are split in several ways
@@ -175,9 +176,9 @@ class TranslationBatch(NamedTuple):
 
     source     tokens of the source
     inputs     decoder inputs: the start token and the target
-    positions  indices into the flattened `inputs` that are not padding, for each pass filled up with its first index
-               to a multiple of the number of sentences, so that there are few shapes
-    targets    the next token at each of these positions; IGNORED where they are filled up
+    positions  indices into the flattened `inputs` that are not padding, for each pass filled up with its first index to
+               a multiple of the number of sentences, so that there are few shapes
+    targets    the next token at each of these positions; IGNORED at repeated indices
     """
 
     source: Int[Tensor, "b m"]
@@ -243,7 +244,7 @@ class TranslationTask:
         return Loss((found.total + self.settings.r_drop * divergence) / 2, found.count // 2)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return BLEU and the share of exact matches on the validation pairs, with greedy decoding."""
+        """Return BLEU and the fraction of exact matches on the validation pairs, with greedy decoding."""
         assert isinstance(model, Transformer)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
             found = translate(model, self.tokenizer, self.validation.source, Greedy())
@@ -310,11 +311,11 @@ class TranslationTask:
 
     @cached_property
     def _spellings(self) -> RaggedRows:
-        """All tokenisations of all words, with equally many for each word."""
+        """All tokenisations of all words, as rows of token ids; every word has the same number of them."""
         return RaggedRows.from_lists(tokens for spellings in self._tokens_of.values() for tokens in spellings)
 
     def _spell(self, words: RaggedRows, choices: Integers) -> RaggedRows:
-        """Return the tokens of sentences in the tokenisations of their words that are chosen.
+        """Return the token ids of sentences, given which tokenisation of each word is chosen (BPE dropout).
 
         A sentence that would not fit into the context is tokenised in the usual way.
         """
@@ -331,7 +332,7 @@ class TranslationTask:
 
 
 def _pad_positions(following: Integers, lengths: Integers) -> tuple[Integers, Integers]:
-    """Return the flat indices of the first `lengths` entries of each row, and these entries.
+    """Return the indices, in the flattened matrix, of the first `lengths` entries of each row, and these entries.
 
     Both are filled up to a multiple of the number of rows: indices by 0, entries by IGNORED.
     """
@@ -453,7 +454,7 @@ def translate(
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the share of translations that equal their reference."""
+    """Return the fraction of translations that equal their reference."""
     pairs = zip(translations, references, strict=True)
     return sum(one == " ".join(other.split()) for one, other in pairs) / len(translations)
 
@@ -489,7 +490,7 @@ def run(settings: TranslationSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: TranslationSettings, model: Model, tokenizer: BytePairTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Return BLEU and the share of exact matches on the test set, by beam search.
+    """Return BLEU and the fraction of exact matches on the test set, by beam search.
 
     The length penalty is the one with the best BLEU on the validation set.
     """

@@ -20,7 +20,8 @@ def make_unknown_questions(
 
     questions  questions whose names are combined
     known      texts and questions; a name in any of them is not used
-    learned    questions that were taught one by one: two unknown people in three share a part of such a name
+    learned    questions that were taught by `regard ask --learn`; two thirds of the unknown people have a first or last
+               name from them
     """
     longest = max((len(each.text) for each in questions), default=0)
     everything = "\n".join(known)

@@ -60,7 +60,7 @@ class VisionSettings:
     architecture     vit, davit or cnn: which of `model` and `alternatives` is trained; it becomes `model`
     model            configuration of the network; image size, channels and classes are set by the data
     alternatives     configurations of the other architectures
-    label_smoothing  share of each label that is spread over all classes
+    label_smoothing  fraction of each label that is spread over all classes
     validation       number of training images held out for validation; 0 trains on all of them
     test             number of images for test, the same images for every seed
     size             height and width to resize images to; None keeps their size, which must be the same for all
@@ -218,7 +218,7 @@ class ImageClassificationTask:
 
 
 def normalize_pixels(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b channels y x"]:
-    """Scale pixels from [0, 1] to [-2, 2], so that their standard deviation is about 1."""
+    """Normalise pixels from [0, 1] to [-2, 2], so that their standard deviation is about 1."""
     return 4 * x - 2
 
 
@@ -231,7 +231,7 @@ def predict_classes(model: nn.Module, pixels: UInt8[Tensor, "n channels y x"]) -
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Images) -> float:
-    """Return the accuracy: the share of images that are classified correctly."""
+    """Return the accuracy: the fraction of images that are classified correctly."""
     return float((predict_classes(model, images.pixels) == images.labels).double().mean())
 
 

@@ -23,9 +23,9 @@ from PIL import Image
 from regard.base.config import override, to_json
 from regard.base.errors import TrainingError, UnknownNameError
 from regard.base.files import read_json
+from regard.models.beam_search import BeamSearch
 from regard.models.cards import CARD, Card, read_card
 from regard.models.presets import ZOO
-from regard.models.sampling import BeamSearch
 from regard.models.saving import LOCK
 from regard.recipes import birthplaces, digit_listener, language, span_infilling, speech, translation, vision
 from regard.recipes.error_rate import token_error_rate
@@ -85,7 +85,7 @@ def measure_birthplaces(settings: Any, model: Any, tokenizer: Any, count: int | 
 
 
 def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the share of exact translations of the first `count` test sentences, or of all, by beam search."""
+    """Return the fraction of exact translations of the first `count` test sentences, or of all, by beam search."""
     test = translation.load_data(None, settings).test
     strategy = BeamSearch(settings.num_beams, settings.length_penalties[0])  # the built-in settings have one
     found = translation.translate(model, tokenizer, test.source[:count], strategy)

@@ -34,7 +34,7 @@ def resolve_indices(what: str, indices: tuple[int, ...], size: int, name: str) -
 
 
 def check_index(what: str, index: object, size: int, counted: str, *, negative: bool = True) -> int:
-    """Check one index; raise ConfigError if it is no whole number or out of range. Returns it without a sign.
+    """Check one index; raise ConfigError if it is no whole number or out of range. Returns the index counted from 0.
 
     what      name of the argument, for the error message
     size      length of the indexed axis

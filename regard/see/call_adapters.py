@@ -1,4 +1,4 @@
-"""Convert the arguments of an attention call, of torch or another library, to a record: q, k, v, mask, score terms,
+"""Convert the arguments of an attention call, of torch or another library, to a `Record`: q, k, v, mask, score terms,
 beta.
 """
 
@@ -175,7 +175,7 @@ class UniformRows(ScoreTerm):
 def _map_pairs(
     fn: Callable[..., Tensor], first: tuple[Tensor, ...], indices: tuple[Tensor, ...], data: tuple[Tensor, ...]
 ) -> Tensor:
-    """Apply a function of one query-key pair to all pairs of a grid, with torch.vmap.
+    """Apply a function of one query-key pair, such as a mask_mod, to all pairs of a grid with torch.vmap.
 
     fn       the function: fn(*first, *indices, *data)
     first    tensors that come before the indices, such as the scores
@@ -245,7 +245,7 @@ def build_flex_record(
 
 
 def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
-    """Whether a score_mod returns its score unchanged, like the default of flex_attention."""
+    """Return whether a score_mod returns its score unchanged, like the default of flex_attention."""
     graph = getattr(score_mod, "graph", None)
     if graph is None:
         return score_mod.__name__ == "_identity"
@@ -380,7 +380,7 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
 
 
 def _negligible(bound: float) -> float:
-    """Return how far below all other scores a score must be for its weight to be less than rounding error.
+    """Return how far below all other scores a score must be so that its weight is below rounding error.
 
     bound  upper bound of the absolute scores
     """
@@ -410,7 +410,7 @@ def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
 
 
 def copy_record(record: Record, device: torch.device | None, values: bool, **fields: Any) -> Record:
-    """Return a copy of a record and its tensors, because the model may overwrite these later, as in a KV cache.
+    """Return a copy of a recorded attention call with copies of its tensors, which the model may overwrite later.
 
     device  device of the copies; None keeps the device
     values  whether to keep v
@@ -454,7 +454,7 @@ def _copy_mask(mask: Mask, record: Record, device: torch.device | None) -> Mask:
 
 
 def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
-    """Return the record with only the heads of these indices.
+    """Return a recorded attention call with only the heads of these indices.
 
     With grouped-query attention, each head gets its own copy of the keys.
     """
@@ -499,7 +499,7 @@ def _keep_heads_in_mask(mask: Mask, heads: Int[Tensor, "r"]) -> Mask:
 
 
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
-    """Return the record with only the queries of these indices.
+    """Return a recorded attention call with only the queries of these indices.
 
     Masks and score terms that depend on positions become matrices.
     """

@@ -102,7 +102,7 @@ def format_cell(value: object) -> str:
 
 
 def build_head_table(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
-    """Compute the statistics of every head of every recorded attention call, as a table.
+    """Return a table of the statistics of every head of every recorded attention call.
 
     tokens  token ids of the input, for the induction score; None leaves the score out
     """

@@ -105,12 +105,12 @@ def heads_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HeadCount
 
 
 def is_compiled_flex(function: Callable[..., Any]) -> bool:
-    """Whether the function is transformers' own wrapper of compiled flex_attention."""
+    """Return whether the function is transformers' own wrapper of compiled flex_attention."""
     return getattr(function, "__module__", "") == "transformers.integrations.flex_attention"
 
 
 def is_library_function(function: Callable[..., Any]) -> bool:
-    """Whether the function is part of transformers, so that its arguments have the documented meaning."""
+    """Return whether the function is part of transformers, so that its arguments have the documented meaning."""
     return getattr(function, "__module__", "").startswith("transformers.")
 
 
@@ -156,7 +156,7 @@ def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trust
 
 
 def is_causal_call(module: object, arguments: Mapping[str, object]) -> bool:
-    """Whether an attention call of transformers is causal.
+    """Return whether an attention call of transformers is causal.
 
     module     the attention layer; its attribute `is_causal` decides if it has one
     arguments  otherwise the call is causal if it has an argument position_ids or cache_position

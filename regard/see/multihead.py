@@ -55,7 +55,7 @@ def bind_arguments(*args: Any, **kwargs: Any) -> SimpleNamespace:
 
 
 def averages_weights(*args: Any, **kwargs: Any) -> bool:
-    """Whether an nn.MultiheadAttention call with these arguments returns the mean of the weights over heads."""
+    """Return whether an nn.MultiheadAttention call with these arguments returns the mean of the weights over heads."""
     bound = FORWARD.bind(None, *args, **kwargs)
     bound.apply_defaults()
     return bool(bound.arguments["average_attn_weights"])
@@ -93,7 +93,7 @@ def build_functional_record(*args: Any, **kwargs: Any) -> Record:
 
 
 def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dtype: torch.dtype) -> Tensor | None:
-    """Merge attn_mask and key_padding_mask of a torch layer into one additive mask; None if both are None.
+    """Merge the attn_mask and key_padding_mask of a torch layer into one additive mask; None if both are None.
 
     In a boolean mask, True hides a key.
 

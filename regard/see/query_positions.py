@@ -25,7 +25,7 @@ NO_DIAGONAL = (
 
 
 def infer_query_positions(record: Record, causal: bool = False, cross: bool = False) -> Record:
-    """Return the record with the positions of its queries, inferred from its mask, or marked as unknown.
+    """Return a recorded attention call with the positions of its queries, inferred from its mask, or marked as unknown.
 
     causal  whether the call is causal self-attention. Then one row of the mask shows the position of its query,
             and without a mask the queries are the last positions
@@ -58,7 +58,7 @@ def _without_positions(record: Record, reason: str) -> Record:
 
 
 def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]) -> bool:
-    """Whether attention is over channels instead of positions, as in the channel attention of DaViT and XCiT.
+    """Return whether attention is over channels instead of positions, as in the channel attention of DaViT and XCiT.
 
     This is inferred from sizes: heads times rows is a size of the module's parameters, and heads times the
     width of q is not.
@@ -73,7 +73,7 @@ def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]
 
 
 def _visible_to_first_head(record: Record, rows: Tensor) -> Tensor:
-    """Return which keys each of some queries sees in the first head: (b r j), where r counts these queries.
+    """Return which keys the queries with indices `rows` see in the first head, as a boolean tensor (b r j).
 
     Masks for a KV cache are the same for all heads.
     """

@@ -169,7 +169,7 @@ class Seen(Mapping[str, Record]):
 
     @property
     def records(self) -> list[Record]:
-        """A list of all records, in the order of the calls."""
+        """A list of all recorded attention calls, in order."""
         return list(self._records.values())
 
     def calls(self, name: str) -> list[Record]:
@@ -203,7 +203,7 @@ class Seen(Mapping[str, Record]):
         return load(path, device=device)
 
     def add(self, record: Record) -> None:
-        """Append a record; raise ConfigError if its name is taken."""
+        """Add a recorded attention call; raise ConfigError if its name is already used."""
         if record.name in self._records:
             raise ConfigError(f"{record.name!r} is already recorded")
         self._records[record.name] = record

@@ -321,7 +321,7 @@ def _identity(layer: Record | Tensor) -> Float[Tensor, "b n n"]:
 
 
 def _multiply_rows(x: Float[Tensor, "b r i"], layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b r j"]:
-    """Multiply rows by the weights of a layer, fused over its heads.
+    """Multiply rows of relevance by the attention weights of a layer, combined over its heads.
 
     For a record and heads="mean", no weight matrix is computed.
     """
@@ -385,7 +385,7 @@ def _refuse_repeats(seen: Seen, instead: str) -> None:
 
 
 def _resolve_rows(rows: Sequence[int], n: int) -> list[int]:
-    """Return the indices of output rows, with negative ones counted from the end n."""
+    """Return the indices of output rows, with negative indices counted from the end of n rows."""
     chosen = check_indices("rows", rows)
     return list(range(n) if chosen is None else resolve_indices("rows", chosen, n, "the last layer"))
 

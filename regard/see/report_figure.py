@@ -156,7 +156,7 @@ def encode_png(figure: Figure) -> bytes:
 
 
 def _query_limits(record: Record) -> tuple[float, float]:
-    """Return the limits of the query axis in a drawing: positions if they are known, else indices."""
+    """Return the axis limits of the queries in a figure: positions if they are known, else indices."""
     start = record.positions.queries if record.positions_known and record.rows_kept is None else 0
     return start - 0.5, start + record.q.shape[2] - 0.5
 

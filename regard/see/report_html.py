@@ -157,7 +157,7 @@ def _one_relevance(relevance: TokenRelevance) -> list[Markup]:
 
 
 def _token_style(share: float) -> str:
-    """Return the CSS style of a token: a background colour for a share from 0 to 1, and black or white text."""
+    """Return the CSS style of a token: a background colour for a fraction from 0 to 1, and black or white text."""
     red, green, blue, _ = colour = COLORMAP(share)
     text = "#000" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "#fff"
     return f"background:{to_hex(colour)};color:{text}"

@@ -189,7 +189,9 @@ class Statistics:
         return self._weights(torch.arange(self.q.shape[2], device=self.q.device))
 
     def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
-        """Return the product of the vector x and the weights, sum_i x_i w_ij, without forming the matrix."""
+        """Return the sum of the weights on each key, weighted by a number x_i per query: sum_i x_i w_ij, without the
+        matrix.
+        """
         b, h, _, i, _, _, _ = self._request.sizes
         x = x[:, None] if x.ndim == 2 else x
         if x.ndim != 3 or x.shape[0] != b or x.shape[1] not in (1, h) or x.shape[2] != i:

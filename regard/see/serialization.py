@@ -1,4 +1,4 @@
-"""Save and load records: one safetensors file with all tensors, and the other fields as JSON in its header.
+"""Save and load recorded attention calls: a safetensors file with all tensors, and other fields as JSON in its header.
 
 Masks and score terms are saved as the fields of their classes. A mask that is a function is saved as a boolean matrix.
 A record that cannot be saved, as one with a score_mod of flex_attention, is listed in `left_out`.

@@ -16,7 +16,7 @@ _forwards: dict[type[nn.Module], Any] = {kind: kind.forward for kind in KINDS}
 
 
 def is_simple_layer(module: nn.Module) -> bool:
-    """Whether a call of the module runs only the code of a known simple layer.
+    """Return whether a call of the module runs only the code of a known simple layer.
 
     A layer with hooks or with a replaced `forward` is not simple, because these may run any code.
     """

@@ -191,11 +191,11 @@ class Operation:
         return self.name == "softmax" and self.option("dim", 1, None) in (-1, self.out.ndim - 1)
 
     def has_other_numbers(self, source: Tensor) -> bool:
-        """Whether the positional arguments contain a floating-point tensor other than `source`."""
+        """Return whether the positional arguments contain a floating-point tensor other than `source`."""
         return any(isinstance(x, Tensor) and x is not source and x.is_floating_point() for x in self.args)
 
     def reshapes(self, source: Tensor) -> bool:
-        """Whether the function only reshapes `source`: entries stay in order, axes are split, merged or added."""
+        """Return whether the function only reshapes `source`: it splits, merges or adds axes; entries stay in order."""
         if self.name == "getitem":
             key = self.args[1] if isinstance(self.args[1], tuple) else (self.args[1],)
             basic = all(part is None or part is ... or type(part) in (int, slice) for part in key)
@@ -203,11 +203,11 @@ class Operation:
         return self.name in RESHAPES
 
     def rearranges(self, source: Tensor) -> bool:
-        """Whether the function may move entries of `source` to another row or key."""
+        """Return whether the function may move entries of `source` to another row or key."""
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
-        """Whether the output contains entries of `source` themselves, not only sums of them or a matrix product."""
+        """Return whether the output contains entries of `source` themselves, not only sums or products of them."""
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()
         return self.name not in REDUCTIONS
@@ -225,7 +225,7 @@ STARTS = {*PRODUCTS, *SUMS, *TIMES, "einsum", "multi_dot", "tensordot", "softmax
 
 
 def can_start_trace(name: str) -> bool:
-    """Whether a function can return scores or weights without a traced tensor among its arguments."""
+    """Return whether a function can return scores or weights without a traced tensor among its arguments."""
     return name in STARTS
 
 
@@ -249,9 +249,10 @@ class SoftmaxTracer:
         self.traced: Sized = self._traced.data  # empty if no tensor that is still alive is traced
 
     def close(self) -> None:
-        """Forget all traced tensors and both functions, which belong to the owner of the tracer.
+        """Release all traced tensors and the functions `found` and `head_count`.
 
-        Otherwise the two would refer to each other, and live until the garbage collector runs.
+        The functions refer to the owner of the tracer; this reference cycle would live until the garbage collector
+        runs.
         """
         self._traced.clear()
         del self._found, self._head_count
@@ -287,7 +288,7 @@ class SoftmaxTracer:
         self._traced[x] = (traced, version(x))
 
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
-        """Return what is known of a traced tensor, such as `TracedScores`; None if the tensor is not traced.
+        """Return the trace entry of a tensor, such as `TracedScores`; None if the tensor is not traced.
 
         changed  whether the current operation itself has written into the tensor
         """
@@ -682,7 +683,7 @@ def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, sour
 
 
 def _hides(scores: TracedScores, value: float) -> bool:
-    """Whether a pair with this score has a weight below rounding error for all possible other scores."""
+    """Return whether a pair with this score has a weight below rounding error for all possible other scores."""
     bound = finite_score_bound(scores.q, scores.k, scores.beta)
     visible = (x.detach().masked_fill(is_hiding(x, bound), 0) for x in scores.added)
     return -value > 2 * (bound + sum(float(x.abs().max()) for x in visible if x.numel())) + MARGIN
@@ -734,9 +735,7 @@ def _scores(q: Tensor, k: Tensor, out: Tensor, learned: bool) -> TracedScores:
 
 
 def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | None:
-    """Return a trace entry for the elementwise product of queries (..., i, 1, c) and keys (..., 1, j, c); None if it is
-    not one.
-    """
+    """Return the `PairProducts` of the product of queries (..., i, 1, c) and keys (..., 1, j, c), else None."""
     if len(args) != 2 or not all(isinstance(x, Tensor) and x.ndim >= 2 for x in args) or out.ndim < 4:
         return None
     leading, (i, j, c) = out.shape[:-3], out.shape[-3:]
@@ -752,8 +751,8 @@ def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | No
 def _read_weighted_values(
     traced: TracedWeights | Unsupported, operation: Operation, source: Tensor
 ) -> WeightedValues | None:
-    """Return a trace entry for the elementwise product of weights (..., i, j, 1) and values (..., 1, j, e); None if it
-    is not one.
+    """Return the `WeightedValues` of an elementwise product of weights (..., i, j, 1) and values (..., 1, j, e), else
+    None.
     """
     values = next((x for x in operation.args[:2] if isinstance(x, Tensor) and x is not source), None)
     if values is None or values.ndim < 2 or source.ndim < 3 or source.shape[-1] != 1:
@@ -826,7 +825,7 @@ def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor],
 
 
 def _sums_with_another(at: int, letters: list[str], result: str, operands: list[Tensor]) -> bool:
-    """Whether an einsum sums the last axis of operand `at` with another operand that is not a parameter."""
+    """Return whether an einsum sums the last axis of operand `at` with another operand that is not a parameter."""
     others = [n for n in range(len(operands)) if n != at and not isinstance(operands[n], nn.Parameter)]
     key = letters[at][-1]
     return key not in result and any(key in letters[n] and operands[n].ndim >= 3 for n in others)
@@ -851,12 +850,12 @@ def _arrange_axes(x: Tensor, letters: str, wanted: str) -> Tensor | None:
 
 
 def _is_parameter(x: Tensor) -> bool:
-    """Whether a tensor is a parameter or a view of one, as a transposed weight."""
+    """Return whether a tensor is a parameter or a view of one, as a transposed weight."""
     return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
 
 
 def _spreads_over_values(traced: TracedWeights | Unsupported, operation: Operation, source: Tensor) -> bool:
-    """Whether an elementwise product broadcasts weights over values with the same last axis (keys).
+    """Return whether an elementwise product broadcasts weights over values with the same last axis (keys).
 
     Then each query has its own values, as in deformable attention.
     """

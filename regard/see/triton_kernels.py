@@ -174,7 +174,7 @@ def _tile(
 
 @triton.jit
 def _cell(CELLS, mass, before, row, SPAN):
-    """Add the weight that the keys received since the last call to the cell of `row` in the pooled map.
+    """Add the weight that the keys received since the last call to the pooled-map cell that contains `row`.
 
     Returns the sum received so far, which is `before` in the next call.
     """
@@ -189,7 +189,7 @@ def _edge(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Process rows from `begin` to `end` whose tiles need the mask or cross the diagonal."""
+    """Process the rows from `begin` to `end`, whose tiles of scores are partly masked or cross the diagonal."""
     for row in tl.range(begin, end, BM):
         rows = row + tl.arange(0, BM)
         lse = tl.load(LSE + rows, mask=rows < i, other=float("inf"))
@@ -204,7 +204,9 @@ def _edge(
 
 @triton.jit
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
-    """Return the first row of tile number `turn`; the tiles lie before and after a gap, and numbers wrap around."""
+    """Return the first row of the tile that is processed at step `turn`; the tiles skip a gap, and start at another
+    tile in each program.
+    """
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)
 
@@ -279,7 +281,7 @@ def pool(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the sum of weights on each key over the rows between two edges."""
+    """Compute a pooled map: the sum of weights on each key, over the rows between two edges of cells."""
     number, cell = tl.program_id(0), tl.program_id(1)
     both = tl.program_id(2).to(tl.int64)
     b, h = both // H, both % H

@@ -40,7 +40,7 @@ class RowStatistics:
 
 
 def is_supported(call: Request) -> bool:
-    """Whether the Triton kernels support this attention call.
+    """Return whether the Triton kernels support this attention call.
 
     They need CUDA, a dtype other than float64, a width of at most 256, a window mask and no score terms.
     """
@@ -94,13 +94,13 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
 
 
 def is_exact(found: RowStatistics) -> bool:
-    """Whether all statistics are finite, and no log-sum-exp is so large that rounding makes the weights wrong."""
+    """Return whether all statistics are finite and no log-sum-exp is too large for exact weights."""
     finite_lse = found.lse.masked_fill(found.lse == -math.inf, 0)
     return bool((found.entropy.isfinite() & (finite_lse.abs() < LARGEST_LSE)).all())
 
 
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
-    """Return the pooled weights of a call.
+    """Return the pooled attention map of a call.
 
     They are added up from the cells in `found` if these fit the requested cells, else another kernel computes
     them.

@@ -203,13 +203,15 @@ class Watcher(TorchFunctionMode):
         return out if changed is None else _replace_output(out, changed, weights=weights)
 
     def _is_disabled(self) -> bool:
-        """Whether the current call must not be recorded, because of `_is_foreign` or as part of a call that is recorded
-        as a whole.
+        """Return whether the current call must not be recorded: `_is_foreign` is true, or a larger call that contains
+        it is recorded.
         """
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:
-        """Whether the current call is made by a compiler, another thread, an edit of `intervene` or a backward pass."""
+        """Return whether the current call is from a compiler, another thread, an edit of `intervene` or a backward
+        pass.
+        """
         return (
             torch.compiler.is_compiling()
             or threading.get_ident() != self._thread
@@ -280,7 +282,7 @@ class Watcher(TorchFunctionMode):
         return original(module, *args, **kwargs)
 
     def _is_own_module(self, module: nn.Module) -> bool:
-        """Whether a module belongs to the watched model, or to a replica made by nn.DataParallel."""
+        """Return whether a module belongs to the watched model, or to a replica made by nn.DataParallel."""
         return id(module) in self.paths or getattr(module, "_is_replica", False)
 
     def _attend(self, kernel: str, call: Request, out: Tensor) -> Tensor | None:
@@ -538,7 +540,7 @@ class Watcher(TorchFunctionMode):
 
 
 def call_frames() -> Iterator[FrameType]:
-    """Yield the frames of the call stack, innermost first."""
+    """Yield the Python frames of the current call stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -570,7 +572,7 @@ def _ordinary_mode() -> AbstractContextManager[object]:
 
 
 def _is_compiled_call() -> bool:
-    """Whether the current call was made through torch.compile.
+    """Return whether the current call was made through torch.compile.
 
     An eager call of flex_attention, which uses torch.compile itself, does not count.
     """
@@ -645,7 +647,7 @@ def _check_patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -
 
 
 def _is_selected(path: str, patterns: tuple[str, ...] | None) -> bool:
-    """Whether a glob pattern matches the path of the module or of a module that contains it; None selects all."""
+    """Return whether a glob pattern matches the path of a module or of a module that contains it; None selects all."""
     if patterns is None:
         return True
     parts = path.split(".")
@@ -654,7 +656,7 @@ def _is_selected(path: str, patterns: tuple[str, ...] | None) -> bool:
 
 
 def _is_standard(kind: type[nn.Module]) -> bool:
-    """Whether a class is nn.TransformerEncoderLayer or a subclass that does not override the self-attention."""
+    """Return whether a class is nn.TransformerEncoderLayer or a subclass that does not override the self-attention."""
     return issubclass(kind, nn.TransformerEncoderLayer) and kind._sa_block is nn.TransformerEncoderLayer._sa_block
 
 

@@ -14,8 +14,8 @@ from regard.base.validation import check_integer, check_range
 class ExponentialAverage:
     """Exponential moving average (EMA) of the weights.
 
-    decay  weight of the old average at each step; at step n it is at most n / (n + 9), so that the first
-           weights are forgotten soon
+    decay  weight of the old average at each step; at step n it is at most n / (n + 9), so that the initial weights soon
+           have little influence
     """
 
     decay: float = 0.999
@@ -26,7 +26,7 @@ class ExponentialAverage:
 
 @dataclass(frozen=True, kw_only=True)
 class LastKAverage:
-    """Mean of the last snapshots of the weights.
+    """Weight averaging: the mean of the last snapshots of the weights.
 
     count  number of snapshots
     every  steps between snapshots
@@ -92,7 +92,7 @@ class Averager:
         return {f"{number}/{name}": t for number, each in enumerate(self._snapshots) for name, t in each.items()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Load a state dict that `state_dict` returned."""
+        """Load averaged weights from a state dict that `state_dict` returned."""
         own = dict(_weights(self._model))
         snapshots: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():

@@ -1,4 +1,5 @@
-"""The CTC loss on a GPU by one kernel that reads lengths on the GPU, so that a step can be captured as a CUDA graph.
+"""The CTC loss in one GPU kernel that does not read lengths on the host, so that a step can be captured as a CUDA
+graph.
 
 torch's CTC loss reads lengths on the host.
 """

@@ -65,9 +65,9 @@ def linear_cross_entropy(
 def _linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the summed loss and its gradients by hidden and weight, those that are wanted, else empty tensors.
+    """Return the summed loss and its gradients with respect to `hidden` and `weight`; empty if not requested.
 
-    An operator, so that torch.compile does not trace the loop.
+    This is a custom operator, so that torch.compile does not trace the loop.
     """
     total, by_hidden, by_weight = _make_results(hidden, weight, of_hidden, of_weight)
     fused = hidden.is_cuda and hidden.dtype != torch.float64 and has_triton()
@@ -101,7 +101,7 @@ def _linear_cross_entropy(
 
 
 def _make_results(hidden: Tensor, weight: Tensor, of_hidden: bool, of_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors for the loss and the gradients, of which those by weight are sums in at least float32."""
+    """Return tensors to write the loss and the gradients to; the gradient of the weights is float32 or better."""
     exact = torch.promote_types(hidden.dtype, torch.float32)
     kept = torch.float32 if hidden.dtype == torch.float16 else hidden.dtype
     by_hidden = torch.empty_like(hidden, dtype=kept) if of_hidden else hidden.new_empty(0, dtype=kept)
@@ -135,7 +135,7 @@ _linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gr
 
 
 def _cross_entropy_and_gradient(logits: Tensor, targets: Tensor, vocab: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """Return the loss of some rows of logits, summed, and its gradient by the logits, in their dtype."""
+    """Return the summed loss of some rows of logits, and its gradient with respect to the logits, in their dtype."""
     exact = torch.promote_types(logits.dtype, torch.float32)
     skipped = targets == ignored
     if logits.device.type == "cpu" and bool(((targets < 0) | (targets >= vocab)).logical_and_(~skipped).any()):
@@ -162,7 +162,7 @@ def _slices(hidden: Tensor, weight: Tensor) -> list[slice]:
 
 
 def _cast_and_pad(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weights in this dtype, with rows of zeros up to a number that matrix products are fast for."""
+    """Cast the weights to a dtype and pad them with rows of zeros to a size for which matrix products are fast."""
     padded = weight.new_zeros(len(weight) + -len(weight) % ALIGNED, weight.shape[1], dtype=dtype)
     padded[: len(weight)] = weight
     return padded

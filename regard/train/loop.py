@@ -156,7 +156,7 @@ def count_validations(plan: TrainingPlan, done: int = 0) -> int:
 
 
 def measure_step_seconds(model: nn.Module, task: Task, plan: TrainingPlan) -> float:
-    """Estimate the seconds of a step on the CPU from the gradients of a few samples. The model is not changed."""
+    """Estimate the seconds of a training step on the CPU by computing gradients of a few samples. Does not train."""
     few = next(
         size
         for size in range(min(MEASURED_SAMPLES, plan.batch_size), plan.batch_size + 1)
@@ -173,7 +173,7 @@ def measure_step_seconds(model: nn.Module, task: Task, plan: TrainingPlan) -> fl
 
 
 def autocast(plan: TrainingPlan, device: str) -> AbstractContextManager[Any]:
-    """Return a context manager for the mixed precision that the plan selects."""
+    """Return an autocast context manager for the mixed precision of the training plan."""
     return nullcontext() if plan.precision == "float32" else torch.autocast(device, getattr(torch, plan.precision))
 
 
@@ -224,7 +224,7 @@ class Trainer:
         self.metrics: list[tuple[int, dict[str, float]]] = []
 
     def run(self) -> TrainingResult:
-        """Train until the last step, early stopping or a signal, and return the result."""
+        """Run the training loop until the last step, early stopping or a signal, and return the result."""
         with nullcontext() if self.graphs is None else self.graphs.stream():
             return self._run()
 

@@ -36,24 +36,24 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 
 @dataclass(frozen=True)
 class PeakFit:
-    """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of several lines.
+    """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of linear functions.
 
-    There is a line for each moment of a training step, because the peak is at different moments for different
-    sizes.
+    There is one linear function for each allocation in a training step, because the peak is at different allocations
+    for different sizes.
 
-    lines  slope and intercept of each line
+    lines  slope and intercept of each linear function
     """
 
     lines: tuple[tuple[float, float], ...]
 
     @staticmethod
     def fit(sizes: tuple[int, int], small: list[int], large: list[int]) -> "PeakFit":
-        """Fit a line to the bytes at each moment of a step, measured with two sizes of micro-batch.
+        """Fit a linear function to the bytes after each allocation of a step, measured with two sizes of micro-batch.
 
-        If the two steps have different numbers of moments, one line is fitted to the two peaks.
+        If the two steps have different numbers of allocations, one linear function is fitted to the two peaks.
 
         sizes         the two sizes of micro-batch
-        small, large  bytes at each moment of a step, with the first and the second size
+        small, large  bytes after each allocation of a step, with the first and the second size
         """
         if len(small) != len(large):
             small, large = [max(small)], [max(large)]

@@ -1,4 +1,6 @@
-"""Muon that orthogonalizes all matrices of one shape in a batch; torch.optim.Muon does one after the other."""
+"""The Muon optimizer with batches: all matrices of one shape are orthogonalized together, not one after the other as in
+torch.optim.Muon.
+"""
 
 from typing import Any
 

@@ -203,7 +203,7 @@ class CombinedOptimizer:
         }
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Load a state dict that `state_dict` returned."""
+        """Load the state of all optimizers from a state dict that `state_dict` returned."""
         states: dict[str, dict[str, Tensor]] = {}
         for path, value in tensors.items():
             name, key = path.split("/")

@@ -72,7 +72,7 @@ def move_to_device(batch: Any, device: torch.device) -> Any:
 
 
 def pin(batch: Any) -> Any:
-    """Copy the CPU tensors of a batch to pinned memory, from which a GPU copies while the CPU goes on."""
+    """Copy the CPU tensors of a batch to pinned memory, so that copies to a GPU are asynchronous."""
     return map_tensors(batch, _pin)
 
 

@@ -1,7 +1,7 @@
 """The process group of a run, for a single process: rank, world size, device and collective operations.
 
-`regard.train.distributed` has the groups of several processes (DDP, FSDP). They are apart because torch.distributed
-takes long to import.
+`regard.train.distributed` has the groups of several processes (DDP, FSDP). They are in another module because
+torch.distributed takes long to import.
 """
 
 from collections.abc import Callable

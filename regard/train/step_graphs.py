@@ -24,11 +24,11 @@ class StepGraphs:
 
     step        computes one step
     clear       removes gradients, after a capture that failed
-    on_message  called with whether graphs are used, and if not, why
+    on_message  called with a message that says whether graphs are used and, if not, why
 
-    The loss may depend on the tensors of the batch, the model and the RNG state only: what else Python code reads is
-    fixed when a graph is captured. Without graphs run the steps of a task whose batches differ in shape, and those of
-    a task whose step synchronizes with the GPU; `on_message` gets the reason.
+    The loss may depend on the tensors of the batch, the model and the RNG state only. Any other value that Python code
+    reads is fixed when a graph is captured. Graphs are not used if batches differ in shape or if the step synchronizes
+    with the GPU.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class StepGraphs:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Context manager in which steps run: graphs are captured on a stream of their own, as torch demands."""
+        """Context manager: run the steps inside on a side stream, because CUDA graphs cannot be captured on the default
+        stream.
+        """
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
         try:
@@ -64,7 +66,7 @@ class StepGraphs:
         return self._step(micro_batches)
 
     def _check_shape(self, shape: Hashable) -> None:
-        """Stop the use of graphs if this batch has another shape than those before."""
+        """Disable CUDA graphs if this batch has another shape than earlier ones."""
         if self._shape is None:
             self._shape = shape
         if shape != self._shape:
@@ -92,7 +94,7 @@ class StepGraphs:
 
 
 class _CapturedStep:
-    """One training step as a CUDA graph, with the tensors that it reads its batch from."""
+    """One training step as a CUDA graph, with the static tensors that hold its batch."""
 
     def __init__(self, step: Step, micro_batches: list[Any], stream: torch.cuda.Stream) -> None:
         self._inputs: list[Tensor] = []
@@ -121,7 +123,7 @@ def list_tensors(batch: Any) -> list[Tensor]:
 
 
 def batch_signature(batch: Any) -> Hashable:
-    """Return what must be equal for batches to use one graph: shapes, dtypes and all values outside tensors."""
+    """Return a key that is equal for batches that can use one graph: shapes, dtypes and all values outside tensors."""
     if isinstance(batch, Tensor):
         return tuple(batch.shape), batch.dtype
     if isinstance(batch, dict):

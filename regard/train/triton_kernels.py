@@ -76,7 +76,7 @@ def _ctc_sequences(
     LOGS, TARGETS, ROWS, LENGTHS, ALPHAS, LOSSES, GRADIENTS, n, vocab, tokens, blank,
     STATES: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the CTC loss of one sequence and its gradient by the logits, by the forward-backward algorithm.
+    """Compute the CTC loss of one sequence and its gradient with respect to the logits (forward-backward algorithm).
 
     State 2k + 1 is token k of the target, and the states before, between and after tokens are blanks.
     """
@@ -124,7 +124,7 @@ def _ctc_sequences(
 
 
 def ctc_and_gradient(logs: Tensor, targets: Tensor, rows: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """Return the CTC loss of each sequence, and the gradient by the logits of which `logs` are the log-softmax.
+    """Return the CTC loss of each sequence, and its gradient with respect to the logits, whose log-softmax is `logs`.
 
     logs     log-probabilities (b n w), contiguous float32
     targets  tokens (b t) without blanks

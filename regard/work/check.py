@@ -87,21 +87,19 @@ class HeadProgress:
     uncertain: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
 
     def carried_forward(self, step: str) -> Array:
-        """Return a step calculated correctly from earlier steps, where steps with a mistake have the values that the
-        mistake gives.
-        """
+        """Return the matrix of a step, calculated from the values that the student's earlier mistakes give."""
         return correct_steps(self.head, self.mistaken)[step]
 
     def from_written(self, step: str) -> Array:
-        """Return a step calculated correctly from the student's earlier numbers as written."""
+        """Return the matrix of a step, calculated correctly from the earlier numbers that the student wrote."""
         return correct_steps(self.head, self.written)[step]
 
     def true(self, step: str) -> Array:
-        """Return the correct values of a step, independent of the student's earlier steps."""
+        """Return the matrix of a step in the correct solution, independent of the student's earlier steps."""
         return correct_steps(self.head, {})[step]
 
     def expected(self, step: str) -> Expected:
-        """Return the values that count as correct in a step, given the student's earlier steps."""
+        """Return the values that are accepted in a step, given the student's earlier steps (error carried forward)."""
         matrix = self.carried_forward(step)
         if not self.mistaken:
             return Expected(matrix, np.zeros_like(matrix))
@@ -114,18 +112,14 @@ class HeadProgress:
         return Expected(matrix, self.tolerance(step), tuple(alternatives))
 
     def differs_from_true(self, step: str, written: StudentMatrix) -> bool:
-        """Whether a step without a mistake of its own still differs from the correct values, because of an earlier
-        mistake.
-        """
+        """Return whether a step differs from the correct values only because of an earlier mistake."""
         true = self.true(step)
         return bool(self.mistaken) and not (written if written.shape == true.shape else written.transposed).matches(
             true
         )
 
     def tolerance(self, step: str) -> Array:
-        """Return the allowed error of each entry of a step: earlier wrong numbers are known only to the digits
-        written.
-        """
+        """Return the allowed error of each entry of a step, due to the rounding of earlier wrong numbers."""
         matrix = self.carried_forward(step)
         tolerance = np.zeros_like(matrix)
         for name, entry, slack in self.uncertain:
@@ -259,7 +253,7 @@ def judge_step(
 
 
 def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
-    """Return the matrix of a step as a hypothesis explains it; None if the hypothesis does not affect all wrong rows.
+    """Return the matrix of a step under an error hypothesis; None if the hypothesis does not explain all wrong rows.
 
     If the hypothesis affects single rows, only the wrong rows are changed; the others keep the values of `matrix`.
 

@@ -31,9 +31,7 @@ class CommonMistake:
 
 @cache
 def common_mistakes() -> tuple[CommonMistake, ...]:
-    """Return all common mistakes in a calculation of attention, grouped by step; within a step the likeliest comes
-    first.
-    """
+    """Return all common mistakes in a calculation of attention, by step; in each step, the likeliest comes first."""
     return (*_projection_mistakes(), *_score_mistakes(), *_scale_mistakes(), *_softmax_mistakes(), *_output_mistakes())
 
 

@@ -138,7 +138,7 @@ class Problem:
         return tuple(str(number + 1) for number in range(self.queries))
 
     def _row_shape(self, matrix: Matrix) -> tuple[int, int]:
-        """Return the (rows, columns) that a matrix would have in the row convention."""
+        """Return the (rows, columns) of a matrix, or of its transpose if tokens are columns in the problem."""
         rows, columns = len(matrix), len(matrix[0])
         return (rows, columns) if self.by_rows else (columns, rows)
 

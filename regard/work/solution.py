@@ -106,7 +106,7 @@ class Solution:
         return next(step for step in self.steps if step.key == key and (head is None or step.head in (None, head)))
 
     def has(self, key: str) -> bool:
-        """Whether the solution has a step with this name."""
+        """Return whether the solution has a step with this name."""
         return any(step.key == key for step in self.steps)
 
     @property

@@ -43,11 +43,11 @@ class WrittenNumber:
         return rounding + (0.0 if self.digits is None else 0.5 * 10.0 ** -max(self.digits, MIN_DIGITS))
 
     def matches(self, true: float) -> bool:
-        """Whether the correct number equals the written one within `tolerance`."""
+        """Return whether the correct number equals the written one within `tolerance`."""
         return abs(self.value - true) <= self.tolerance
 
     def truncates(self, true: float) -> bool:
-        """Whether the written number is the correct number with its further digits cut off instead of rounded."""
+        """Return whether the written number is the correct number, truncated instead of rounded."""
         scale = 10.0 ** (self.digits or 0)
         cut = math.trunc(true * scale) / scale
         return bool(self.digits) and abs(self.value - cut) <= 1e-9 * max(1.0, abs(true))
@@ -89,7 +89,7 @@ class StudentMatrix:
         return [(r, c) for r, c, cell in self if not cell.matches(float(true[r, c]))]
 
     def matches(self, true: Array) -> bool:
-        """Whether the shape is correct and every number written matches the correct one within its digits."""
+        """Return whether the shape is correct and every number written matches the correct one within its digits."""
         return true.shape == self.shape and not self.wrong_entries(true)
 
     def fill_gaps(self, true: Array) -> Array:

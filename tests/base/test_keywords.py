@@ -7,7 +7,7 @@ from regard import attend, causal, channel_attend, explain, linear_attend
 from regard.base.errors import ConfigError, KeywordError
 from regard.base.keywords import TRANSLATIONS
 from regard.nn.attention import Attention
-from regard.nn.linear import LinearAttention
+from regard.nn.linear_attention import LinearAttention
 from regard.nn.synthesizer import Synthesizer
 
 Q = torch.randn(1, 2, 3, 4)

@@ -96,8 +96,8 @@ NOT_REAL = [True, False, math.nan, "1", b"1", None, [1.0], (1.0,), 1 + 0j, Decim
 @pytest.mark.parametrize("value", NOT_REAL, ids=repr)
 def test_values_that_are_not_real_numbers_raise_an_error(value):
     assert said(check_number, "softcap(cap)", value) == f"softcap(cap) is {value!r}, but takes one real number"
-    text = f"dropout is {value!r}, but takes one real number, the share of weights set to zero"
-    assert said(check_number, "dropout", value, "the share of weights set to zero") == text
+    text = f"dropout is {value!r}, but takes one real number, the probability of dropping a weight"
+    assert said(check_number, "dropout", value, "the probability of dropping a weight") == text
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), torch.tensor(1), np.array(1.0)], ids=repr)

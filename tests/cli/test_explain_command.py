@@ -101,7 +101,7 @@ def test_sizes_are_read() -> None:
         (["--scores", "softcap:-1"], "takes a number above zero"),
         (["--scores", "softcap:nan"], "takes a number above zero"),
         (["--beta", "nan"], "beta is nan"),
-        (["--dropout", "1"], "dropout is the share of weights set to zero"),
+        (["--dropout", "1"], "dropout is the probability of dropping a weight"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(words: list[str], error: str) -> None:

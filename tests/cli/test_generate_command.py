@@ -16,11 +16,13 @@ from regard.cli import app
 from regard.core.cache import DynamicCache
 from regard.data.characters import CharacterTokenizer
 from regard.data.tokenizers import ByteTokenizer, load_tokenizer
+from regard.models.beam_search import BeamSearch
 from regard.models.caches import Caches
 from regard.models.generation import generate
+from regard.models.generation_types import STRATEGIES
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.presets import build, build_from_config
-from regard.models.sampling import STRATEGIES, BeamSearch, Greedy, Sample, Strategy
+from regard.models.sampling import Greedy, Sample, Strategy
 from regard.models.saving import save
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.recipe import RecipeResult, get_recipe, save_result

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from regard.cli import print_errors, translate
 from regard.data.number_words import english, german
 from regard.data.sentence_pairs import SentencePairs
+from regard.models.beam_search import BeamSearch
 from regard.models.presets import build_from_config
-from regard.models.sampling import BeamSearch, Greedy, Strategy
+from regard.models.sampling import Greedy, Strategy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes.moses_tokenizer import moses_detokenize
 from regard.recipes.recipe import RecipeResult, load_finished_run, save_result

@@ -71,7 +71,7 @@ def draw(n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Te
 def terms(dtype: torch.dtype) -> dict[str, object]:
     several = {
         "alibi": alibi(heads=H),
-        "t5 buckets": t5_buckets(noise(8, H, seed=4, dtype=dtype), reach=9),
+        "t5 buckets": t5_buckets(noise(8, H, seed=4, dtype=dtype), max_distance=9),
         "shaw": shaw(noise(7, C, seed=5, dtype=dtype)),
         "sink": sink(noise(H, seed=6, dtype=dtype)),
         "a cap": softcap(1.5),

@@ -128,7 +128,7 @@ def test_dropout_drops_weights_between_channels():
     eye = torch.eye(C).expand(B, H, C, C)
     weights = channel_attend(0 * q, k, eye, dropout=0.5)  # V = identity reads them out, transposed
     assert weights.unique().tolist() == pytest.approx([0, 2 / C])
-    with pytest.raises(ConfigError, match="dropout is the share"):
+    with pytest.raises(ConfigError, match="dropout is the probability"):
         channel_attend(*draw(), dropout=1.0)
 
 

@@ -197,7 +197,9 @@ TOO_SMALL = {
     "random_links(count) is -1, but must be at least 0: it counts keys": lambda: random_links(-1),
     "padding(width) is -1, but must be at least 0: it counts positions": lambda: padding([3], side="left", width=-1),
     "alibi(heads) is 0, but must be at least 1: it counts query heads": lambda: alibi(0),
-    "t5_buckets(reach) is 0, but must be at least 1: it counts positions": lambda: t5_buckets(TABLE, reach=0),
+    "t5_buckets(max_distance) is 0, but must be at least 1: it counts positions": lambda: t5_buckets(
+        TABLE, max_distance=0
+    ),
 }
 
 
@@ -225,7 +227,7 @@ WHOLE = {
     "random_links(seed)": lambda value: random_links(2, seed=value),
     "padding(width)": lambda value: padding([1, 0], side="left", width=value),
     "alibi(heads)": lambda value: alibi(value),
-    "t5_buckets(reach)": lambda value: t5_buckets(TABLE, reach=value),
+    "t5_buckets(max_distance)": lambda value: t5_buckets(TABLE, max_distance=value),
 }
 
 
@@ -248,7 +250,7 @@ NUMPY = {
     "random_links(np.int64(2), np.int64(5))": "random_links(2, seed=5)",
     "padding([3, 5], side='left', width=np.int64(7))": "padding([3, 5], side='left', width=7)",
     "torch.equal(alibi(np.int64(6)).slopes, alibi(6).slopes)": "True",
-    "int(t5_buckets(torch.zeros(8, 6), reach=np.int64(9)).reach)": "9",
+    "int(t5_buckets(torch.zeros(8, 6), max_distance=np.int64(9)).max_distance)": "9",
     "softcap(np.float32(0.5)).cap": "0.5",
     "softargmax(torch.tensor([0.0, 1.0]), np.float32(0)).tolist()": "[0.5, 0.5]",
     "softargmax(torch.tensor([0.0, 1.0]), np.float64('inf')).tolist()": "[0.0, 1.0]",
@@ -534,20 +536,20 @@ def test_attend_chooses_a_beta_and_softargmax_does_not():
 
 @pytest.mark.parametrize("dropout", [1.0, 1, 1.5, -0.1, math.inf, -math.inf])
 def test_dropout_is_a_share(dropout):
-    text = f"dropout is the share of weights set to zero, at least 0 and less than 1, not {dropout!r}"
+    text = f"dropout is the probability of dropping a weight: at least 0, less than 1, not {dropout!r}"
     assert said(ConfigError, call, dropout=dropout) == text
 
 
 @pytest.mark.parametrize("dropout", [math.nan, "none", None, True])
 def test_dropout_is_a_number(dropout):
-    text = f"dropout is {dropout!r}, but takes one real number, the share of weights set to zero"
+    text = f"dropout is {dropout!r}, but takes one real number, the probability of dropping a weight"
     assert said(ConfigError, call, dropout=dropout) == text
 
 
 def test_dropout_in_a_tensor_is_told_to_come_out():
     text = said(ConfigError, call, dropout=torch.tensor(0.5))
     assert text == (
-        "dropout is tensor(0.5000), but takes one real number, the share of weights set to zero; call .item() on it"
+        "dropout is tensor(0.5000), but takes one real number, the probability of dropping a weight; call .item() on it"
     )
 
 
@@ -693,16 +695,20 @@ def test_what_is_no_term_is_refused(scores):
         (ConfigError, lambda: t5_buckets(torch.zeros(2, 6)), "at least 2 buckets a side, not 1; make the table longer"),
         (
             ConfigError,
-            lambda: t5_buckets(TABLE, reach=2),
-            "t5_buckets has 2 near buckets a side, so reach=2 is too short; use at least 3",
+            lambda: t5_buckets(TABLE, max_distance=2),
+            "t5_buckets has 2 near buckets a side, so max_distance=2 is too short; use at least 3",
         ),
         (
             ConfigError,
-            lambda: t5_buckets(TABLE, reach=4, both_ways=False),
-            "t5_buckets has 4 near buckets, so reach=4 is too short; use at least 5",
+            lambda: t5_buckets(TABLE, max_distance=4, bidirectional=False),
+            "t5_buckets has 4 near buckets, so max_distance=4 is too short; use at least 5",
         ),
         (ShapeError, lambda: t5_buckets(torch.zeros(8)), "(8,)"),
-        (ConfigError, lambda: shaw(torch.zeros(4, 5)), "an odd number of relative keys (-reach .. reach), not 4"),
+        (
+            ConfigError,
+            lambda: shaw(torch.zeros(4, 5)),
+            "an odd number of relative keys (-max_distance .. max_distance), not 4",
+        ),
         (ShapeError, lambda: shaw(torch.zeros(5)), "(5,)"),
         (ConfigError, lambda: softcap(0.0), "softcap(0.0) needs a positive finite cap"),
         (ConfigError, lambda: softcap(math.inf), "softcap(inf) needs a positive finite cap"),
@@ -722,8 +728,8 @@ def test_a_term_is_checked_where_it_is_made(kind, make, part):
 
 
 def test_the_shortest_reaches_and_the_smallest_counts_are_fine():
-    assert t5_buckets(TABLE, reach=3).reach == 3
-    assert t5_buckets(TABLE, reach=5, both_ways=False).reach == 5
+    assert t5_buckets(TABLE, max_distance=3).max_distance == 3
+    assert t5_buckets(TABLE, max_distance=5, bidirectional=False).max_distance == 5
     assert len(alibi(1).slopes) == 1
     assert repr(window(0)) == "window(before=0)"
     assert repr(random_links(0, seed=0)) == "random_links(0, seed=0)"

@@ -13,6 +13,7 @@ import regard
 from regard import attend, causal, linear_attend
 from regard.base.errors import KernelRefusedError
 from regard.core import linear, positions, scores
+from regard.core.absolute_positions import Grid
 from regard.core.kernels import KERNELS
 from regard.core.linear import FEATURE_MAPS
 from regard.core.positions import ROPE_SCALINGS, DynamicNTK, rotary
@@ -26,7 +27,7 @@ PAGE = Path(regard.__file__).parents[1] / "docs" / "mechanisms.md"
 # arguments that fit q (2, 6, i, 5) and k (2, 3, 11, 5); a new term adds its own here
 EXAMPLES: dict[str, Callable[[], ScoreTerm]] = {
     "alibi": lambda: scores.alibi(heads=H),
-    "t5_buckets": lambda: scores.t5_buckets(torch.randn(8, H), reach=9),
+    "t5_buckets": lambda: scores.t5_buckets(torch.randn(8, H), max_distance=9),
     "shaw": lambda: scores.shaw(torch.randn(7, C)),
     "softcap": lambda: scores.softcap(1.5),
     "sink": lambda: scores.sink(torch.randn(H)),
@@ -52,10 +53,8 @@ def test_a_score_term_is_public_and_has_an_example(name: str) -> None:
     assert name in EXAMPLES, f"add arguments for {name} to EXAMPLES"
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_score_term_is_the_same_in_every_kernel(name: str) -> None:
+def assert_same_in_every_kernel(term: ScoreTerm) -> None:
     q, k, v = draw(QUERIES, J, dtype=torch.float64)
-    term = EXAMPLES[name]()
     truth = attend(q, k, v, mask=causal(), scores=term, kernel="reference")
     assert (truth - attend(q, k, v, mask=causal(), kernel="reference")).abs().max() > 1e-3
     for kernel in set(KERNELS) - {"flex", "reference"}:
@@ -63,7 +62,25 @@ def test_a_score_term_is_the_same_in_every_kernel(name: str) -> None:
             out = attend(q, k, v, mask=causal(), scores=term, kernel=kernel)
         except KernelRefusedError:
             continue
-        torch.testing.assert_close(out, truth, atol=1e-12, rtol=1e-12, msg=f"{kernel} with {name}")
+        torch.testing.assert_close(out, truth, atol=1e-12, rtol=1e-12, msg=f"{kernel} with {term}")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_score_term_is_the_same_in_every_kernel(name: str) -> None:
+    assert_same_in_every_kernel(EXAMPLES[name]())
+
+
+class Parity(scores.ScoreTerm):
+    """A term as one would first write it: its values have torch's default dtype, not that of the scores."""
+
+    name = "parity"
+
+    def bind(self, q: Tensor, beta: float) -> Callable[[Tensor, Grid], Tensor]:
+        return lambda scores, grid: scores + 1.5 * ((grid.i + grid.j) % 2 == 0)
+
+
+def test_a_score_term_whose_values_have_another_dtype_is_the_same_in_every_kernel() -> None:
+    assert_same_in_every_kernel(Parity())
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -239,8 +239,8 @@ def test_divisible_lengths_are_told_to_the_compiler(i, j):
 
 TERMS: dict[str, Callable[[int, int], Any]] = {
     "alibi": lambda i, j: alibi(slopes=torch.rand(H)),
-    "t5": lambda i, j: t5_buckets(torch.randn(12, H), reach=50),
-    "t5 one way": lambda i, j: t5_buckets(torch.randn(12, H), reach=50, both_ways=False),
+    "t5": lambda i, j: t5_buckets(torch.randn(12, H), max_distance=50),
+    "t5 one way": lambda i, j: t5_buckets(torch.randn(12, H), max_distance=50, bidirectional=False),
     "shaw": lambda i, j: shaw(torch.randn(11, C)),
     "softcap": lambda i, j: softcap(1.5),
     "sink": lambda i, j: sink(torch.randn(H)),
@@ -334,7 +334,9 @@ def test_compiled_code_for_a_window_serves_other_lengths():
 
 
 def test_compiled_code_with_data_and_a_term():
-    assert_true(draw(129, 300), mask=causal() & documents(labels(300)), scores=t5_buckets(torch.randn(12, H), reach=50))
+    assert_true(
+        draw(129, 300), mask=causal() & documents(labels(300)), scores=t5_buckets(torch.randn(12, H), max_distance=50)
+    )
 
 
 LENGTHS = (130, 300, 450, 256, 384)  # three that 128 does not divide and two that it does
@@ -533,7 +535,7 @@ COMPILED: dict[str, Callable[[int], dict[str, Any]]] = {
     "documents": lambda n: {"mask": causal() & documents(labels(n))},
     "softcap of all": lambda n: {"scores": softcap(3.0)},
     "alibi and sink": lambda n: {"mask": causal(), "scores": [alibi(heads=H), sink(torch.ones(H))]},
-    "t5": lambda n: {"mask": causal(), "scores": t5_buckets(torch.linspace(-1, 1, 8 * H).view(8, H), reach=9)},
+    "t5": lambda n: {"mask": causal(), "scores": t5_buckets(torch.linspace(-1, 1, 8 * H).view(8, H), max_distance=9)},
     "shaw": lambda n: {"mask": causal(), "scores": shaw(torch.linspace(-1, 1, 9 * C).view(9, C))},
     "added and cap": lambda n: {"mask": causal(), "scores": [torch.linspace(-1, 1, n)[:, None], softcap(2.0)]},
     "beta": lambda n: {"mask": causal(), "beta": 0.7},

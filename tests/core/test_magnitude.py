@@ -217,7 +217,7 @@ def results(case: Case, kernel: str | None, device: str, setting: str = "eager")
     terms = [additive(case.added.to(device))] if case.added is not None else []
     terms += [alibi(slopes=case.slopes)] if case.slopes is not None else []
     terms += [sink(case.sink)] if case.sink is not None else []
-    terms += [t5_buckets(case.buckets.to(device), reach=REACH)] if case.buckets is not None else []
+    terms += [t5_buckets(case.buckets.to(device), max_distance=REACH)] if case.buckets is not None else []
     terms += [shaw(case.relative.to(device))] if case.relative is not None else []
     terms += [softcap(case.cap)] if case.cap is not None else []
 

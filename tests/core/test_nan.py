@@ -324,7 +324,7 @@ def test_a_t5_table_of_minus_infinity_hides_keys_like_a_mask(kernel, number):
             (table, only | causal()),
             (plain, (only | causal()) & Mask.of("far", lambda i, j: i - j != 1)),
         ):
-            term = t5_buckets(own.to("cuda" if kernel == "flex" else "cpu"), reach=9)
+            term = t5_buckets(own.to("cuda" if kernel == "flex" else "cpu"), max_distance=9)
             outs.append(served(q, k, v, mask=mask, scores=[term], kernel=kernel))
         if outs[0] is None:
             continue
@@ -332,7 +332,10 @@ def test_a_t5_table_of_minus_infinity_hides_keys_like_a_mask(kernel, number):
         grads = [torch.autograd.grad(out.square().sum(), (q, k, v)) for out in outs]
         for own, other in zip(*grads, strict=True):
             assert torch.allclose(own, other, atol=2e-5), (kernel, n)
-        mask, term = causal() & window(before=1) & Mask.of("past", lambda i, j: i != j), t5_buckets(table, reach=9)
+        mask, term = (
+            causal() & window(before=1) & Mask.of("past", lambda i, j: i != j),
+            t5_buckets(table, max_distance=9),
+        )
         dirty = [x.detach().clone().fill_(number).requires_grad_() for x in (k, v)]
         if kernel != "flex":
             out = served(q, *dirty, mask=mask, scores=[term], kernel=kernel)  # all that the mask shows is hidden

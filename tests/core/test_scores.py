@@ -88,10 +88,10 @@ def test_alibi_goes_by_positions_not_by_rows():
     assert torch.allclose(out[0, 2, 3], -alibi_slopes(H)[2].to(out) * (14 - at).abs())
 
 
-def published_bucket(distance: int, buckets: int, reach: int, both_ways: bool) -> int:
+def published_bucket(distance: int, buckets: int, reach: int, bidirectional: bool) -> int:
     """near + floor(far log(d / near) / log(reach / near)), without a logarithm: whole numbers are never rounded."""
     side = 0
-    if both_ways:
+    if bidirectional:
         buckets //= 2
         side = buckets if distance > 0 else 0
         distance = abs(distance)
@@ -107,21 +107,21 @@ def published_bucket(distance: int, buckets: int, reach: int, both_ways: bool) -
     return side + near + step
 
 
-@pytest.mark.parametrize("both_ways", [True, False], ids=["encoder", "decoder"])
+@pytest.mark.parametrize("bidirectional", [True, False], ids=["encoder", "decoder"])
 @pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 16), (6, 9), (12, 20), (4, 3), (64, 300), (10, 1000)])
-def test_buckets_follow_the_published_formula(buckets, reach, both_ways):
+def test_buckets_follow_the_published_formula(buckets, reach, bidirectional):
     distances = range(-reach - 7, reach + 8)
-    expected = [published_bucket(d, buckets, reach, both_ways) for d in distances]
-    assert t5_bucket(torch.tensor(distances), buckets, reach, both_ways).tolist() == expected
+    expected = [published_bucket(d, buckets, reach, bidirectional) for d in distances]
+    assert t5_bucket(torch.tensor(distances), buckets, reach, bidirectional).tolist() == expected
     assert set(expected) <= set(range(buckets))
 
 
 @pytest.mark.parametrize(
-    ("both_ways", "far"), [(True, {-20: 10, 20: 26, -5: 5, 7: 23, 999: 31}), (False, {-20: 17, 5: 0})]
+    ("bidirectional", "far"), [(True, {-20: 10, 20: 26, -5: 5, 7: 23, 999: 31}), (False, {-20: 17, 5: 0})]
 )
-def test_buckets_known_by_heart(both_ways, far):
+def test_buckets_known_by_heart(bidirectional, far):
     """Values of the released model: 32 buckets, 128 far."""
-    assert t5_bucket(torch.tensor(list(far)), 32, 128, both_ways).tolist() == list(far.values())
+    assert t5_bucket(torch.tensor(list(far)), 32, 128, bidirectional).tolist() == list(far.values())
 
 
 def test_buckets_agree_with_the_logarithm_where_it_is_not_at_a_border():
@@ -131,18 +131,18 @@ def test_buckets_agree_with_the_logarithm_where_it_is_not_at_a_border():
             assert t5_bucket(torch.tensor(-distance), 32, 128, True).item() == 8 + min(int(exact), 7)
 
 
-@pytest.mark.parametrize("both_ways", [True, False], ids=["encoder", "decoder"])
+@pytest.mark.parametrize("bidirectional", [True, False], ids=["encoder", "decoder"])
 @pytest.mark.parametrize(
     "positions", [None, Positions(40, 3), Positions(5, torch.tensor([4, 0, 8, 30, 2, 1, 5, 3, 7]))], ids=str
 )
-def test_t5_adds_the_number_of_head_and_bucket(both_ways, positions):
+def test_t5_adds_the_number_of_head_and_bucket(bidirectional, positions):
     table, scores = torch.randn(12, H, dtype=torch.float64), torch.randn(B, H, I, J, dtype=torch.float64)
-    out = acted(t5_buckets(table, reach=20, both_ways=both_ways), scores, queries(), positions=positions)
+    out = acted(t5_buckets(table, max_distance=20, bidirectional=bidirectional), scores, queries(), positions=positions)
     at = grid(positions)
     for row in range(I):
         for column in range(J):
             distance = (at.j[0, column] - at.i[row, 0]).item()
-            added = table[published_bucket(distance, 12, 20, both_ways)]
+            added = table[published_bucket(distance, 12, 20, bidirectional)]
             assert torch.equal(out[:, :, row, column], scores[:, :, row, column] + added)
 
 
@@ -285,7 +285,7 @@ def test_terms_act_after_beta():
 
 TERMS = {
     "alibi": lambda: alibi(heads=H),
-    "t5_buckets": lambda: t5_buckets(torch.zeros(8, H), reach=16),
+    "t5_buckets": lambda: t5_buckets(torch.zeros(8, H), max_distance=16),
     "shaw": lambda: shaw(torch.zeros(5, C)),
     "softcap": lambda: softcap(2.0),
     "sink": lambda: sink(torch.zeros(H)),
@@ -320,8 +320,8 @@ def test_settings_differ_where_code_differs():
         softcap(3.0),
         shaw(torch.zeros(5, C)),
         shaw(torch.zeros(7, C)),
-        t5_buckets(table, reach=16),
-        t5_buckets(table, reach=17),
+        t5_buckets(table, max_distance=16),
+        t5_buckets(table, max_distance=17),
         additive(torch.zeros(H, 1, J)),
         additive(torch.zeros(H, I, J)),
         additive(torch.zeros(I, J)),
@@ -363,7 +363,7 @@ def test_a_term_of_ones_own_needs_no_checks_and_no_tensors():
 
 OF_VALUES = {
     "alibi": lambda x: alibi(slopes=x),
-    "t5_buckets": lambda x: t5_buckets(x, reach=16),
+    "t5_buckets": lambda x: t5_buckets(x, max_distance=16),
     "shaw": shaw,
     "sink": sink,
     "sinks": lambda x: [sink(x), sink(x / 2)],
@@ -431,7 +431,7 @@ def test_only_shaw_needs_the_queries_and_relative_terms_the_distance():
 
 
 @pytest.mark.parametrize(
-    "term", [alibi(heads=H), t5_buckets(torch.linspace(-3, 3, 8 * H).view(8, H), reach=9)], ids=repr
+    "term", [alibi(heads=H), t5_buckets(torch.linspace(-3, 3, 8 * H).view(8, H), max_distance=9)], ids=repr
 )
 def test_equal_distances_have_equal_biases(term):
     """What `relative` promises: blocks of keys that slide with the queries share one bias."""

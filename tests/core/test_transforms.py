@@ -84,7 +84,7 @@ MASKS: dict[str, Mask | Tensor | None] = {
 TERMS: dict[str, Callable[[], ScoreTerm | list[ScoreTerm | Tensor] | None]] = {
     "none": lambda: None,
     "alibi": lambda: alibi(heads=H),
-    "t5": lambda: t5_buckets(torch.linspace(-1, 1, 8 * H).view(8, H), reach=9),
+    "t5": lambda: t5_buckets(torch.linspace(-1, 1, 8 * H).view(8, H), max_distance=9),
     "shaw": lambda: shaw(torch.linspace(-1, 1, 5 * C).view(5, C)),
     "softcap": lambda: softcap(1.5),
     "sink": lambda: sink(torch.linspace(-1, 1, H)),
@@ -346,7 +346,7 @@ class TestCompiled:
 
     def test_terms_that_are_learned_get_their_gradient_in_compiled_code(self):
         inputs, table = draw(331, 331), torch.linspace(-1, 1, 8 * H).view(8, H).requires_grad_()
-        run = lambda *x: attend(*x[:3], mask=causal() & window(before=9), scores=t5_buckets(x[3], reach=9))  # noqa: E731
+        run = lambda *x: attend(*x[:3], mask=causal() & window(before=9), scores=t5_buckets(x[3], max_distance=9))  # noqa: E731
         upstream = torch.randn(B, H, 331, E)
         (actual,) = torch.autograd.grad(compiled(run, "aot_eager")(*inputs, table), table, upstream)
         (expected,) = torch.autograd.grad(run(*inputs, table), table, upstream)

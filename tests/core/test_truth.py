@@ -133,8 +133,10 @@ def added(shape: Callable[[Sizes], tuple[int, ...]]) -> Terms:
 TERMS = {
     "none": Terms(list),
     "alibi": Terms(lambda slopes: [alibi(slopes=slopes)], lambda s: {"slopes": (s.h,)}),
-    "t5": Terms(lambda table: [t5_buckets(table, reach=50)], lambda s: {"table": (12, s.h)}),
-    "t5 one way": Terms(lambda table: [t5_buckets(table, reach=99, both_ways=False)], lambda s: {"table": (9, s.h)}),
+    "t5": Terms(lambda table: [t5_buckets(table, max_distance=50)], lambda s: {"table": (12, s.h)}),
+    "t5 one way": Terms(
+        lambda table: [t5_buckets(table, max_distance=99, bidirectional=False)], lambda s: {"table": (9, s.h)}
+    ),
     "shaw": Terms(lambda keys: [shaw(keys)], lambda s: {"keys": (11, s.c)}),
     "softcap": Terms(lambda: [softcap(1.5)], refused=("softcap",)),
     "sink": Terms(lambda logits: [sink(logits)], lambda s: {"logits": (s.h,)}),
@@ -147,7 +149,13 @@ TERMS = {
         lambda s: {"slopes": (s.h,), "keys": (5, s.c), "values": (s.h, 1, s.j), "one": (s.h,), "two": (s.h,)},
     ),
     "many and a cap": Terms(
-        lambda values, table, logits: [values, softcap(2.0), t5_buckets(table, reach=40), sink(logits), softcap(3.0)],
+        lambda values, table, logits: [
+            values,
+            softcap(2.0),
+            t5_buckets(table, max_distance=40),
+            sink(logits),
+            softcap(3.0),
+        ],
         lambda s: {"values": (s.i, 1), "table": (8, s.h), "logits": (s.h,)},
         refused=("softcap", "softcap"),
     ),
@@ -274,7 +282,7 @@ LOOP_TERMS: dict[str, tuple[Callable[..., list[ScoreTerm | Tensor]], Callable[..
     "none": (lambda x: [], lambda x, s, at: s, ()),
     "alibi": (lambda x: [alibi(slopes=x["slopes"])], lambda x, s, at: s - x["slopes"][at.h] * abs(at.i - at.j), ()),
     "t5": (
-        lambda x: [t5_buckets(x["table"], reach=20)],
+        lambda x: [t5_buckets(x["table"], max_distance=20)],
         lambda x, s, at: s + x["table"][bucket(at.j - at.i)][at.h],
         (),
     ),

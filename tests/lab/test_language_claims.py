@@ -12,11 +12,12 @@ from torch import Tensor
 from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.lab.transformers import bert_tasks, byte_pairs
+from regard.models.beam_search import BeamSearch
 from regard.models.bert import BERT, BERTConfig
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.sampling import BeamSearch, Greedy, Sample
+from regard.models.sampling import Greedy, Sample
 from regard.nn.attention import Attention
 from tests.lab.quick import Fault, claim, outcome
 

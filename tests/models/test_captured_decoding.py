@@ -16,6 +16,7 @@ from regard.base.errors import ConfigError, RegardError
 from regard.core.masks import padding
 from regard.core.positions import DynamicNTK, Rotary, YaRN
 from regard.models import captured_decoding, generation
+from regard.models.beam_search import BeamSearch
 from regard.models.captured_decoding import capture_refusals, release_captured
 from regard.models.generation import _prepare, collect_tokens, generate, stream_tokens
 from regard.models.generation_adapters import DecoderAdapter, EncoderDecoderAdapter, make_adapter
@@ -23,7 +24,7 @@ from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, DotProductAttention, GPTConfig, Sinusoidal, SyntheticAttention
 from regard.models.hypothesis import GeneratedToken
 from regard.models.presets import build_from_config
-from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
+from regard.models.sampling import Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
 from regard.models.transformer import RelativeBuckets, Transformer, TransformerConfig
 
 SMALL: dict[str, Any] = dict(vocab=29, context=23, width=24, depth=2, heads=3, ff_width=40)  # noqa: C408
@@ -44,7 +45,7 @@ TRANSFORMERS = {
     "2017": TransformerConfig(**PAIR),
     "bart": TransformerConfig(**PAIR, positions="learned", embedding_norm=True, output_bias=True, activation="gelu"),
     "t5": TransformerConfig(
-        **PAIR, order="pre", norm="rms", positions=RelativeBuckets(buckets=8, reach=13), bias=False, beta=1.0,
+        **PAIR, order="pre", norm="rms", positions=RelativeBuckets(buckets=8, max_distance=13), bias=False, beta=1.0,
         scale_embedding=False, output_scale=24**-0.5, head_width=6, activation="gated-gelu-tanh", decoder_depth=1,
     ),
 }  # fmt: skip

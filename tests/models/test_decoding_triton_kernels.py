@@ -21,7 +21,7 @@ from regard.models.decoding_ops import (
     rotation_table,
     self_attention,
 )
-from regard.models.device_choice import make_choice
+from regard.models.device_strategies import make_device_strategy
 from regard.models.sampling import Greedy, Sample
 from regard.models.transformer import RelativeBuckets, Transformer, TransformerConfig
 from regard.nn.attention import Attention, KeysValues
@@ -184,12 +184,12 @@ def test_attention_to_sources_of_different_lengths(
 def test_a_bias_by_distance_is_that_of_the_score_term() -> None:
     config = TransformerConfig(
         vocab=19, context=41, width=24, depth=1, heads=3, order="pre", norm="rms",
-        positions=RelativeBuckets(buckets=8, reach=13),
+        positions=RelativeBuckets(buckets=8, max_distance=13),
     )  # fmt: skip
     model: Any = Transformer(config).eval()
     for parameter in model.parameters():
         parameter.add_(drawn(*parameter.shape).float(), alpha=0.3)
-    loop = StepLoop(model, make_choice(Greedy(), (), 2, 41, torch.device("cpu")), 2, 41, 7, False)
+    loop = StepLoop(model, make_device_strategy(Greedy(), (), 2, 41, torch.device("cpu")), 2, 41, 7, False)
     loop.state.positions.copy_(torch.tensor([0, 33]))
     x, layer = drawn(2, 72).float(), model.decoder.blocks[0].attention
     caches = drawn(*loop.state.caches.shape).float()

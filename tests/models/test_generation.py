@@ -17,13 +17,14 @@ from regard.base.errors import ConfigError, DtypeError, RegardError, ShapeError
 from regard.core.masks import causal, padding
 from regard.core.positions import Rotary
 from regard.integrations.torchvision import let_torchvision_load
+from regard.models.beam_search import BeamSearch
 from regard.models.generation import collect_tokens, generate, stream_tokens
 from regard.models.generation_adapters import EncoderDecoderAdapter, GenerationAdapter
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, DotProductAttention, GPTConfig, Sinusoidal, SyntheticAttention
 from regard.models.hypothesis import GeneratedToken
 from regard.models.presets import build, build_from_config
-from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
+from regard.models.sampling import Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
 from regard.models.saving import load
 from regard.models.transformer import Transformer, TransformerConfig
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError
+from regard.models.beam_search import BeamSearch
+from regard.models.generation_types import make_strategy
 from regard.models.hypothesis import Hypothesis
 from regard.models.sampling import (
-    BeamSearch,
     Greedy,
     KthLargest,
     Sample,
     StepwiseStrategy,
     Strategy,
-    make_strategy,
     rank_tokens,
     top_tokens,
     top_tokens_by_keys,

@@ -24,7 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as BART": {"positions": "learned", "embedding_norm": True, "scale_embedding": False, "output_bias": True},
     "as Marian": {"positions": "sinusoidal-half", "output_bias": True, "activation": "silu"},
     "as T5": {
-        "positions": RelativeBuckets(buckets=6, reach=4),
+        "positions": RelativeBuckets(buckets=6, max_distance=4),
         "order": "pre",
         "norm": "rms",
         "bias": False,

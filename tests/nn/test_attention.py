@@ -166,7 +166,7 @@ def test_one_head_sees_what_another_does_not():
 
 TERMS = {
     "alibi": lambda: alibi(heads=HEADS),
-    "buckets": lambda: LearnedBuckets(HEADS, buckets=8, reach=9),
+    "buckets": lambda: LearnedBuckets(HEADS, buckets=8, max_distance=9),
     "distances": lambda: LearnedDistances(HEAD_WIDTH, 3),
     "sinks": lambda: LearnedSinks(HEADS),
 }

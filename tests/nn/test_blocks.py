@@ -11,7 +11,7 @@ from regard.base.errors import ConfigError
 from regard.nn.attention import Attention
 from regard.nn.blocks import Block, Residual, run_blocks
 from regard.nn.feedforward import FeedForward
-from regard.nn.linear import LinearAttention, LinearCache
+from regard.nn.linear_attention import LinearAttention, LinearCache
 from regard.nn.synthesizer import Synthesizer
 
 B, N, WIDTH, HEADS = 2, 7, 12, 3

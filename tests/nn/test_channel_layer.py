@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import ConfigError, ShapeError
-from regard.nn.channel import ChannelAttention
+from regard.nn.channel_attention import ChannelAttention
 
 B, N, WIDTH, GROUPS = 2, 5, 12, 3
 

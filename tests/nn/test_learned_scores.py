@@ -13,7 +13,10 @@ from regard.nn.learned_scores import LearnedBuckets, LearnedDistances, LearnedSi
 
 HEADS, C, N = 3, 4, 6
 TERMS = {
-    "buckets": (lambda: LearnedBuckets(HEADS, buckets=8, reach=9), lambda weight: t5_buckets(weight, reach=9)),
+    "buckets": (
+        lambda: LearnedBuckets(HEADS, buckets=8, max_distance=9),
+        lambda weight: t5_buckets(weight, max_distance=9),
+    ),
     "distances": (lambda: LearnedDistances(C, 2), shaw),
     "sinks": (lambda: LearnedSinks(HEADS), sink),
 }
@@ -52,13 +55,13 @@ def test_gradients_reach_the_parameters(name):
 
 
 def test_shapes():
-    assert LearnedBuckets(HEADS, buckets=8, reach=9).weight.shape == (8, HEADS)
+    assert LearnedBuckets(HEADS, buckets=8, max_distance=9).weight.shape == (8, HEADS)
     assert LearnedDistances(C, 2).weight.shape == (5, C)
     assert LearnedSinks(HEADS).weight.shape == (HEADS,)
 
 
 def test_one_term_may_serve_several_layers():
-    shared = drawn(LearnedBuckets(HEADS, buckets=8, reach=9))
+    shared = drawn(LearnedBuckets(HEADS, buckets=8, max_distance=9))
     blocks = nn.ModuleList(Block(6, Attention(6, HEADS, scores=shared), FeedForward(6, 5)) for _ in range(2))
     assert blocks[0].attention.scores is blocks[1].attention.scores
     assert sum("scores" in name for name, _ in blocks.named_parameters()) == 1
@@ -73,12 +76,12 @@ def test_they_are_built_without_memory(name):
 def test_what_cannot_be_is_refused_where_it_is_written():
     with pytest.raises(ConfigError, match="needs an even number of buckets, not 7; try 8"):
         LearnedBuckets(HEADS, buckets=7)
-    assert LearnedBuckets(HEADS, buckets=7, both_ways=False).weight.shape == (7, HEADS)
-    with pytest.raises(ConfigError, match="so reach=8 is too short; use at least 9"):
-        LearnedBuckets(HEADS, buckets=32, reach=8)
+    assert LearnedBuckets(HEADS, buckets=7, bidirectional=False).weight.shape == (7, HEADS)
+    with pytest.raises(ConfigError, match="so max_distance=8 is too short; use at least 9"):
+        LearnedBuckets(HEADS, buckets=32, max_distance=8)
     with pytest.raises(ConfigError, match="heads is 0, but must be at least 1"):
         LearnedSinks(0)
-    with pytest.raises(ConfigError, match="reach is -1, but must be at least 0"):
+    with pytest.raises(ConfigError, match="max_distance is -1, but must be at least 0"):
         LearnedDistances(C, -1)
     with pytest.raises(ConfigError, match="head_width is 0, but must be at least 1"):
         LearnedDistances(0, 2)

@@ -10,7 +10,7 @@ from torch.nn.functional import elu
 from regard import DynamicCache, causal, padding, rotary, window
 from regard.base.errors import ConfigError, RegardError
 from regard.core.linear import performer, relu
-from regard.nn.linear import LinearAttention, LinearCache
+from regard.nn.linear_attention import LinearAttention, LinearCache
 
 B, N, WIDTH, HEADS = 2, 6, 12, 6
 

@@ -16,8 +16,9 @@ from regard.core.masks.forms.padding import PaddingMask
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.number_words import english, german
 from regard.data.sentence_pairs import SentencePairs
+from regard.models.beam_search import BeamSearch
 from regard.models.presets import build_from_config
-from regard.models.sampling import BeamSearch, Greedy
+from regard.models.sampling import Greedy
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.recipes import translation
 from regard.recipes.bleu import bleu

@@ -53,7 +53,7 @@ MASKS = {
 TERMS = {
     "none": None,
     "alibi": alibi(heads=H),
-    "t5": t5_buckets(torch.randn(8, H, generator=torch.Generator().manual_seed(1)), reach=40),
+    "t5": t5_buckets(torch.randn(8, H, generator=torch.Generator().manual_seed(1)), max_distance=40),
     "shaw": shaw(torch.randn(5, C, generator=torch.Generator().manual_seed(2))),
     "softcap": softcap(1.5),
     "sink": sink(torch.randn(H, generator=torch.Generator().manual_seed(3))),
@@ -274,7 +274,7 @@ def test_values_give_the_output() -> None:
 
 def test_no_gradient_is_kept() -> None:
     q, k = (x.requires_grad_() for x in draw())
-    found = statistics(q, k, scores=t5_buckets(torch.randn(8, H, requires_grad=True), reach=40))
+    found = statistics(q, k, scores=t5_buckets(torch.randn(8, H, requires_grad=True), max_distance=40))
     assert not any(
         x.requires_grad for x in (found.lse, found.entropy, found.received, found.pooled(4), found.rows([1]))
     )

@@ -242,7 +242,7 @@ def test_a_bias_is_read_and_named() -> None:
     rising = xray(lambda q, k, v: (scores(q, k) + 0.3 * torch.arange(k.shape[2])).softmax(-1) @ v)
     assert (rising.bias_name, rising.slopes) == ("ALiBi, +m j", pytest.approx((0.3,) * 3))
     table = torch.randn(8, 3)
-    buckets = xray(ours(scores=t5_buckets(table, reach=6)), heads=3)
+    buckets = xray(ours(scores=t5_buckets(table, max_distance=6)), heads=3)
     assert (buckets.bias_name, buckets.slopes) == ("relative, a function of j - i", None)
     assert buckets.bias is not None
     assert buckets.bias.sum(-1).abs().max() < 1e-9
@@ -535,7 +535,7 @@ def test_what_cannot_be_measured_is_noted() -> None:
     assert xray(short).notes == ("the alignment is unknown: 7 queries and 11 keys raise ValueError: too long",)
     biased = xray(ours(scores=torch.randn(2, 1, 7, 7)))
     assert "the bias differs between sequences; this is the bias of the first" in biased.notes
-    sinking = xray(ours(scores=[t5_buckets(torch.randn(8, 3), reach=6), sink(torch.ones(3))]), heads=3)
+    sinking = xray(ours(scores=[t5_buckets(torch.randn(8, 3), max_distance=6), sink(torch.ones(3))]), heads=3)
     assert sinking.sink is None
     assert any("the bias is known up to a constant per row only" in note for note in sinking.notes)
     bent = xray(lambda q, k, v: scores(q, k).square().softmax(-2) @ v)

@@ -232,9 +232,7 @@ def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
 
 
 def _fresh(a: MeasuredAttention) -> MeasuredAttention:
-    """Return the attention in the state before its first call; if that state cannot be restored, return it
-    unchanged.
-    """
+    """Return the attention, reset to its state before the first call if that is possible, else unchanged."""
     return a if a.reset is None else replace(a, probe=a.reset.fresh_probe())
 
 

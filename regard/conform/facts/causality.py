@@ -206,7 +206,7 @@ def window(a: MeasuredAttention) -> Failure | None:
 
 
 def _window_words(a: MeasuredAttention, n: int) -> str:
-    """Describe how many neighbours a row sees if that is not the declared number; otherwise empty."""
+    """Describe a wrong window: how many earlier and later keys a query sees; "" if it is the declared window."""
     found = a.band_at(n) or VisibleBand(None, None)
     sides = (("earlier", a.declared.window_before, found.before), ("later", a.declared.after, found.after))
     wrong = [(side, want, have) for side, want, have in sides if None not in (want, have) and want != have]

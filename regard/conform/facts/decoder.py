@@ -513,8 +513,7 @@ STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 
 
 def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Tensor], changes: bool) -> Failure | None:
-    """Return a failure if the logits at some position depend on other tokens with a KV cache than in one pass, else
-    None.
+    """Return a failure if logits depend on different tokens with a KV cache than in one forward pass, else None.
 
     wrong    returns the wrong pairs (position, token) from the dependence in one pass and in steps
     changes  whether the wrong pairs depend on each other in steps only; otherwise in one pass only

@@ -78,7 +78,7 @@ def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
 
 
 def _last_row(inputs: AttentionInputs) -> Tensor:
-    """Compute the last output row of attention with scale 1. This query sees all keys, even under a causal mask."""
+    """Compute the output of the last query, which sees all keys even under a causal mask, with scale 1."""
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], 1).double() for x in (inputs.k, inputs.v))
     return (inputs.q.double()[:, :, -1:] @ k.mT).softmax(-1) @ v
 
@@ -138,7 +138,7 @@ def linear_in_v(a: MeasuredAttention) -> Failure | None:
 
 
 def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, found: Violation) -> bool:
-    """Whether a violation of linearity is explained by rounding the output to few digits.
+    """Return whether a violation of linearity is explained by rounding the output to few digits.
 
     The difference must be small, and outputs for values times 0 and times 4 must be exact.
     """
@@ -196,7 +196,7 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
 
 
 def _rotates_values(a: MeasuredAttention) -> bool:
-    """Whether the attention rotates values by position: their length is kept but their direction changes."""
+    """Return whether the attention rotates values by position: their length is kept but their direction changes."""
     inputs = a.random_inputs(5, 5, b=1)
     v = torch.zeros_like(inputs.v).expand(5, *inputs.v.shape[1:]).clone()
     v[range(5), :, range(5), 0] = 1.0  # in sequence n only key n has a value, which points along the first axis
@@ -212,7 +212,7 @@ def row_sums(a: MeasuredAttention, inputs: AttentionInputs) -> Tensor:
 
 
 def _has_sink(a: MeasuredAttention, inputs: AttentionInputs) -> bool:
-    """Whether an attention sink (an extra score, the same for all queries) explains weights that do not sum to 1."""
+    """Return whether an attention sink (an extra score for all queries) explains weights that do not sum to 1."""
     with_sink = replace(a, declared=replace(a.declared, sink=True))
     try:
         return max_error(a(inputs).detach(), with_sink.reference(inputs)) <= 1e-4
@@ -272,8 +272,7 @@ def q_and_k_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _residual(weights: Tensor, products: Tensor) -> float:
-    """Fit the logarithms of weights, centred per row, as a multiple of the products q . k; return the relative
-    residual.
+    """Fit log(weights), centred per row, as a multiple of the products q . k; return the relative residual.
 
     The result is 1 if the fitted factor is not positive.
     """
@@ -429,7 +428,7 @@ def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple
 
 
 def all_ones(x: Tensor) -> bool:
-    """Whether all entries are 1 up to 1e-4; zeros and NaN, from rows that see no key, are ignored.
+    """Return whether all entries are 1 up to 1e-4; zeros and NaN, from rows that see no key, are ignored.
 
     False if there are no other entries.
     """

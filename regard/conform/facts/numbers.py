@@ -393,7 +393,7 @@ def gradients_of_inputs(a: MeasuredAttention) -> Failure | None:
 def dropout(a: MeasuredAttention) -> Failure | None:
     """Dropout scales the weights that it keeps, so that the mean output stays the same.
 
-    With dropout p, or in train(), a share p of weights is zero and the others are divided by 1 - p.
+    With dropout p, or in train(), a fraction p of weights is zero and the others are divided by 1 - p.
 
     Usual causes: weights dropped without scaling, dropout on scores, values or the output, or on whole keys
     """

@@ -13,7 +13,7 @@ from regard.see.measure.rotary import Rotation, usual_rotations
 
 
 def name_score_cause(a: MeasuredAttention) -> str:
-    """Describe the known mistake that explains the attention weights; empty if no known mistake does."""
+    """Return a description of the known mistake that explains the attention weights; "" if no known mistake does."""
     norm, kind = a.scores.norm, a.scores.qk_norm
     if kind is not None and kind != a.declared.qk_norm:
         which = "q and k are" if norm is None or (norm.q and norm.k) else "q alone is" if norm.q else "k alone is"
@@ -31,7 +31,7 @@ def name_score_cause(a: MeasuredAttention) -> str:
 
 
 def share_without_weight(a: MeasuredAttention) -> float:
-    """Return the share of query-key pairs whose weight is zero although the definition gives a nonzero weight."""
+    """Return the fraction of query-key pairs whose weight is zero although the definition gives a nonzero weight."""
     found = a.weights(a.random_inputs(7, 7, b=1))
     expected = _weights(a, a.scale(a.random_inputs(7, 7, b=1)))
     wrong = (found == 0) & (expected > 1e-6)

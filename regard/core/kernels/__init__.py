@@ -171,7 +171,7 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object, po
 
 
 def _prepare(name: str, request: Request, passed: Arguments) -> PreparedCall | None:
-    """Return a function that repeats this call, and remember it for later calls; None if that is impossible."""
+    """Return a function that repeats an attention call, and cache it for later calls; None if that is impossible."""
     q, k, v = request.q, request.k, request.v
     mask, beta, positions = passed
     if isinstance(mask, Tensor) or not (beta is None or type(beta) is float):

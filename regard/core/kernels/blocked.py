@@ -115,7 +115,7 @@ class GatherPlan:
 
     @property
     def pairs(self) -> int:
-        """The number of mask entries that the groups store."""
+        """The number of mask entries that all groups of query blocks store."""
         return sum(group.visible.numel() for group in self.groups)
 
 
@@ -156,7 +156,7 @@ def work(request: Request) -> float:
 
 
 def _stand_in(request: Request, positions: Positions, index: Tensor) -> Request:
-    """Return a call with as many sequences as `index` lists, to estimate the cost of a call on those sequences.
+    """Return an attention call with as many sequences as `index` lists, to estimate the cost of those sequences.
 
     It has q, k and v of the first sequences instead, because selecting the listed ones would copy them.
     """
@@ -338,7 +338,7 @@ def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, 
 
 
 def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> bool:
-    """Return whether the sum of the score terms is the same for all query blocks of a group."""
+    """Return whether the sum of the score terms is the same for all query blocks of a `BlockGroup`."""
     relative = all(term.relative for term in request.terms)
     return relative and group.sliding is not None and not plan.spans.steps and request.positions.consecutive
 

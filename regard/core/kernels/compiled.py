@@ -75,8 +75,8 @@ def write_text(mask: Mask) -> str:
 
 
 def _term_text(term: ScoreTerm) -> str:
-    side = "both" if isinstance(term, T5Buckets) and term.both_ways else "one"
-    return f"{term.name} {constant(term.reach)} {side}" if isinstance(term, T5Buckets) else term.name
+    side = "both" if isinstance(term, T5Buckets) and term.bidirectional else "one"
+    return f"{term.name} {constant(term.max_distance)} {side}" if isinstance(term, T5Buckets) else term.name
 
 
 def _read_term(text: str, tensor: Tensor) -> ScoreTerm:

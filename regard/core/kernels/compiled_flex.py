@@ -16,14 +16,8 @@ from regard.core.kernels.compiled import is_expression, parse_text, write_text
 from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import Request
-from regard.core.masks.algebra import And, Full, Mask, Or
+from regard.core.masks.algebra import Full, Mask
 from regard.core.masks.block_tables import ALL, SOME, BlockTable, block_table, find_hidden_keys_and_empty_rows
-from regard.core.masks.forms.causal import Causal
-from regard.core.masks.forms.chunks import Chunks
-from regard.core.masks.forms.dilated import Dilated
-from regard.core.masks.forms.documents import DocumentMask
-from regard.core.masks.forms.strided import Strided
-from regard.core.masks.forms.window import Window
 from regard.core.masks.plan_cache import Memo, joint_key
 
 if TYPE_CHECKING:
@@ -32,7 +26,6 @@ if TYPE_CHECKING:
 LIMITS = "in compiled code it takes regard's own masks, with consecutive positions, and cannot be exported"
 WHOLE = 1 << 30  # flex's block size if there is one block
 _NOMINAL = 8192  # positions for which block sizes are chosen if lengths are symbols
-_REFLEXIVE = (Causal, Window, Chunks, Dilated, Strided, DocumentMask)  # masks in which every position sees itself
 
 
 def can_trace(request: Request) -> bool:
@@ -41,7 +34,7 @@ def can_trace(request: Request) -> bool:
 
 
 def traced_density(request: Request, size: int) -> float:
-    """Return the share of blocks with visible pairs as a constant; with symbolic lengths, that of 8,192 positions."""
+    """Return the fraction of blocks with visible pairs as a constant; for symbolic lengths, that of 8,192 positions."""
     at = request.positions
     lengths: Any = (request.q.shape[2], request.k.shape[2], at.queries, at.keys)  # keys are consecutive
     for length in lengths:  # a plain loop, which torch.compile can trace
@@ -57,7 +50,7 @@ def _density(mask: str, size: int, i: int, j: int, queries: int, keys: int) -> f
 
 
 def may_hide_rows(request: Request) -> bool:
-    """Return whether some key may be seen by no query, or some query see no key, as far as the mask itself tells."""
+    """Return whether a key may be hidden from all queries, or all keys from a query, judged by the mask alone."""
     if isinstance(request.mask, Full):
         return False
     window, at = request.mask.as_window(), request.positions
@@ -65,16 +58,7 @@ def may_hide_rows(request: Request) -> bool:
     if window is not None and window[0] is None and window[1] is not None and window[1] >= 0:
         # the first query sees the first key, and the last query all keys
         return not (at.queries >= at.keys and at.queries + request.q.shape[2] >= at.keys + j)
-    return not (at.square(request.q.shape[2], j) and _is_reflexive(request.mask))
-
-
-def _is_reflexive(mask: Mask) -> bool:
-    """Return whether every position is known to see itself, from the kind of the mask. False if that is unknown."""
-    children = mask.children()
-    if len(children) > 0:
-        flags = [_is_reflexive(child) for child in children]
-        return (True in flags) if isinstance(mask, Or) else isinstance(mask, And) and False not in flags
-    return isinstance(mask, _REFLEXIVE)
+    return not (at.square(request.q.shape[2], j) and request.mask.sees_itself())
 
 
 def trace_block_mask(
@@ -105,9 +89,9 @@ def trace_block_mask(
 
 
 def list_blocks(state: Tensor) -> list[Tensor]:
-    """Return for each row of a block table (b q k) how many blocks are partly visible, which, and the same for whole.
+    """Return the lists of a BlockMask for a block table (b q k): counts and indices of its partial and full blocks.
 
-    These are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices of a BlockMask.
+    They are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices, for each row of key blocks.
     """
     lists = []
     for kind in (SOME, ALL):

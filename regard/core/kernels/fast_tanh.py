@@ -15,14 +15,14 @@ from regard.core.kernels.operators import define_operator, register_once
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Return tanh(x), by `tanh.approx.f32` where inductor makes GPU code of it and exactly elsewhere."""
+    """Return tanh(x): approximated by `tanh.approx.f32` in GPU code that inductor compiles, exact elsewhere."""
     out: Tensor = torch.ops.regard.fast_tanh(x)
     return out
 
 
 @assume_constant_result
 def is_available() -> bool:
-    """Return whether inductor has learned to use the instruction. The first call teaches it."""
+    """Return whether inductor can compile `tanh.approx.f32`. The first call registers the instruction."""
     return _register_lowering()
 
 

@@ -100,7 +100,7 @@ def work(request: Request) -> float:
 
 
 def is_surely_best(request: Request) -> bool:
-    """Return whether FlexAttention is faster than a dense mask even if it cannot skip any block.
+    """Return whether FlexAttention is faster than a dense mask even if no block can be skipped.
 
     True for long inputs.
     """
@@ -334,7 +334,7 @@ def _build_plan(request: Request) -> BlockMaskPlan:
 
 
 def _trace_plan(request: Request) -> BlockMaskPlan:
-    """Return the plan of a call in compiled code: flex_attention itself is traced, and an operator fills the blocks."""
+    """Return the plan of a call in compiled code: flex_attention is traced, and an operator computes the block mask."""
     sparse, training = _is_sparse(request), _needs_gradient(request)
     options: dict[str, Any] = _choose_tiles(request, sparse)
     # a branch, so that the compiler guards on it: with symbolic lengths flex would check each key against the end
@@ -401,7 +401,7 @@ def _call_flex(
 ) -> tuple[Tensor, Tensor | None]:
     """Call flex_attention with an attention sink. Returns the output and, in training, |log-sum-exp| of each row.
 
-    0 stands for the log-sum-exp of a row that sees nothing.
+    The log-sum-exp of a row that sees no key is returned as 0.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 

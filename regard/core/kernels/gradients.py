@@ -190,7 +190,7 @@ def can_poison_rows(q: Tensor, beta: float) -> bool:
 
 
 def is_ordinary(q: Tensor, beta: float) -> bool:
-    """Return whether q is in half precision and beta no larger than usual: only unusual rows have wrong gradients."""
+    """Return whether q is in half precision and beta is not unusually large, so that wrong gradients are rare."""
     return q.element_size() == 2 and abs(beta) * q.shape[-1] ** 0.5 <= ORDINARY_BETA
 
 

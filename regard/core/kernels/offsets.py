@@ -1,6 +1,7 @@
-"""Calls whose sequences have query offsets of their own, such as the decoding of texts of different lengths.
+"""Attention calls whose sequences have different query offsets, as in batched decoding of texts of different lengths.
 
-Sequences with the same offset are one call with ordinary positions, so a sparse kernel can plan each of these calls.
+Such a call is split into one call for each offset, whose positions are the same for all of its sequences. Sparse
+kernels can compute these.
 """
 
 from dataclasses import replace
@@ -41,7 +42,7 @@ def refusals(request: Request) -> list[str]:
 
 
 def split_by_offset(request: Request) -> list[tuple[Int[Tensor, "_"], Request]]:
-    """Split a call into one for each distinct offset: the indices of its sequences, and their call."""
+    """Split a call into one for each distinct offset. Returns pairs: the indices of its sequences, and their call."""
     parts = []
     for positions, index in group_by_offset(request.positions):
         q, k, v = (x.index_select(0, index.to(x.device)) for x in (request.q, request.k, request.v))

@@ -15,7 +15,7 @@ _FULL = Full()
 
 
 class PreparedCalls:
-    """The last `most` prepared calls.
+    """A cache of the last `most` prepared calls: attention calls whose kernel and plan are known.
 
     They are found by the mask and by everything else that the checks of `attend` read: shapes, dtypes, devices,
     layouts, beta and positions. A mask object that was used before is found by its identity, if its tensors have not

@@ -1,7 +1,7 @@
 """The two matrix products of attention, q . k and weights times v, with grouped heads.
 
-The weight of a hidden key is zero, but 0 * NaN is NaN: an ordinary product passes a hidden NaN on to every row of the
-matrix. Where the inputs hold NaN or infinity, hidden pairs take no part in these products and in their gradients.
+The weight of a hidden key is zero, but 0 * NaN is NaN: in an ordinary product a hidden NaN reaches every row of the
+result. Where the inputs hold NaN or infinity, hidden pairs take no part in these products and in their gradients.
 """
 
 import math
@@ -45,7 +45,7 @@ def has_nonfinite(*tensors: Tensor) -> bool:
 
 
 def can_look_for_nonfinite(x: Tensor) -> bool:
-    """Return whether `has_nonfinite` reads the values: that is possible, and fast because they are on the CPU."""
+    """Return whether `has_nonfinite` reads the values of a tensor: on the CPU, where this is possible and fast."""
     return x.device.type == "cpu" and can_read_values(x)
 
 
@@ -82,10 +82,10 @@ def weighted_sum(
 def weighted_sum_of_visible(
     weights: Float[Tensor, "b h i j"], v: Float[Tensor, "b g j e"], scores: Float[Tensor, "b h i j"]
 ) -> Float[Tensor, "b h i e"]:
-    """Compute the product of attention weights and v, where NaN or +inf was added to scores and nobody may look.
+    """Compute the product of attention weights and v if scores may contain NaN or +inf, without reading any values.
 
-    A row of NaN gives NaN to the gradients of the keys that it sees, and to no others: the product leaves the row out,
-    so that no 0 * NaN arises, and it gets NaN from the sums of its weights and of these keys.
+    A row of NaN gives NaN gradients to the keys that it sees, and to no others. The product leaves such a row out,
+    because 0 * NaN would be NaN; its NaN comes from the sum of its weights and of these keys.
 
     scores  -inf where a key is hidden
     """
@@ -104,7 +104,7 @@ def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri 
 
 
 def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) -> Float[Tensor, "b h i n"]:
-    """Split rows by query head again, to the heads and rows of `like`: the inverse of `_group_rows`."""
+    """Split joined rows into query heads again, with the heads and rows of `like`: the inverse of `_group_rows`."""
     split: Tensor = x.unflatten(2, (like.shape[1] // x.shape[1], like.shape[2])).flatten(1, 2)
     return split
 

@@ -125,10 +125,11 @@ class Request:
 
 def sum_terms(terms: list[BoundTerm], grid: Grid, q: Tensor) -> Float[Tensor, "..."]:
     """Sum all additive score terms for the query-key pairs of a grid, in float32 or better."""
-    scores = torch.zeros((), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+    exact = torch.promote_types(q.dtype, torch.float32)
+    scores = torch.zeros((), dtype=exact, device=q.device)
     for term in terms:
         scores = term(scores, grid)
-    return scores
+    return scores.to(exact)  # a tensor without axes takes the dtype of what is added to it
 
 
 def center_bias(

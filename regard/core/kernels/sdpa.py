@@ -378,7 +378,7 @@ def unfused_reasons(request: Request) -> list[str]:
 
 
 def is_short(request: Request) -> bool:
-    """Return whether this is a call on a GPU that is small enough for the explicit score matrix.
+    """Return whether this attention call is on a GPU and small enough for the explicit score matrix.
 
     The explicit score matrix is the most exact method.
     """

@@ -42,7 +42,7 @@ UNKNOWN = BoxVisibility(False, False)
 
 
 class RowPieces(NamedTuple):
-    """Where the bounds of `Mask.key_range` are linear in the query position i.
+    """The rows between which the bounds of `Mask.key_range` are linear in the query position i.
 
     period  bounds are linear along the rows i, i + period, i + 2 period, ...
     breaks  rows where another linear piece begins
@@ -57,8 +57,8 @@ class Mask:
 
     A subclass must define `see`. It may define `box`, with which sparse kernels and caches skip hidden keys,
     `table` (if more is known about blocks than `box` says), one of `key_range`, `labels` and `listed_keys`
-    (exact counts without the matrix), `row_pieces`, `steps` and `as_window`. Without them, results are the same but
-    slower.
+    (exact counts without the matrix), `row_pieces`, `steps`, `as_window` and `sees_itself`. Without them, results are
+    the same but slower.
 
     >>> (causal() & window(before=2) | global_tokens(1)).count(1_000_000)
     4999993
@@ -69,7 +69,7 @@ class Mask:
     """
 
     def see(self, grid: Grid) -> Bool[Tensor, "..."]:
-        """Return for each query-key pair of the grid whether the key is visible."""
+        """Return a boolean tensor: for each query-key pair of the grid, whether the key is visible."""
         raise NotImplementedError(f"{type(self).__name__} does not define see(grid)")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
@@ -129,6 +129,13 @@ class Mask:
     def as_window(self) -> tuple[int | None, int | None] | None:
         """Return (before, after) if this mask equals `window(before, after)`, else None. (None, 0) is causal."""
         return None
+
+    def sees_itself(self) -> bool:
+        """Return whether every position is known to see itself, so that no key and no row is hidden completely.
+
+        False may also mean unknown. Compiled FlexAttention reads it where it cannot evaluate the mask.
+        """
+        return False
 
     def visible_keys(self, j: Tensor, batch: Tensor) -> Tensor | None:
         """Return whether each key position j of sequence `batch` is visible. None if queries see different keys."""
@@ -404,6 +411,9 @@ class Full(Mask):
     def as_window(self) -> tuple[None, None]:
         return None, None
 
+    def sees_itself(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         return "full()"
 
@@ -459,6 +469,9 @@ class And(Combination):
             before, after = _smaller(before, window[0]), _smaller(after, window[1])
         return before, after
 
+    def sees_itself(self) -> bool:
+        return False not in [part.sees_itself() for part in self.parts]
+
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
         parts = [part.within(first, last, start, stop) for part in self.parts]
         if any(is_nothing(part) for part in parts):
@@ -486,6 +499,9 @@ class Or(Combination):
         for box in boxes[1:]:
             none, everything = none & box.none, everything | box.all
         return BoxVisibility(none, everything)
+
+    def sees_itself(self) -> bool:
+        return True in [part.sees_itself() for part in self.parts]
 
     def within(self, first: int, last: int, start: int, stop: int) -> Mask:
         parts = [part.within(first, last, start, stop) for part in self.parts]

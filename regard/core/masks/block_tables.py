@@ -38,7 +38,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Spans:
-    """The division of i queries and j keys into blocks of `size` positions.
+    """The blocks of `size` positions into which i queries and j keys are divided.
 
     steps  periods of the mask. Rows and columns are sorted by the remainders of their positions modulo each
            step before they are cut into blocks, so that blocks of a periodic mask are entirely visible or
@@ -153,7 +153,7 @@ class BlockTable:
 
     @property
     def density(self) -> float:
-        """The share of blocks with visible pairs."""
+        """The fraction of blocks with visible pairs."""
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
@@ -201,7 +201,7 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """Return the cost of computing a table's non-empty blocks, plus that of sorting if it has steps.
+    """Return the cost of attention with a block table: its non-empty blocks, plus sorting if it has steps.
 
     Unit: one block.
     """
@@ -279,7 +279,7 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Return, for each row, the index of its slot among the slots of all blocks. The rows are sorted by their
+    """Return the slot of each row: its index in the blocks, one after the other. The rows are sorted by their
     remainders.
 
     All rows with the same remainders start in the current block if they fit there, else in a new block.

@@ -149,7 +149,7 @@ def _count_between_bounds(mask: Mask, ranges: set[Mask], rows: range, columns: r
 
 
 def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, sequence: int) -> int:
-    """Count the pairs of these rows and columns that are visible in every mask of `term`."""
+    """Count the query-key pairs that are visible in every mask of `term`, for these rows and columns."""
     window = And((Full(), *term)).as_window()
     if window is not None:
         return count_window(window, rows, columns)

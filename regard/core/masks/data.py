@@ -115,7 +115,7 @@ _SMALL = 4096  # bytes
 
 
 def _layout(data: Tensor) -> tuple[object, ...]:
-    """Return where a tensor lies in memory: operations such as `t_` and `set_` change it in place."""
+    """Return address, sizes, strides and dtype of a tensor; operations such as `t_` and `set_` change them in place."""
     return data.data_ptr(), data.shape, data.stride(), data.dtype
 
 

@@ -19,7 +19,8 @@ _MOST_CELLS = 64  # a wider matrix is pooled to at most this many cells a side
 def draw(
     mask: Mask, queries: int, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
 ) -> str:
-    """Draw a mask as text: rows are queries, columns are keys, shades are shares of visible pairs.
+    """Draw a mask as text: rows are queries, columns are keys, the shade of a cell is the fraction of its pairs that
+    are visible.
 
     If sequences differ, the first is drawn. With `ax`, the mask is also drawn on that matplotlib axis.
     """
@@ -81,7 +82,7 @@ def _cell(share: float, exact: bool) -> str:
 
 
 def pool_shares(seen: Bool[Tensor, "i j"]) -> Float[Tensor, "q k"]:
-    """Return the share of visible pairs in each cell of a picture with at most 64 x 64 cells."""
+    """Return the fraction of visible pairs in each cell of a picture with at most 64 x 64 cells."""
     step = max(1, -(-max(seen.shape) // _MOST_CELLS))
     if step == 1 or not seen.numel():
         return seen.float()

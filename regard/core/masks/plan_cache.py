@@ -33,7 +33,7 @@ _in_graphs: dict[int, object] = {}
 
 
 def _keep_for_graph(result: object) -> None:
-    """Never free a result that is used while a CUDA graph is captured: each replay reads its memory."""
+    """Keep a result alive forever if a CUDA graph is being captured, because every replay reads its memory."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         _in_graphs[id(result)] = result
 
@@ -50,14 +50,14 @@ class Memo(Generic[T]):
         self._lock = Lock()
 
     def peek(self, key: Hashable | None) -> T | None:
-        """Return the result stored under a key, or None if there is none."""
+        """Return the cached result of a key, or None if there is none."""
         found = self._kept.get(key)
         return None if found is None else found[1]
 
     def get(
         self, key: Hashable | None, mask: Mask, make: Callable[[], T], worth: Callable[[T], bool] = lambda made: True
     ) -> T:
-        """Return the result stored under `key`. If there is none, compute it with `make()`.
+        """Return the cached result of `key`. If there is none, compute it with `make()`.
 
         A new result is stored if `key` is not None and `worth(result)` is true.
 

@@ -180,7 +180,7 @@ def _view(settings: str, caption: str, where: str) -> Node:
 
 
 def _check_value(setting: str, value: str, form: str, where: str) -> None:
-    """Raise an error if the page could not read the value of a setting; it would show another value instead."""
+    """Check that the page can read the value of a setting, else raise an error; the page would show a default value."""
     pattern, expected = _FORMS[form]
     # several edits are separated by semicolons
     if not all(re.fullmatch(pattern, part) for part in (value.split(";") if form == "edit" else [value])):

@@ -129,7 +129,7 @@ def _reasons(seen: Seen) -> str:
 
 
 def _is_causal(seen: Seen) -> bool:
-    """Whether the recorded pass looks causal: the first queries give later keys no weight.
+    """Return whether the recorded pass looks causal: the first queries give later keys no weight.
 
     Only the first 8 queries of the first head in the first layer are checked.
     """
@@ -236,7 +236,7 @@ def _top(opened: OpenedModel, row: Tensor, count: int = TOP, more: Tensor | None
 
 
 def _target(opened: OpenedModel, logits: Tensor | None, position: int | None, asked: str) -> int | None:
-    """Return the id of the output that is followed on the page; None without logits.
+    """Return the id of the output (token or class) whose logit the page explains; None without logits.
 
     It is the output labelled `asked` if this is among the 50 most likely, else the most likely output.
     """
@@ -338,7 +338,7 @@ def _ablations(
 
 
 def _relevance(opened: OpenedModel, layer: int, head: int, position: int | None, target: int) -> dict[str, Any]:
-    """Return the relevance map of one head (Chefer et al. 2021): the positive part of weight times gradient.
+    """Return the gradient relevance map of one head (Chefer et al. 2021): max(0, weight * gradient).
 
     The gradient is that of the target's logit. Returns an empty dict if gradients were not recorded.
     """

@@ -1,4 +1,4 @@
-"""Results of shipped examples that an exported page holds, because it has no Python to ask."""
+"""Precomputed results of the shipped examples, for an exported page, which has no server."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -4,7 +4,7 @@ Claim: With a tiny isotropic noise it does: the query s (mu_a + mu_b) returns th
     random, gamma ~ N(1, 1/2), it does not: the weight of a is sigma(s (gamma - 1)). For s = 20 the output is near v_a
     in about 37 % of draws, near v_b in about 37 %, and in between for the rest.
 Measures: The weights that `attend` gives to many random draws of keys (stratified over the distribution of the length),
-    against that formula. The shares of draws whose weight is within 1 % of v_a and of v_b.
+    against that formula. The fractions of draws whose weight is within 1 % of v_a and of v_b.
 Finding: With tiny noise the weights of a and b differ from one half by at most {{ n["distance from one half, tiny
     noise"]|at_most }}. With a random length gamma of k_a and s={{ n.size|short }} the output is within 1 % of v_a in {{
     n["share near v_a"]|percent(1) }} and of v_b in {{ n["share near v_b"]|percent(1) }} of {{ n.draws|comma }} draws,

@@ -31,7 +31,7 @@ from regard.lab.measure import count_multiply_adds, largest_difference
 from regard.lab.settings import setting_error
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
-from regard.nn.channel import ChannelAttention
+from regard.nn.channel_attention import ChannelAttention
 from regard.nn.windows import partition
 
 MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2"

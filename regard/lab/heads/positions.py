@@ -125,7 +125,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _accepts_longer_input(model: nn.Module, setup: Setup) -> bool:
-    """Whether the model accepts a sequence that is one token longer than the longest test length."""
+    """Return whether the model accepts a sequence that is one token longer than the longest test length."""
     try:
         model(torch.zeros(1, max(setup.lengths) + 1, dtype=torch.long))
     except ValueError:
@@ -157,7 +157,7 @@ class _PositionModel(nn.Module):
         terms: dict[str, Callable[[], Any]] = {
             "alibi": lambda: alibi(heads=heads),
             # larger distances share the last bucket
-            "t5": lambda: LearnedBuckets(heads, buckets=12, reach=12, both_ways=False),
+            "t5": lambda: LearnedBuckets(heads, buckets=12, max_distance=12, bidirectional=False),
         }
         self.tokens = TokenEmbedding(setup.vocab, width)
         self.places = places[scheme]() if scheme in places else None

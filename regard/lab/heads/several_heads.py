@@ -155,7 +155,7 @@ def _train(setup: Setup, heads: int, layer: Any, seed: int) -> _TwoRelations:
 
 @torch.no_grad()
 def _evaluate(model: _TwoRelations, setup: Setup, seed: int) -> float:
-    """Return the share of positions where both tokens are predicted correctly."""
+    """Return the fraction of positions where both tokens are predicted correctly."""
     (tokens,), wanted = _sample_batch(setup, setup.trials, make_generator(seed))
     right = (model(tokens).argmax(-1) == wanted).all(-1)
     return right[:, max(OFFSETS) :].double().mean().item()  # type: ignore[no-any-return]

@@ -129,7 +129,7 @@ def _attended_pairs(n: int, mask: Mask, attention: Attention) -> int:
 
 
 def _share_connected(n: int, stages: tuple[Mask, ...]) -> float:
-    """Return the share of pairs of tokens between which two attention layers pass information.
+    """Return the fraction of pairs of tokens between which two attention layers pass information.
 
     stages  the mask of each layer; a single mask is used in both layers
     """

@@ -138,7 +138,7 @@ def _one_pass(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"])
 
 @torch.no_grad()
 def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> tuple[Tensor, int]:
-    """Stream tokens one by one through blocks. Return all output rows and the longest wait for a row.
+    """Stream tokens one by one through Transformer blocks. Return all output rows and the longest wait for a row.
 
     The wait for row i is the number of tokens fed from token i on until row i comes out, token i included.
     """

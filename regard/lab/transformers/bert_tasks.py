@@ -64,7 +64,7 @@ class Setup(RepeatedSetup):
     kinds   number of classes of nouns, each with its own pronoun
     nouns   number of nouns in each class
     verbs   number of verbs, each with its own object
-    hidden  share of words that are masked
+    hidden  fraction of words that are masked
     width   width of the model
     depth   number of blocks
     heads   number of heads

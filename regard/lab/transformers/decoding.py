@@ -39,10 +39,11 @@ from regard.lab.drawing import COLOURS, Figure, make_figure, mark_level, plot_li
 from regard.lab.fitting import fit_cross_entropy
 from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Decision, Numbers, decide
+from regard.models.beam_search import BeamSearch
 from regard.models.generation import generate
 from regard.models.generation_types import GeneratedText
 from regard.models.gpt import GPT, GPTConfig
-from regard.models.sampling import BeamSearch, Greedy, KthLargest, Sample, Strategy
+from regard.models.sampling import Greedy, KthLargest, Sample, Strategy
 
 MATHS = (
     r"p(x_1 \dots x_n) = \prod_i p(x_i | x_1 \dots x_{i-1}), \quad "
@@ -252,7 +253,7 @@ def _sample(
 
 
 def _first_letter_frequencies(texts: Sequence[GeneratedText], setup: Setup) -> Float[Tensor, "p w"]:
-    """Return, for each prompt (p), the share of its `setup.draws` texts that start with each letter (w)."""
+    """Return, for each prompt (p), the fraction of its `setup.draws` texts that start with each letter (w)."""
     firsts = torch.tensor([text.tokens[0] for text in texts]).view(setup.prompts, setup.draws)
     return functional.one_hot(firsts, setup.letters).double().mean(1)
 
@@ -279,7 +280,7 @@ def _expected_distance(shares: Sequence[Float[Tensor, "w"]], draws: int) -> floa
 
 
 def _count_outside(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> int:
-    """Count the generated texts whose first letter has probability 0 according to `wanted`."""
+    """Count the generated texts that start with a letter whose probability in `wanted` is 0."""
     return round(
         float((_first_letter_frequencies(texts, setup) * (torch.stack(list(wanted)) == 0)).sum()) * setup.draws
     )

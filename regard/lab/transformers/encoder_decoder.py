@@ -4,7 +4,7 @@ Claim: Every token of the encoder sees every token of the source. A token of the
     and the whole source through cross attention. After training, cross attention looks where the task requires: for
     reversing sequences, at the last position first.
 Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its attention maps, recorded from the
-    running model: the pairs in use, the mass above the diagonal, and the share of the cross attention on the reversed
+    running model: the pairs in use, the mass above the diagonal, and how much of the cross attention is on the reversed
     order, before and after training. How much the outputs change if the last token of the source or of the target
     changes.
 Finding: A model was trained to reverse its source of {{ n.length }} tokens. Of {{ n.length ** 2 }} pairs of query and

@@ -5,8 +5,8 @@ Claim: It computes non-linear functions of what attention has gathered, for each
     modulo V of two tokens, a block without feed-forward part, or with a linear one of the same size, makes many more
     errors than one with a ReLU between d -> 4d and 4d -> d. The part has two thirds of the parameters of a block.
 Measures: One block of causal attention, trained over seeds to predict (x_i + x_{i-1}) mod V at each position: without
-    feed-forward part, with a linear one, and with a ReLU. The share of the feed-forward part in the parameters of the
-    blocks of real models.
+    feed-forward part, with a linear one, and with a ReLU. The fraction of the parameters of a block that are in the
+    feed-forward part, in real models.
 Finding: Sums modulo {{ n.vocab }} are predicted correctly in {{ accuracy["none"] }} without feed-forward part, in {{
     accuracy["linear"] }} with a linear one and in {{ accuracy["ReLU"] }} with a ReLU (chance {{ (1 / n.vocab)|percent
     }}; {{ n.repeats }} seeds; {{ n.parameters["linear"]|comma }} parameters with either, {{
@@ -159,7 +159,7 @@ def _train(model: _Adder, setup: Setup, seed: int) -> _Adder:
 
 
 def _feedforward_share(name: str) -> float:
-    """Return the share of a block's parameters that are in its feed-forward layer.
+    """Return the fraction of a block's parameters that are in its feed-forward layer.
 
     name  name of a model in MODELS
     """

@@ -64,7 +64,7 @@ class Setup(RepeatedSetup):
     unknown_people        number of people in no text
     places                number of places of birth
     texts_per_person      number of texts about each person
-    informative_surnames  share of people whose surname ending depends on the place of birth
+    informative_surnames  fraction of people whose surname ending depends on the place of birth
     training              settings of the model and its training
     """
 
@@ -217,7 +217,7 @@ def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
 
 
 def _accuracy_by_coverage(known: Sequence[Answer], unknown: Sequence[Answer]) -> list[float]:
-    """Return the accuracy among the most confident answers, for each share of answers in COVERAGES.
+    """Return the accuracy among the most confident answers, for each fraction of answers in COVERAGES.
 
     The answers about known and about unknown people have the same total weight.
     """

@@ -69,8 +69,8 @@ class Training:
     batch      number of texts and questions per training step
     steps      number of training steps
     rate       learning rate
-    questions  share of questions in a batch; the rest are texts with a masked span
-    phrases    share of masked spans that are whole capitalised phrases
+    questions  fraction of questions in a batch; the rest are texts with a masked span
+    phrases    fraction of masked spans that are whole capitalised phrases
     salient    whether these phrases are places only; otherwise also names
     """
 
@@ -228,7 +228,7 @@ class Reader:
 
     @torch.no_grad()
     def right(self, questions: Sequence[BiographyQuestion]) -> float:
-        """Return the share of questions that greedy decoding would answer exactly.
+        """Return the fraction of questions that greedy decoding would answer exactly.
 
         One forward pass computes it: an answer is exact if every correct character is the most likely one.
         """
@@ -248,7 +248,7 @@ def _other_people(world: Biographies) -> list[BiographyQuestion]:
 
 
 def _share_only_in_texts(world: Biographies) -> float:
-    """Return the share of the tested people whose place of birth the model can learn from the texts alone.
+    """Return the fraction of the tested people whose place of birth the model can learn from the texts alone.
 
     For these people, a text has both name and place, and no training question has the name.
     """

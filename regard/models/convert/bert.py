@@ -141,7 +141,7 @@ def _family(family: type[Family], kind: str, name: str, without: str, words: str
     kind     prefix of the names of weights in Hugging Face
     name     prefix of Hugging Face's class names, such as "Bert"
     without  a head that this model type does not have
-    words    Hugging Face's name of the module that has the bias of the word head
+    words    Hugging Face's name of the module that has the bias of the MLM head
     """
     return family(
         config=BERTConfig,

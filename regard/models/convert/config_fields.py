@@ -162,7 +162,7 @@ class Field:
 
 
 def name_field(name: str, table: NameTable, default: str) -> Field:
-    """Return the `Field` of a setting whose values are names, which the table translates."""
+    """Return the `Field` of a setting whose values are names; a `NameTable` translates them."""
     return Field(name, table.read, default, table.write)
 
 

@@ -41,7 +41,7 @@ FIELDS = {
     "ff_dropout": DROPOUT,
 }
 IMPLIED = {"order": "pre", "norm": "rms", "bias": False, "beta": 1.0, "scale_embedding": False}
-BUCKETS, REACH = "relative_attention_num_buckets", "relative_attention_max_distance"
+BUCKETS, MAX_DISTANCE = "relative_attention_num_buckets", "relative_attention_max_distance"
 NAMES: dict[str, str | WeightRule] = {"tokens": "shared", "head": "lm_head"}
 for _stack, _last in (("encoder", 1), ("decoder", 2)):
     _ours, _theirs = f"{_stack}.blocks.*.", f"{_stack}.block.*.layer."
@@ -70,7 +70,8 @@ class T5Family(Family):
         settings = super().read_settings(hf)
         # releases of transformers before 5 have no setting for the scale
         tied = fields.get_bool(hf, "scale_decoder_outputs", fields.get_bool(hf, "tie_word_embeddings", True))
-        buckets = RelativeBuckets(buckets=fields.get_int(hf, BUCKETS, 32), reach=fields.get_int(hf, REACH, 128))
+        largest = fields.get_int(hf, MAX_DISTANCE, 128)
+        buckets = RelativeBuckets(buckets=fields.get_int(hf, BUCKETS, 32), max_distance=largest)
         scale = settings["width"] ** -0.5 if tied else 1.0
         return {**settings, **IMPLIED, "positions": buckets, "tied": tied, "output_scale": scale}
 
@@ -79,7 +80,7 @@ class T5Family(Family):
         return {
             **super().write_settings(config),
             BUCKETS: buckets.buckets,
-            REACH: buckets.reach,
+            MAX_DISTANCE: buckets.max_distance,
             "tie_word_embeddings": config.tied,
             "scale_decoder_outputs": config.tied,
         }

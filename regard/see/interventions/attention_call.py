@@ -35,7 +35,7 @@ class AttentionCall:
 
     @cached_property
     def record(self) -> Record:
-        """The record of the inputs of the call, with gradients."""
+        """The inputs of the attention call as a `Record`, with gradients."""
         try:
             return self.build()
         except Exception as error:
@@ -48,7 +48,9 @@ class AttentionCall:
         return attend_record(self.record) if heads is None else heads
 
     def output(self, heads: Float[Tensor, "b h i e"]) -> Tensor:
-        """Convert an output of the heads to the output of the call, with the shape and dtype that the model expects."""
+        """Convert an output of the heads to the output of the attention call, in the shape and dtype that the model
+        expects.
+        """
         return self.transform.apply(heads.to(self.out.dtype), self.out)
 
 
@@ -56,7 +58,7 @@ OutputChange = Callable[[AttentionCall], Float[Tensor, "b h i e"] | None]
 
 
 def attend_record(record: Record) -> Float[Tensor, "b h i e"]:
-    """Compute the attention output from the inputs in a record, with the dropout of the call and with gradients."""
+    """Compute the output of a recorded attention call from its inputs, with its dropout and with gradients."""
     assert record.v is not None
     return attend(
         record.q,

@@ -39,7 +39,7 @@ class HeadState:
 
     @property
     def record(self) -> Record:
-        """The record of the inputs of the call, after the edits so far."""
+        """The inputs of the attention call as a `Record`, after the edits so far."""
         return self.call.record if self.edited is None else self.edited
 
     def chosen(self, heads: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class Edit(ABC):
 
     @abstractmethod
     def apply(self, state: HeadState) -> None:
-        """Change the inputs of the call or the output of its heads, in `state`."""
+        """Apply the edit: change the inputs of the attention call, or the output of its heads, in `state`."""
 
 
 class ScoreEdit(Edit):
@@ -102,7 +102,7 @@ class ScoreEdit(Edit):
 
     @abstractmethod
     def change(self, state: HeadState) -> Record:
-        """Return the record with changed queries, keys or mask."""
+        """Return the inputs of the attention call as a `Record` with changed queries, keys or mask."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Norms and activation functions as linear maps: their factors are constants of the backward pass."""
+"""Norms and activation functions as linear maps: their factors are treated as constants in the backward pass."""
 
 from typing import Any
 

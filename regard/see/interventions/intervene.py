@@ -178,7 +178,7 @@ class Interventions:
                 del self._watcher.change, self._watcher.edit
 
     def _change(self, call: AttentionCall) -> Tensor | None:
-        """Apply the edits to one attention call and return the new output; None if no edit is for this call."""
+        """Apply the edits to one attention call and return its new output; None if no edit selects this call."""
         index = self._called.total()
         self._called[call.path] += 1
         place = call.path, self._called[call.path] + self._called_before[call.path], index
@@ -247,7 +247,7 @@ class EditingWatcher(Watcher):
         self._running = False
 
     def outside_forward_pass(self) -> bool:
-        """Whether a model is watched and the current call is not inside `model(...)`."""
+        """Return whether a model is watched and the current call is outside of its forward pass."""
         return isinstance(self.model, nn.Module) and not self._running
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -262,5 +262,5 @@ class EditingWatcher(Watcher):
 
 
 def _is_checkpointed() -> bool:
-    """Whether the current call runs under torch.utils.checkpoint."""
+    """Return whether the current call runs under torch.utils.checkpoint."""
     return any(frame.f_globals.get("__name__") == "torch.utils.checkpoint" for frame in call_frames())

@@ -22,7 +22,7 @@ class LayerChoice:
     index: int | None = None
 
     def includes(self, path: str, number: int, index: int) -> bool:
-        """Whether an attention call is selected.
+        """Return whether an attention call is selected.
 
         path    module path of the layer
         number  which call of this layer it is inside the block

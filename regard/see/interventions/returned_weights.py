@@ -1,4 +1,4 @@
-"""The attention weights that a model computes besides its output: an edit of weights changes them too."""
+"""The attention weights that a model returns or stores besides its output; an edit of weights changes them too."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -33,7 +33,7 @@ class EditedWeights:
 
 @runtime_checkable
 class ReturnedWeights(Protocol):
-    """Where a model has its attention weights."""
+    """Protocol of the places where a model has its attention weights, so that an edit can replace them."""
 
     def write(self, edited: EditedWeights) -> None:
         """Replace the weights of the edited heads; raise InterventionError if that is impossible."""
@@ -49,7 +49,7 @@ def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
 
 @dataclass(eq=False)
 class ResultWeights:
-    """Weights in the result of a function or module, which is replaced.
+    """Attention weights that a function or module returns; its result is replaced.
 
     value     the weights (b h i j); (i, b, ...) without a batch axis, and without the axis of heads if averaged
     averaged  whether they are the mean over heads
@@ -83,13 +83,13 @@ class ResultWeights:
 
 @dataclass(frozen=True, eq=False)
 class WeightTensors:
-    """Weights that code written by hand holds in tensors, whose numbers are replaced.
+    """Attention weights of handwritten attention, in tensors whose values are replaced in place.
 
-    tensors  each with whether dropout was applied to it
+    tensors  pairs of a tensor and whether dropout was applied to it
     sizes    sizes of the softmax
     shape    these sizes with the leading axes of the values, to which the weights are broadcast
     axes     how the leading axes map to batch and heads
-    refusal  why the numbers cannot be replaced; empty if they can
+    refusal  why the values cannot be replaced; empty if they can
     """
 
     tensors: tuple[tuple["ref[Tensor]", bool], ...]
@@ -128,7 +128,7 @@ class WeightTensors:
 
 @dataclass(frozen=True, eq=False)
 class _GradientCheck:
-    """A hook that raises an error if a gradient arrives at replaced weights; their graph is that of other numbers."""
+    """A gradient hook that raises an error, because the autograd graph of replaced weights has their old values."""
 
     place: WeightTensors
     heads: Tensor

@@ -1,5 +1,5 @@
-"""Measure the dropout of weights, in training and in eval mode: the share of zeros, and the factor of the other
-weights.
+"""Measure the dropout of attention weights in training and eval mode: the fraction of zeros, and the scale of the
+others.
 """
 
 import math
@@ -16,7 +16,7 @@ from regard.see.measure.read_weights import READINGS, training_mode
 class DropoutReading:
     """The measured dropout of the attention weights."""
 
-    share: float = 0.0  # share of weights that are zero
+    share: float = 0.0  # fraction of weights that are zero
     factor: float = 1.0  # factor of the weights that are kept
     consistent: bool = True  # the factor is 1 / (1 - share), up to chance
     on_output: bool = False  # dropout acts on the output, not only on the weights
@@ -25,7 +25,7 @@ class DropoutReading:
     def probability(self) -> float:
         """The dropout probability p.
 
-        It is computed from the factor 1 / (1 - p) of the kept weights, or is the share of zeros if the two do not
+        It is computed from the factor 1 / (1 - p) of the kept weights, or is the fraction of zeros if the two do not
         agree.
         """
         return round(1 - 1 / self.factor, 6) if self.consistent else self.share
@@ -60,9 +60,9 @@ def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | N
 
 
 def _read_dropout(raw: RawWeights, read_factor: Callable[[], float]) -> DropoutReading:
-    """Measure dropout in 16 calls: the share of weights that are zero, and the factor of the others.
+    """Measure dropout in 16 calls: the fraction of weights set to zero, and the factor that scales the other weights.
 
-    read_factor  measures the factor by which the kept weights are multiplied
+    read_factor  measures the factor that scales the kept weights
     """
     zero = torch.stack([raw.reader.weights_once(*raw.neutral)[raw.visible] == 0 for _ in range(16)]).double()
     share = float(zero.mean()) if zero.numel() else 0.0

@@ -84,7 +84,7 @@ def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
 
 
 def _masks(n: int) -> Iterator[Mask]:
-    """Yield the known masks for n positions, alone and combined with causal(), the simplest first."""
+    """Yield the known mask forms for n positions, alone and combined with causal(), the simplest first."""
     alone = list(candidates(n))
     combined = [mask for each in alone if each.as_window() is None for mask in (causal() & each, causal() | each)]
     yield from sorted(

@@ -94,7 +94,9 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 
 
 def _note_finite_mask_value(raw: RawWeights) -> None:
-    """Add a note if the mask value is finite: hidden keys then get weight when all visible scores are very negative."""
+    """Add a note if the mask hides keys with a finite value such as -1e9: they get weight if all visible scores are
+    lower.
+    """
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):
         return

@@ -90,7 +90,7 @@ class AttentionMeasurement:
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """The linearity reading, with "rows and a sink" as its `normalised` if an attention sink was found."""
+        """Return the linearity reading, with "rows and a sink" as its `normalised` if an attention sink was found."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager

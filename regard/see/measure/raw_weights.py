@@ -43,7 +43,7 @@ class RawWeights:
         return (self.q, self.k) if self.flat_unusable else (0 * self.q, 0 * self.k)
 
     def changes_weights(self, q: Tensor, k: Tensor) -> bool:
-        """Whether the weights for this q and k differ from those for zeros."""
+        """Return whether the weights for this q and k differ from those for zeros."""
         return bool((self.reader.weights(q, k) - self.flat)[self.visible].abs().max() > 1e-6)
 
 

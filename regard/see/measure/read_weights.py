@@ -98,12 +98,14 @@ class WeightReader:
         return max({torch.float64: 1e-5, torch.float32: 1e-4}.get(self.dtype, 0.05), 10 * self.coarse)
 
     def raw_output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
-        """Call the probe and return its output in float64 on the CPU."""
+        """Call the attention under measurement and return its output in float64 on the CPU."""
         tensors = (x.to(self.probe.device, self.dtype, copy=True) for x in (q, k, v))
         return self.probe.call(*tensors, **{**self.extra, **keywords}).detach().double().cpu()
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
-        """Call the probe and return its output, minus the output for v = 0 if that is not zero."""
+        """Call the attention under measurement and return its output minus that for v = 0, which removes an output
+        bias.
+        """
         out = self.raw_output(q, k, v, **keywords)
         return out - self.raw_output(q, k, 0 * v, **keywords) if self.affine else out
 

@@ -126,7 +126,7 @@ def _explain_scores(reader: ScoreReader) -> ScoreReading:
 def prepare_products(
     reader: ScoreReader, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None, start: int = 0
 ) -> Tensor:
-    """Return q . k after applying a norm and a rotation.
+    """Return q . k after applying a norm and a rotary embedding to q and k.
 
     start  position of the first query
     """

@@ -96,7 +96,7 @@ class ModuleCheck:
 
 
 def _output(reply: Any) -> Any:
-    """Return the module output in a reply of the answer's process, without the names of parameters with a gradient."""
+    """Return the module output in a reply of the process that runs a submission, without its parameter names."""
     return reply[0] if isinstance(reply, tuple) else reply
 
 
@@ -135,7 +135,7 @@ def match_parameters(
 
 
 def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether tensors of these two shapes can hold the same numbers in the same order.
+    """Return whether tensors of these two shapes can hold the same numbers in the same order.
 
     Axes of length 1 are ignored, and all axes after the first may be flattened, as in a convolution kernel.
     """
@@ -231,7 +231,7 @@ def _error_result(exercise: Exercise, error: RaisedError) -> CheckResult:
 
 
 def same_result(one: Any, other: Any) -> bool:
-    """Whether two results are equal: numbers and arrays within a tolerance, everything else exactly.
+    """Return whether two results are equal: numbers and arrays within a tolerance, everything else exactly.
 
     An error is never equal to anything.
     """

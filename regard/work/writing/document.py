@@ -205,7 +205,7 @@ def _step_blocks(step: SolutionStep, at: int, digits: int, every_step: bool) -> 
 
 
 def entry_line(step: SolutionStep, r: int, c: int, digits: int) -> Chain:
-    """Return the line that shows one entry of a step: its name, its calculation and its value.
+    """Return the line of a worked solution that shows one entry: its name, its calculation and its value.
 
     r, c  row and column of the entry
     """

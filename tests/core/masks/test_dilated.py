@@ -55,7 +55,7 @@ def settled(*inputs: Tensor, mask=None, scores=None, dropout=0.0, positions=None
     return prepare_request(*inputs, mask, scores, None, dropout, positions)
 
 
-def both_ways(i: int, j: int, **rest: object) -> None:
+def bidirectional(i: int, j: int, **rest: object) -> None:
     """Outputs and gradients of the blocked kernel are those of the eager one."""
     inputs = draw(i, j, requires_grad=True)
     results = []
@@ -125,7 +125,7 @@ def test_the_chosen_order_changes_no_output_and_no_gradient(small, mask, where):
     i, j, positions = where
     torch.manual_seed(i * j)
     assume(hides(mask, i, j, positions))
-    both_ways(i, j, mask=mask, positions=positions)
+    bidirectional(i, j, mask=mask, positions=positions)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=QUIET, derandomize=True)
@@ -142,7 +142,7 @@ def test_any_order_at_all_changes_no_output_and_no_gradient(small, mask, where, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked, "sparsest_table", ordered)
-        both_ways(i, j, mask=mask, positions=positions)
+        bidirectional(i, j, mask=mask, positions=positions)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -278,14 +278,14 @@ COMPOSED = {
 def test_a_composed_mask_is_exact_at_lengths_that_the_steps_do_not_divide(name, positions):
     torch.manual_seed(3)
     i, j = 131, 197
-    both_ways(i, j, mask=COMPOSED[name](j), positions=positions)
+    bidirectional(i, j, mask=COMPOSED[name](j), positions=positions)
 
 
 TERMS = {
     "alibi": lambda i, j: alibi(heads=H),
     "added": lambda i, j: additive(torch.randn(i, j, dtype=torch.float64)),
     "added by head": lambda i, j: additive(torch.randn(H, i, j, dtype=torch.float64)),
-    "t5": lambda i, j: t5_buckets(torch.randn(10, H, dtype=torch.float64), reach=30),
+    "t5": lambda i, j: t5_buckets(torch.randn(10, H, dtype=torch.float64), max_distance=30),
     "shaw": lambda i, j: shaw(torch.randn(9, C, dtype=torch.float64)),
     "sink": lambda i, j: sink(torch.randn(H, dtype=torch.float64)),
 }
@@ -299,7 +299,7 @@ def test_score_terms_get_the_rows_and_positions_that_are_meant(small, name, posi
     torch.manual_seed(5)
     mask = dilated(3) & window(before=20, after=30) & padding([70, 11])
     assert blocked._get_block_table(settled(*draw(27, 29), mask=mask, positions=positions)).steps == (3,)
-    both_ways(27, 29, mask=mask, scores=TERMS[name](27, 29), positions=positions)
+    bidirectional(27, 29, mask=mask, scores=TERMS[name](27, 29), positions=positions)
 
 
 def test_what_nobody_sees_may_hold_anything(small):

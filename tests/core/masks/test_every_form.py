@@ -75,6 +75,9 @@ def assert_agrees(mask: Mask, i: int, j: int, positions: Positions | None, truth
     dense = mask.dense(i, j, positions=positions)
     assert torch.equal(dense.reshape(-1, i, j).expand_as(truth), truth), f"dense of {mask!r} is not what see shows"
     assert mask.count(i, j, positions=positions) == int(truth.sum()), f"count of {mask!r} is not what see shows"
+    if mask.sees_itself():
+        own = rows[:, None] == columns
+        assert truth[:, own].all(), f"sees_itself of {mask!r} is not what see shows"
     for first in range(i):
         for last in range(first, i, 2):
             for start in range(j):
@@ -246,6 +249,14 @@ class FalseBox(OnlySee):
         return BoxVisibility(none=start > last, all=False)
 
 
+class FalseSelf(Mask):
+    def see(self, grid: Grid) -> Tensor:
+        return grid.i != grid.j
+
+    def sees_itself(self) -> bool:
+        return True
+
+
 class FalseRange(OnlySee):
     def key_range(self, i: Tensor, sequence: int) -> tuple[Tensor, None]:
         return i, None
@@ -271,7 +282,7 @@ def test_a_form_that_only_defines_see_is_saved_as_a_matrix(tmp_path: Path) -> No
     assert torch.equal(copy.dense(N).reshape(N, N), OnlySee().dense(N))
 
 
-@pytest.mark.parametrize("lie", [FalseBox(), FalseRange()], ids=["box", "count"])
+@pytest.mark.parametrize("lie", [FalseBox(), FalseRange(), FalseSelf()], ids=["box", "count", "itself"])
 def test_a_form_that_contradicts_see_is_caught(lie: Mask) -> None:
-    with pytest.raises(AssertionError, match=r"of <.*(FalseBox|FalseRange)"):
+    with pytest.raises(AssertionError, match=r"of <.*(FalseBox|FalseRange|FalseSelf)"):
         assert_agrees(lie, N, N, None, pairs(lie, N, N, None))

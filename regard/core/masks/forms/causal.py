@@ -20,6 +20,9 @@ class Causal(BandMask):
     def row_pieces(self) -> RowPieces:
         return RowPieces()
 
+    def sees_itself(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         return "causal()"
 

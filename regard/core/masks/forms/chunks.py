@@ -27,6 +27,9 @@ class Chunks(BandMask):
     def row_pieces(self) -> RowPieces:
         return RowPieces(period=self.size)
 
+    def sees_itself(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         if self.before == self.after == 0:
             return f"blocks({constant(self.size)})"

@@ -38,6 +38,9 @@ class Dilated(Mask):
     def steps(self) -> tuple[int, ...]:
         return (self.step,)
 
+    def sees_itself(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         return f"dilated({constant(self.step)})"
 

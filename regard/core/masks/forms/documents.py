@@ -68,6 +68,9 @@ class DocumentMask(DataMask):
     def with_data(self, data: Tensor) -> Mask:
         return DocumentMask(data)
 
+    def sees_itself(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         return f"documents({format_data(self.data)})"
 

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 class RandomLinks(Mask):
     """The mask of `random_links`: each query sees up to `links` random keys among its own and earlier ones.
 
-    The keys from 0 to the query's own are divided into `links` equal ranges, and one key is drawn from each. A
-    draw depends on the seed and the query's position only, so generation with a KV cache sees the same links as
-    training.
+    The keys from 0 to the query's own are divided into `links` equal ranges, and one key is drawn from each. The choice
+    depends on the seed and the query's position only, so generation with a KV cache sees the same links as training.
     """
 
     links: int
@@ -65,7 +64,7 @@ class RandomLinks(Mask):
 def random_links(count: int, seed: int = 0) -> Mask:
     """Random mask: a query sees `count` random keys among its own and earlier ones, or all while there are fewer.
 
-    Zaheer et al. 2020, arXiv:2007.14062. The draw depends on the seed and the query's position only.
+    Zaheer et al. 2020, arXiv:2007.14062. The choice depends on the seed and the query's position only.
 
     >>> random_links(2).dense(9).sum(1)
     tensor([1, 2, 2, 2, 2, 2, 2, 2, 2])

@@ -48,6 +48,9 @@ class Strided(CompoundMask):
     def expand(self) -> Mask:
         return Window(0, 0) | (Causal() & Multiples(self.step))
 
+    def sees_itself(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         return f"strided({constant(self.step)})"
 

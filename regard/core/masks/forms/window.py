@@ -26,6 +26,9 @@ class Window(BandMask):
     def row_pieces(self) -> RowPieces:
         return RowPieces()
 
+    def sees_itself(self) -> bool:
+        return True
+
     def __repr__(self) -> str:
         before, after = constant(self.before), constant(self.after)
         return f"window(before={before})" if after == 0 else f"window(before={before}, after={after})"

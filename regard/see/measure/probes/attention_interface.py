@@ -24,7 +24,7 @@ NOTE = "q, k and v are replaced after the projections and rotary positions of th
 
 
 def calls_attention_interface(module: nn.Module) -> bool:
-    """Whether a module is a transformers attention layer that calls a registered attention function."""
+    """Return whether a module is a transformers attention layer that calls a registered attention function."""
     beside = vars(sys.modules[type(module).__module__])
     known = "eager_attention_forward" in beside and "ALL_ATTENTION_FUNCTIONS" in beside
     return known and "attention_interface" in inspect.getsource(type(module).forward)

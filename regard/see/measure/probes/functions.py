@@ -61,7 +61,7 @@ def probe_function(
 ) -> Probe:
     """Build the probe of an attention function: find its layout and sizes by trial calls.
 
-    function_for  returns the function to call for a q; a module has a copy for each dtype
+    function_for  returns the function to call for a tensor q; a module has one copy for each dtype
     signed        the object whose signature is read
     module        the module behind the function, or None
     """

@@ -95,7 +95,7 @@ def _count_heads(
 def _attempts(
     module: nn.Module, known: Projections, sizes: LayerSizes, name: str, options: ProbeOptions
 ) -> Iterator[tuple[Probe, ProbeSizes]]:
-    """Yield a probe, with sizes to test, for every combination of arguments, axes and head order of the layer."""
+    """Yield a `Probe` and sizes to test, for every combination of arguments, axes and head order of the layer."""
     (dtype, *_), device = dtypes_and_device(module, options)
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}

@@ -62,7 +62,7 @@ class LayerSizes:
 
 
 def has_known_heads(module: nn.Module, options: ProbeOptions) -> bool:
-    """Whether the number or width of heads is known, from an option, a usual attribute or an axis of a weight."""
+    """Return whether the number or width of heads is known from an option, a usual attribute or an axis of a weight."""
     if any(weight.ndim == 3 for weight in module.parameters(recurse=False)):
         return True
     found = options.heads or options.width or _attribute(module, HEADS) or _attribute(module, WIDTHS)

@@ -47,7 +47,7 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
 
 
 def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
-    """Whether the module takes (n, b, d), that is, its attribute `batch_first` is False.
+    """Return whether the module takes (n, b, d), that is, its attribute `batch_first` is False.
 
     If a torch.nn module has no such attribute, that of the attention inside counts.
     """

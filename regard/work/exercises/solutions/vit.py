@@ -86,6 +86,6 @@ class VisionTransformer(nn.Module):
 
 
 def accuracy(logits: Float[Tensor, "b w"], labels: Int[Tensor, "b"]) -> float:
-    """Return the share of images whose likeliest class is the label."""
+    """Return the fraction of images whose likeliest class is the label."""
     # TODO: the argmax over the classes, compared with the labels; the mean
     return float((logits.argmax(-1) == labels).double().mean())

@@ -1,7 +1,7 @@
-"""The choice of the next tokens on the device, as a part of a captured step: greedy, sampling and beam search.
+"""Greedy decoding, sampling and beam search on the device, as part of a decoding step in a CUDA graph.
 
-Nothing here depends on values that the host would have to read. What was chosen is written into records, one row for
-each step, which the host reads later.
+The host reads no values in between. The chosen tokens are written into tensors (`records`) with one row for each step,
+which the host reads later.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,15 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from regard.models.beam_search import BeamSearch
 from regard.models.decoding_ops import StepState, append, choose_and_append
-from regard.models.sampling import BeamSearch, Greedy, Sample, StepwiseStrategy, Strategy, top_tokens
+from regard.models.sampling import Greedy, Sample, StepwiseStrategy, Strategy, top_tokens
 
 ANY = -2  # matches every token in a stop sequence
 
 
-class DeviceChoice:
-    """Base class: the buffers of a strategy, and its part of a step.
+class DeviceStrategy:
+    """Base class of decoding strategies on the device: their buffers, and the choice of tokens in a decoding step.
 
     records  tensors with one row for each step
     step     number of the next step, a tensor of one integer
@@ -32,12 +33,12 @@ class DeviceChoice:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def choose(self, state: StepState, logits: Float[Tensor, "r w"]) -> None:
-        """Choose the next tokens, write them into the state and into the records."""
+        """Choose the next token of each sequence, and write the tokens into the state and the records."""
         raise NotImplementedError
 
 
-class StepwiseChoice(DeviceChoice):
-    """One token for each sequence. The records are tokens (n r) and log-probabilities (n r).
+class DeviceSampling(DeviceStrategy):
+    """Greedy decoding or sampling on the device. The records are tokens (n r) and log-probabilities (n r).
 
     uniform  random numbers of each step (n r)
     """
@@ -72,8 +73,8 @@ class StepwiseChoice(DeviceChoice):
         append(state, tokens, values, self.step, self.records)
 
 
-class BeamChoice(DeviceChoice):
-    """The best continuations of all hypotheses of a prompt, and which of them are continued.
+class DeviceBeamSearch(DeviceStrategy):
+    """Beam search on the device: chooses the best continuations of all hypotheses of each prompt.
 
     Each prompt has `num_beams` rows; those without a hypothesis have the log-probability -inf. The records are the
     `count` best continuations of each prompt, the best first: row (n p count), token, log-probability of the token,
@@ -102,7 +103,7 @@ class BeamChoice(DeviceChoice):
         )
 
     def start(self, totals: Float[Tensor, "r"], new_tokens: Sequence[Sequence[int]]) -> None:
-        """Begin with the hypotheses in the rows: their log-probabilities and their new tokens so far."""
+        """Start beam search from one hypothesis per row, with its log-probability and its new tokens so far."""
         length = self.recent.shape[1]
         padded = [[*[-1] * length, *tokens][len(tokens) :] if length else [] for tokens in new_tokens]
         self.recent.copy_(torch.tensor(padded, dtype=torch.int64).view(self.recent.shape))
@@ -141,26 +142,28 @@ class BeamChoice(DeviceChoice):
         state.reorder(rows)
 
 
-def make_choice(
+def make_device_strategy(
     strategy: Strategy, stop: Sequence[tuple[int, ...]], prompts: int, steps: int, device: torch.device
-) -> StepwiseChoice | BeamChoice:
-    """Return the device form of a strategy."""
+) -> DeviceSampling | DeviceBeamSearch:
+    """Return the `DeviceStrategy` that runs a decoding strategy on the device."""
     if isinstance(strategy, BeamSearch):
-        return BeamChoice(strategy, stop, candidate_count(strategy, stop), prompts, steps, device)
+        return DeviceBeamSearch(strategy, stop, candidate_count(strategy, stop), prompts, steps, device)
     assert isinstance(strategy, StepwiseStrategy)
-    return StepwiseChoice(strategy, prompts, steps, device)
+    return DeviceSampling(strategy, prompts, steps, device)
 
 
 def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> int:
-    """Return how many continuations of each prompt are compared.
+    """Return how many continuations of each prompt a step of beam search compares.
 
     A hypothesis has at most one continuation for each stop sequence, so this many include `num_beams` that do not end.
     """
     return strategy.num_beams * (1 + max(len(stop), 1))
 
 
-def choice_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
-    """Return the settings that a captured step depends on. Random numbers and scores of finished texts are not part."""
+def strategy_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
+    """Return the settings of a strategy that a CUDA graph depends on, without random numbers and the score of finished
+    texts.
+    """
     if isinstance(strategy, BeamSearch):
         return strategy.num_beams, tuple(stop)
     return replace(strategy, seed=0, stream=0) if isinstance(strategy, Sample) else strategy

@@ -1,0 +1,62 @@
+"""Beam search as a decoding strategy: its settings, and the scores by which hypotheses are compared."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from regard.base.errors import ConfigError
+from regard.base.validation import LARGEST_FLOAT, check_integer, check_number
+from regard.models.hypothesis import Hypothesis
+from regard.models.sampling import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch(Strategy):
+    """Beam search: return the best of `num_beams` hypotheses per prompt.
+
+    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of
+    the best `num_beams`, those that end are finished; the best `num_beams` that do not end are continued. The
+    texts and scores are those of Hugging Face's beam search. Graves 2012, arXiv:1211.3711; Sutskever et al.
+    2014.
+
+    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
+                    0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
+    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best running
+                    hypothesis, scored at its current length, is not better than the worst finished one. "never": when
+                    it could not become better at any length
+    """
+
+    name: ClassVar[str] = "beam"
+    num_beams: int = 4
+    length_penalty: float = 0.0
+    early_stopping: bool | str = False
+
+    def __post_init__(self) -> None:
+        check_integer("num_beams", self.num_beams, 1, "hypotheses")
+        if abs(check_number("length_penalty", self.length_penalty)) > LARGEST_FLOAT:
+            raise ConfigError(f"length_penalty is a finite exponent such as 0.6, not {self.length_penalty}")
+        if self.early_stopping not in (False, True, "never"):
+            raise ConfigError(f"early_stopping is False, True or 'never', not {self.early_stopping!r}")
+
+    def score(self, text: Hypothesis) -> float:
+        """Return the log-probability of a hypothesis, divided by new tokens ** length_penalty."""
+        return self._penalise(text.log_probability, text.length)
+
+    def rank(self, finished: list[Hypothesis]) -> list[Hypothesis]:
+        """Return the hypotheses sorted by score, the best first."""
+        return sorted(finished, key=self.score, reverse=True)
+
+    def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
+        """Return whether beam search should go on, because a running hypothesis may become better than the worst
+        finished one.
+
+        running   the best running hypothesis
+        finished  finished hypotheses, the best first
+        """
+        if len(finished) < self.num_beams or self.early_stopping is True:
+            return len(finished) < self.num_beams
+        later = self.early_stopping == "never" and self.length_penalty > 0
+        possible = self._penalise(running.log_probability, max_new_tokens if later else running.length)
+        return possible > self.score(finished[-1])
+
+    def _penalise(self, log_probability: float, length: int) -> float:
+        return float(log_probability / length**self.length_penalty)
