@@ -75,7 +75,7 @@ def make_cases(heads: int, device: str) -> Iterator[TermCase]:
     yield TermCase("alibi", causal(), alibi(slopes=slopes), see, add_distance)
     # flex's own tiles and the table need more shared memory than an H200 has
     small = {"fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3}
-    yield TermCase("t5_buckets", causal(), t5_buckets(table, reach=REACH), see, add_bucket, options=small)
+    yield TermCase("t5_buckets", causal(), t5_buckets(table, max_distance=REACH), see, add_bucket, options=small)
     yield TermCase("sink", causal(), sink(logits), see, logits=logits)
     window_mask = causal() & window(before=1023)
     yield TermCase("window 1024", window_mask, None, see_window, **sliding)

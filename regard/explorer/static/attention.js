@@ -315,7 +315,7 @@ function python(state) {
   const first = state.k.length - state.q.length;
   const terms = {
     alibi: `regard.alibi(heads=${state.heads})`,
-    t5: `regard.t5_buckets(torch.tensor([${t5Table().join(", ")}], dtype=torch.float64)[:, None].expand(-1, ${state.heads}), reach=${T5_REACH})`,
+    t5: `regard.t5_buckets(torch.tensor([${t5Table().join(", ")}], dtype=torch.float64)[:, None].expand(-1, ${state.heads}), max_distance=${T5_REACH})`,
     shaw: `regard.shaw(torch.tensor(${list(shawKeys(width))}, dtype=torch.float64))`,
   };
   return [
