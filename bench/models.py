@@ -130,9 +130,9 @@ def measure_decoding(quick: bool, rounds: int, min_seconds: float) -> Iterator[B
     small = quantize_int8(model)
     with torch.no_grad():
         exact = model(prompt)
-        error = ((small(prompt) - exact).std() / exact.std()).item()
-    if not error < 0.05:
-        raise CorrectnessError(f"{DECODING}: the logits of int8 weights are {error:.1e} standard deviations off")
+        change = ((small(prompt) - exact).std() / exact.std()).item()
+    if not change < 0.05:
+        raise CorrectnessError(f"{DECODING}: the logits of int8 weights are {change:.1e} standard deviations off")
 
     def int8() -> list[int]:
         return list(small.generate(prompt, max_new_tokens=new)[0].tokens)
