@@ -23,6 +23,7 @@ from regard.models.model import Config
 from regard.models.presets import build_from_config
 from regard.models.transformer import TransformerConfig
 from regard.models.vit import ViTConfig
+from regard.nn.int8 import quantize_int8
 
 TARGET = 1.0
 DECODING, DECODING_TARGET = "GPT-2 124M, generate", 1.5
@@ -97,7 +98,10 @@ def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
 
 
 def measure_decoding(quick: bool, rounds: int, min_seconds: float) -> Iterator[BenchmarkResult]:
-    """Yield greedy decoding of one text by GPT-2 with random weights, in float32; both write the same text."""
+    """Yield greedy decoding of one text by GPT-2 with random weights, in float32, and with int8 weights.
+
+    In float32 both libraries write the same text.
+    """
     let_torchvision_load()
     try:
         from transformers import GPT2LMHeadModel, logging
@@ -123,6 +127,22 @@ def measure_decoding(quick: bool, rounds: int, min_seconds: float) -> Iterator[B
     functions: dict[str, Function] = {"regard": ours, "Hugging Face": theirs}
     timings = time_alternating(functions, rounds=min(rounds, 9), min_seconds=min_seconds, device="cpu")
     yield make_result(timings, DECODING, f"1 x {new} new tokens", "sdpa", "Hugging Face", DECODING_TARGET)
+    small = quantize_int8(model)
+    with torch.no_grad():
+        exact = model(prompt)
+        change = ((small(prompt) - exact).std() / exact.std()).item()
+    if not change < 0.05:
+        raise CorrectnessError(f"{DECODING}: the logits of int8 weights are {change:.1e} standard deviations off")
+
+    def int8() -> list[int]:
+        return list(small.generate(prompt, max_new_tokens=new)[0].tokens)
+
+    timings = time_alternating(
+        functions | {"regard": int8}, rounds=min(rounds, 9), min_seconds=min_seconds, device="cpu"
+    )
+    yield make_result(
+        timings, f"{DECODING}, int8 weights", f"1 x {new} new tokens", "sdpa", "Hugging Face", DECODING_TARGET
+    )
 
 
 def check_model(case: ModelCase, model: nn.Module) -> None:

@@ -174,7 +174,7 @@ class StepLoop:
             if layer.scores is None:
                 continue
             capacity = self.state.capacity
-            q = next(layer.parameters()).new_zeros(1, layer.heads, 1, layer.head_width)
+            q = self.state.caches.new_zeros(1, layer.heads, 1, layer.head_width)
             grid = whole_grid(Positions(capacity - 1), 1, layer.heads, 1, capacity, q.device)
             scores = q.new_zeros(1, layer.heads, 1, capacity)
             bias = layer.term().bind(q, 1.0)(scores, grid)[0, :, 0].flip(-1).float().contiguous()

@@ -20,6 +20,7 @@ from regard.core.positions import Rotary
 from regard.nn.attention import Attention, KeysValues, merge_heads, split_heads
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.feedforward import ACTIVATIONS
+from regard.nn.int8 import Int8Linear, Int8Weight
 from regard.nn.projection import linear
 
 FEW_ROWS = 4  # up to this number, one product of weights and vector for each row; for more rows, cuBLAS
@@ -77,11 +78,11 @@ class StepState:
 def project(
     state: StepState,
     x: Float[Tensor, "r i"],
-    weight: Float[Tensor, "o i"],
+    weight: Float[Tensor, "o i"] | Int8Weight,
     bias: Float[Tensor, "o"] | None = None,
     *,
     norm: nn.Module | None = None,
-    gate: nn.Linear | None = None,
+    gate: nn.Linear | Int8Linear | None = None,
     activation: Any = None,
     residual: Float[Tensor, "r o"] | None = None,
 ) -> Float[Tensor, "r o"]:
@@ -247,10 +248,10 @@ def activation_name(activation: Any) -> str | None:
 
 def _project_triton(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Int8Weight,
     bias: Tensor | None,
     norm: nn.Module | None,
-    gate: nn.Linear | None,
+    gate: nn.Linear | Int8Linear | None,
     activation: Any,
     residual: Tensor | None,
 ) -> Tensor:
@@ -263,15 +264,22 @@ def _project_triton(
     whole = _power_of_two(inputs)
     block_n = _outputs_per_program(outputs, inputs, gate is not None)
     block_k = min(whole, 4096)
+    numbers, scales = _numbers_and_scales(weight, x)
+    gate_numbers, gate_scales = (x, x) if gate is None else _numbers_and_scales(gate.weight, x)
     kernels.linear[(-(-outputs // block_n), rows)](
-        x, weight, weight if bias is None else bias, weight if gate is None else gate.weight,
-        weight if gate is None or gate.bias is None else gate.bias, norm_weight, norm_bias,
+        x, numbers, scales, x if bias is None else bias, gate_numbers, gate_scales,
+        x if gate is None or gate.bias is None else gate.bias, norm_weight, norm_bias,
         x if residual is None else residual, y, outputs, eps,
         K=inputs, K_ALL=whole, BLOCK_N=block_n, BLOCK_K=block_k, NORM=kind, BIAS=bias is not None,
-        GATED=gate is not None, ACTIVATION=activation_name(activation) or "",
+        SCALED=isinstance(weight, Int8Weight), GATED=gate is not None, ACTIVATION=activation_name(activation) or "",
         ADD=residual is not None, **_launch_options(x),
     )  # fmt: skip
     return y
+
+
+def _numbers_and_scales(weight: Tensor | Int8Weight, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight as the kernels take it: its numbers, and the scales of its rows, for which x is a dummy."""
+    return (weight.values, weight.scales) if isinstance(weight, Int8Weight) else (weight, x)
 
 
 def _outputs_per_program(outputs: int, inputs: int, gated: bool) -> int:

@@ -28,14 +28,15 @@ from regard.nn.attention import Attention
 from regard.nn.blocks import Block, Residual
 from regard.nn.embeddings import LearnedPositions, SinusoidalPositions, TokenEmbedding
 from regard.nn.feedforward import FeedForward
+from regard.nn.int8 import Int8Linear
 from regard.nn.learned_scores import LearnedBuckets
 from regard.nn.norms import RMSNorm
 from regard.nn.projection import Linear
 
 # exactly these classes: a subclass, a parametrization or a quantized layer may compute something else
 KNOWN = {
-    GPT, Transformer, Stack, Block, Residual, Attention, FeedForward, Linear, nn.LayerNorm, RMSNorm, nn.ModuleList,
-    TokenEmbedding, LearnedPositions, SinusoidalPositions, LearnedBuckets,
+    GPT, Transformer, Stack, Block, Residual, Attention, FeedForward, Linear, Int8Linear, nn.LayerNorm, RMSNorm,
+    nn.ModuleList, TokenEmbedding, LearnedPositions, SinusoidalPositions, LearnedBuckets,
 }  # fmt: skip
 
 

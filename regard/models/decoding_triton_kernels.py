@@ -56,14 +56,15 @@ def _moments(x, inside, n, eps, CENTRED: tl.constexpr):
 
 @triton.jit
 def linear(
-    X, W, B, GATE_W, GATE_B, NORM_W, NORM_B, RESIDUAL, Y, n, eps,
+    X, W, SCALES, B, GATE_W, GATE_SCALES, GATE_B, NORM_W, NORM_B, RESIDUAL, Y, n, eps,
     K: tl.constexpr, K_ALL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, ADD: tl.constexpr,
-    EARLY: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute some outputs of a linear layer for one row, with norm, bias, activation, gate and residual sum.
 
-    NORM is "none", "layer", "layer-no-bias" or "rms"; K_ALL is K rounded up to a power of two.
+    NORM is "none", "layer", "layer-no-bias" or "rms"; K_ALL is K rounded up to a power of two. SCALED is for int8
+    weights: each output is multiplied by its scale.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1)
@@ -108,11 +109,15 @@ def linear(
         if GATED:
             gate += gate_w.to(tl.float32) * x[None, :]
     y = tl.sum(total, 1)
+    if SCALED:
+        y *= tl.load(SCALES + columns, mask=columns < n, other=0.0)
     if BIAS:
         y += b
     y = y.to(Y.dtype.element_ty).to(tl.float32)
     if GATED:
         g = tl.sum(gate, 1)
+        if SCALED:
+            g *= tl.load(GATE_SCALES + columns, mask=columns < n, other=0.0)
         if BIAS:
             g += tl.load(GATE_B + columns, mask=columns < n, other=0.0).to(tl.float32)
         g = g.to(Y.dtype.element_ty).to(tl.float32)

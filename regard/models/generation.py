@@ -362,14 +362,15 @@ def _best_continuations(
 @contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
     """Context manager: set modules to eval mode, and restore training mode on exit where it was on."""
-    training = [module for module in modules if module.training]
+    # through __dict__: nn.Module.__setattr__ for all modules of a model takes as long as some of its layers
+    training = [vars(module) for module in modules if module.training]
     for part in training:
-        part.training = False
+        part["training"] = False
     try:
         yield
     finally:
         for part in training:
-            part.training = True
+            part["training"] = True
 
 
 def _prepare(

@@ -27,6 +27,7 @@ from regard.base.validation import suggest
 from regard.models.hub_cache import REPOSITORY, find_cached, hub_cache, list_cached
 from regard.models.model import Config, Model
 from regard.models.presets import MODEL_CLASSES, PRESETS, build_from_config, find_pretrained, list_models
+from regard.nn.int8 import Int8Linear
 
 CONFIG = "config.json"
 FORMAT = "regard-1"
@@ -41,7 +42,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     if kind is None:
         known = ", ".join(MODEL_CLASSES[name].__name__ for name in MODEL_CLASSES)
         raise CheckpointError(f"{type(model).__name__} could not be loaded again; saved can be: {known}")
-    check_has_numbers(model, "save")
+    check_can_save(model, "save")
     weights = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
     # one save at a time: two that overlap would delete each other's weights
     with FileLock(folder / LOCK, thread_local=False, is_singleton=False):
@@ -54,14 +55,16 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
                 old.unlink()
 
 
-def check_has_numbers(model: Model, action: str) -> None:
-    """Check that the weights of a model have values; on the meta device they have none, and CheckpointError is raised.
+def check_can_save(model: Model, action: str) -> None:
+    """Raise CheckpointError if the model is on the meta device, where tensors have no values, or has int8 weights.
 
     action  what cannot be done with such a model, such as "save", for the error message
     """
     empty = [name for name, tensor in model.state_dict().items() if is_meta_or_fake(tensor)]
     if empty:
         raise CheckpointError(f"{empty[0]} has no numbers to {action}: the model was built on the meta device")
+    if any(isinstance(part, Int8Linear) for part in model.modules()):
+        raise CheckpointError(f"the model has int8 weights; {action} the model that was passed to quantize_int8")
 
 
 def create_folder(path: str | os.PathLike[str]) -> Path:

@@ -10,6 +10,7 @@ from regard.nn.embeddings import (
     TokenEmbedding as TokenEmbedding,
 )
 from regard.nn.feedforward import FeedForward as FeedForward
+from regard.nn.int8 import quantize_int8 as quantize_int8
 from regard.nn.learned_scores import (
     LearnedBuckets as LearnedBuckets,
     LearnedDistances as LearnedDistances,

@@ -17,6 +17,7 @@ from regard.core.heads import merge_heads as merge_heads, split_heads as split_h
 from regard.core.masks.algebra import Mask
 from regard.core.positions import Rotary
 from regard.core.scores import ScoreTerm
+from regard.nn.int8 import Int8Linear
 from regard.nn.norms import norm
 from regard.nn.projection import Linear, linear
 
@@ -230,7 +231,7 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
         raise ConfigError("with stream= pass no memory and no cache: the stream keeps keys and values")
 
 
-def _partial_linear(layer: nn.Linear, x: Tensor, rows: slice) -> Tensor:
+def _partial_linear(layer: nn.Linear | Int8Linear, x: Tensor, rows: slice) -> Tensor:
     """Apply only some rows of the weight and bias of a linear layer."""
     return linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
 

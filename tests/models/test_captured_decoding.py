@@ -26,6 +26,7 @@ from regard.models.hypothesis import GeneratedToken
 from regard.models.presets import build_from_config
 from regard.models.sampling import Greedy, KthLargest, Sample, StepwiseStrategy, Strategy
 from regard.models.transformer import RelativeBuckets, Transformer, TransformerConfig
+from regard.nn.int8 import quantize_int8
 
 SMALL: dict[str, Any] = dict(vocab=29, context=23, width=24, depth=2, heads=3, ff_width=40)  # noqa: C408
 LLAMA = GPTConfig(
@@ -113,6 +114,16 @@ def test_the_loop_writes_the_texts_of_the_plain_path(models: dict[str, Any], nam
         settings: Any = {"strategy": STRATEGIES[way], **options}
         assert_same(generate_ahead(adapter, PROMPTS, **settings), generate(adapter, PROMPTS, **settings))
     release_captured(models[name])
+
+
+@pytest.mark.parametrize("name", GPTS | TRANSFORMERS)
+def test_the_loop_writes_the_texts_of_the_plain_path_with_int8_weights(models: dict[str, Any], name: str) -> None:
+    model = quantize_int8(models[name])
+    assert not [reason for reason in capture_refusals(adapter_of(model)) if "GPU" not in reason]
+    for options in ({"max_new_tokens": 99}, {"strategy": BeamSearch(3), "max_new_tokens": 7}):
+        adapter: Any = adapter_of(model)
+        assert_same(generate_ahead(adapter, PROMPTS, **options), generate(adapter, PROMPTS, **options), 2e-2)
+    release_captured(model)
 
 
 def test_a_text_of_one_token_and_one_that_fills_the_context_need_no_step(models: dict[str, Any]) -> None:

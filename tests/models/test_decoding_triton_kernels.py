@@ -27,6 +27,7 @@ from regard.models.transformer import RelativeBuckets, Transformer, TransformerC
 from regard.nn.attention import Attention, KeysValues
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.feedforward import ACTIVATIONS
+from regard.nn.int8 import Int8Linear
 from regard.nn.norms import RMSNorm
 
 pytest.importorskip("triton", reason="triton is not installed; it has wheels for Linux only")
@@ -59,6 +60,19 @@ def moved(state: StepState, dtype: torch.dtype, device: str, triton: bool) -> St
     state.rotations = {rotary: tuple(x.to(device) for x in pair) for rotary, pair in state.rotations.items()}  # type: ignore[misc]
     state.triton = triton
     return state
+
+
+def state_of(dtype: torch.dtype) -> StepState:
+    """A state without kernels, on the CPU."""
+    return moved(make_state(3, 4), dtype, "cpu", False)
+
+
+def plain_layer(layer: Int8Linear, dtype: torch.dtype) -> nn.Linear:
+    """A layer with the rounded weights of an int8 layer."""
+    plain = nn.Linear(layer.in_features, layer.out_features, dtype=dtype)
+    plain.weight.copy_(layer.weight.dequantize(torch.float64))
+    plain.bias.copy_(layer.bias)
+    return plain
 
 
 def assert_as_exact(found: Tensor, plain: Tensor, exact: Tensor) -> None:
@@ -108,6 +122,31 @@ def test_a_product_with_norm_activation_gate_and_residual(
                 )  # fmt: skip
             exact, plain, found = results
             assert_as_exact(found, plain, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [False, True])
+@torch.no_grad()
+def test_a_product_with_int8_weights(dtype: torch.dtype, gated: bool) -> None:
+    up, gate = (Int8Linear(nn.Linear(24, 13, dtype=torch.float64)).to(DEVICE) for _ in range(2))
+    norm, x = NORMS["layer"], drawn(2, 24, scale=3.0).to(dtype)
+    assert norm is not None
+    options: Any = {"activation": ACTIVATIONS["silu"], "residual": drawn(2, 13, seed=3).to(DEVICE, dtype)}
+    state = moved(make_state(3, 4), dtype, DEVICE, True)
+    up.bias, gate.bias = (nn.Parameter(part.bias.to(dtype), requires_grad=False) for part in (up, gate))
+    found = project(
+        state, x.to(DEVICE), up.weight, up.bias, norm=copy.deepcopy(norm).to(DEVICE, dtype),
+        gate=gate if gated else None, **options,
+    )  # fmt: skip
+    exact, plain = (
+        project(
+            state_of(kind), x.to(kind), up.weight.dequantize(torch.float64).cpu().to(kind), up.bias.cpu().to(kind),
+            norm=copy.deepcopy(norm).to(kind), gate=plain_layer(gate, kind) if gated else None,
+            activation=options["activation"], residual=options["residual"].cpu().to(kind),
+        )
+        for kind in (torch.float64, dtype)
+    )  # fmt: skip
+    assert_as_exact(found, plain, exact)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from regard.models.saving import (
     CONFIG,
     PICKLED,
     build_with_weights,
-    check_has_numbers,
+    check_can_save,
     create_folder,
     pickle_error,
     read_weights,
@@ -81,7 +81,7 @@ def export(model: Model, path: str | os.PathLike[str], *, model_type: str | None
     crash, the new weights can be next to the old config.json. Then export again, or export to a new folder.
     """
     kind, hf = _export_config(model, model_type)
-    check_has_numbers(model, "export")
+    check_can_save(model, "export")
     weights = FAMILIES[kind].write_weights(model.state_dict(), model.config)
     folder = create_folder(path)
     shards = {INDEX, *_read_index(folder).values()} if (folder / INDEX).is_file() else set()
