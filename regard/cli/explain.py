@@ -1,8 +1,8 @@
 """`regard explain`: which kernel runs a call, why others refuse, and the cost of each."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +13,6 @@ from rich.text import Text
 
 from regard.base.axes import LEGEND
 from regard.base.errors import ConfigError
-from regard.base.registry import Registry
 from regard.cli.output import JsonOption, show, show_json
 
 if TYPE_CHECKING:
@@ -93,21 +92,15 @@ def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
 
     h, i, j, c  numbers of heads, queries and keys, and the width of a head
     """
-    from regard.core import scores
+    from regard.core.scores import EXAMPLES, Sizes
 
-    known: Registry[tuple[float | None, Callable[[float], ScoreTerm]]] = Registry("score term")  # default number, maker
-    known.add("alibi")((None, lambda _: scores.alibi(heads=h)))
-    known.add("softcap")((30, scores.softcap))
-    known.add("sink")((None, lambda _: scores.sink(blank((h,)))))
-    known.add("shaw")((8, lambda reach: scores.shaw(blank((2 * int(reach) + 1, c)))))
-    known.add("t5_buckets")((32, lambda buckets: scores.t5_buckets(blank((int(buckets), h)))))
-    known.add("additive")((None, lambda _: scores.additive(blank((i, j)))))
     name, _, setting = text.partition(":")
-    default, make = known[name]
-    if default is None:
+    make, given = EXAMPLES[name], Sizes(h, i, j, c, lambda *shape: blank(shape))
+    if "number" not in signature(make).parameters:
         if setting:
             raise ConfigError(f"{name} takes no number: write {name}, not {name}:{setting}")
-        return make(0)
+        return make(given)
+    default = signature(make).parameters["number"].default
     try:
         number = float(setting) if setting else default
     except ValueError:
@@ -116,7 +109,7 @@ def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
         raise ConfigError(
             f"{name} takes a number above zero after its colon, for instance {name}:{default:g}, not {setting!r}"
         )
-    return make(number)
+    return make(given, number)
 
 
 def explanation_json(explanation: "Explanation") -> dict[str, object]:

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -72,6 +73,23 @@ class ScoreTerm(ABC):
 
 
 TERMS: Registry[Callable[..., ScoreTerm]] = Registry("score term")
+
+
+class Sizes(NamedTuple):
+    """The sizes for which an example of a score term is made: heads, queries, keys and width of a head.
+
+    tensor  makes a tensor of the sizes it is called with
+    """
+
+    h: int
+    i: int
+    j: int
+    c: int
+    tensor: Callable[..., Tensor]
+
+
+# a term for given sizes, for `regard explain --scores NAME` and for the tests; some take the number of NAME:NUMBER
+EXAMPLES: Registry[Callable[..., ScoreTerm]] = Registry("score term")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -303,6 +321,11 @@ def alibi(heads: int | None = None, *, slopes: Float[Tensor, "h"] | None = None)
     return Alibi(alibi_slopes(heads) if slopes is None and heads is not None else _floats("alibi", "slopes", slopes, 1))
 
 
+@EXAMPLES.add("alibi")
+def _alibi_example(sizes: Sizes) -> ScoreTerm:
+    return alibi(sizes.h)
+
+
 def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
     """Return the slopes of ALiBi for h heads.
 
@@ -348,6 +371,11 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, max_distance: int = 128, bi
     return T5Buckets(table, max_distance, bidirectional)
 
 
+@EXAMPLES.add("t5_buckets")
+def _t5_buckets_example(sizes: Sizes, number: float = 32) -> ScoreTerm:
+    return t5_buckets(sizes.tensor(int(number), sizes.h))
+
+
 def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
     """Return the T5 bucket of each distance j - i.
 
@@ -385,6 +413,11 @@ def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
     return Shaw(keys)
 
 
+@EXAMPLES.add("shaw")
+def _shaw_example(sizes: Sizes, number: float = 8) -> ScoreTerm:
+    return shaw(sizes.tensor(2 * int(number) + 1, sizes.c))
+
+
 @TERMS.add("softcap")
 def softcap(cap: float) -> ScoreTerm:
     """Logit soft-capping: cap tanh(score / cap), so that scores are in (-cap, cap). Gemma 2, arXiv:2408.00118.
@@ -395,6 +428,11 @@ def softcap(cap: float) -> ScoreTerm:
     if not 0 < check_number("softcap(cap)", cap) < math.inf:
         raise ConfigError(f"softcap({cap}) needs a positive finite cap")
     return Softcap(float(cap))
+
+
+@EXAMPLES.add("softcap")
+def _softcap_example(sizes: Sizes, number: float = 30) -> ScoreTerm:
+    return softcap(number)
 
 
 @TERMS.add("sink")
@@ -410,6 +448,11 @@ def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
     sink
     """
     return Sink(_floats("sink", "logits", logits, 1))
+
+
+@EXAMPLES.add("sink")
+def _sink_example(sizes: Sizes) -> ScoreTerm:
+    return sink(sizes.tensor(sizes.h))
 
 
 @TERMS.add("additive")
@@ -438,6 +481,11 @@ def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
             + ("for one row of keys write scores[None]" if values.ndim == 1 else "reshape them to one of these")
         )
     return Additive(values)
+
+
+@EXAMPLES.add("additive")
+def _additive_example(sizes: Sizes) -> ScoreTerm:
+    return additive(sizes.tensor(sizes.i, sizes.j))
 
 
 def as_terms(scores: "ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor] | None") -> tuple[ScoreTerm, ...]:

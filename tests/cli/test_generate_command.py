@@ -25,6 +25,7 @@ from regard.models.presets import build, build_from_config
 from regard.models.sampling import Greedy, Sample, Strategy
 from regard.models.saving import save
 from regard.models.transformer import Transformer, TransformerConfig
+from regard.nn.int8 import quantize_int8
 from regard.recipes.recipe import RecipeResult, get_recipe, save_result
 
 run = CliRunner()
@@ -405,3 +406,10 @@ def test_it_runs_as_a_command_and_pipes(folder: str, root: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == written(folder, "Grüße", "--max-new-tokens", "3")
+
+
+def test_int8_weights_are_those_of_the_library(folder: str, model: GPT) -> None:
+    (truth,) = generate(quantize_int8(model), [list(b"Where")], max_new_tokens=11)
+    (text,) = run_json(folder, "Where", "--max-new-tokens", "11", "--int8")["texts"]
+    assert text["log_probabilities"] == pytest.approx(truth.log_probabilities, abs=1e-6)
+    assert text["log_probabilities"] != list(generate(model, [list(b"Where")], max_new_tokens=11)[0].log_probabilities)
