@@ -26,15 +26,15 @@ class Violation:
     words     describes what is wrong
     got       what the call gave
     expected  what it should give
-    lines     writes the code that shows it; None if the output itself is wrong
-    grade     grade of the failure, if it differs from the grade of the fact
+    lines     function that writes the code of an example; None if the example is a plain call, whose output is wrong
+    grade     grade of the failure; "" is the grade of the fact
     """
 
     words: str
     got: object = None
     expected: object = None
-    lines: WriteLines | None = None  # None if the output itself is wrong
-    grade: str = ""  # grade of the failure, if not that of the fact
+    lines: WriteLines | None = None
+    grade: str = ""
 
 
 Detect = Callable[[AttentionInputs], Violation | None]  # tests a rule on some inputs

@@ -48,7 +48,7 @@ class WrongAnswer:
         return bool(evaluate(self.when, n=numbers))
 
     def verdict(self, numbers: Numbers) -> Verdict:
-        """Return the verdict of the measured numbers on this answer; its sentence is the counter-example."""
+        """Judge this wrong answer by measured numbers. The `sentence` of the verdict is the counter-example."""
         word = REFUTED if evaluate(self.refuted, n=numbers) else SUPPORTED
         return Verdict(word, render(self.counter, n=numbers))
 

@@ -173,7 +173,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the product of two matrices to a matrix in place; sums of half precision are float32."""
+    """Compute total += a @ b in place and in the dtype of `total`: float32 if a and b are in half precision."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     elif a.is_cuda:

@@ -38,8 +38,8 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 class PeakFit:
     """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of linear functions.
 
-    There is one linear function for each allocation in a training step, because the peak is at different allocations
-    for different sizes.
+    The memory after each allocation of a training step is a linear function of the size. Those that are the largest for
+    some size are kept, because the peak is at different allocations for different sizes.
 
     lines  slope and intercept of each linear function
     """

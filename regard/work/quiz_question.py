@@ -19,7 +19,8 @@ from regard.lab.verdict import SUPPORTED, Numbers
 class AnswerChoice:
     """A choice of a quiz question: a statement that is true or false according to an experiment.
 
-    is_true  decides whether it is true from the measured numbers, by name
+    text     the statement
+    is_true  function that returns whether the statement is true, given a dictionary of the measured numbers
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""The bias: what is added to the scores by position, its name, and the logit of an attention sink."""
+"""Measure and name the bias that is added to the scores (ALiBi, for example), and the logit of an attention sink."""
 
 from dataclasses import dataclass
 

@@ -41,7 +41,7 @@ def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.
     """Normalise vectors along the last axis.
 
     kind  "rms": to a mean square of one; "layer": the same after subtracting the mean; "l2": to length one;
-          None: not
+          None: x is returned unchanged
     """
     if kind is None:
         return x

@@ -167,14 +167,13 @@ class _Chosen:
         return merged.transpose(0, 1) if self.time_first else merged
 
     def product(self, parts: str, other: Tensor, axes: Axes) -> Tensor:
-        """Return the chosen q, k or v in place of the product of `other` with a projection weight.
+        """Return the chosen tensors in place of `other` @ weight, where the weight is a bare nn.Parameter of the layer.
 
-        The weight is an nn.Parameter of the layer, not an nn.Linear. If it has an axis of heads, the product is
-        (b h n c) or (b n h c).
+        With a weight that has an axis of heads, they are (b h n c) or (b n h c).
 
-        parts  what the product computes: "q", "kv", "qkv" and so on
-        other  the factor that is not the weight
-        axes   the axis of positions in the input, and in the product
+        parts  which of q, k and v the product computes: "q", "kv", "qkv" and so on
+        other  the input that is multiplied by the weight; its values are not used
+        axes   pair: the axis of positions in `other`, and in the product
         """
         one = self.tensors[parts[0]]
         if self.split and len(parts) == 1:
