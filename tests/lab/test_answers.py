@@ -36,12 +36,12 @@ from regard.work.exercises import EXERCISE_SETS
 
 # every question of the sheets; none may be missing
 QUESTIONS = {
-    "000": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d 1.4e 1.5a 1.5b 1.5c
-        1.5d 2""",
+    "000": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4 1.4a 1.4b 1.4c 1.4d 1.4e 1.5 1.5a
+        1.5b 1.5c 1.5d 2""",
     "001": """review_1 review_2 review_3 review_4 review_5 review_6 review_7 review_8 review_9 review_10 review_11
         review_12 1a 1b 1c-i 1c-ii 1d-i 1d-ii 1e-i 1e-ii 2 2_ii 3a 3b 3b_look 3c""",
-    "002": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.1g 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d 1.4e 1.5a 1.5b
-        1.5c 1.5d 2""",
+    "002": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.1g 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4 1.4a 1.4b 1.4c 1.4d 1.4e 1.5
+        1.5a 1.5b 1.5c 1.5d 2""",
     "003": "12.1 12.2 12.3 12.4 12.4_code 12.5 12.6 12.7 12.8 12.9 12.10",
     "004": "1a 1b 1c 1d 2a-i 2a-ii 2b 2c 2d 3a 3b 3c 3d",
 }
