@@ -4,7 +4,8 @@ A file in `sheets/answers` answers one question, or the same question of several
 lines of +++:
 
     questions  the question by place: "000 1.1a" = "..."
-    claims     claims whose runs measure the answer; the figure of the first is shown
+    claims     claims whose runs measure the answer
+    figure     the claim whose figure is shown [default: the first]; "" shows none
     command    the command that shows it live
     view       where else to look: another command, an exercise, a page
 
@@ -40,6 +41,7 @@ class SheetAnswer:
     name       the file's name without its suffix
     questions  the text of each question by its place, such as "000 1.1a"
     claims     ids of the lab claims that measure the answer
+    figure     id of the claim whose figure is shown; empty for none
     command    the command line that shows the answer live
     view       where else to look: another command, an exercise, a page
     sections   the template of each section by its heading
@@ -48,6 +50,7 @@ class SheetAnswer:
     name: str
     questions: dict[str, str]
     claims: tuple[str, ...]
+    figure: str
     command: str
     view: str
     sections: dict[str, str]
@@ -96,13 +99,15 @@ def _read(path: Path) -> SheetAnswer:
     fields = tomllib.loads(header)
     titles = re.split(r"^## (.+)\n", body, flags=re.M)[1:]
     sections = {title: part.strip() for title, part in zip(titles[::2], titles[1::2], strict=True)}
-    unknown = [name for name in fields["claims"] if name not in claims()]
+    figure = fields.get("figure", fields["claims"][0])
+    unknown = [name for name in (*fields["claims"], figure) if name and name not in claims()]
     if unknown or list(sections) != [title for title in SECTIONS if title in sections]:
         raise ConfigError(f"{path.name} has unknown claims or sections: {unknown}, {list(sections)}")
     return SheetAnswer(
         name=path.stem,
         questions=fields["questions"],
         claims=tuple(fields["claims"]),
+        figure=figure,
         command=fields["command"],
         view=fields.get("view", ""),
         sections=sections,

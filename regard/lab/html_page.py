@@ -12,10 +12,16 @@ from regard.lab.answers import SheetAnswer
 from regard.lab.claim import CHAPTERS, Claim, claims
 from regard.lab.errata import Erratum, errata
 from regard.lab.results import NOT_RUN, OUTDATED, Result, verdict_word
-from regard.lab.verdict import Numbers
+from regard.lab.verdict import REFUTED, Numbers
 
 IMPORT = "from regard.lab.claim import claims"
 MOST_VALUES = 24  # longer lists are folded
+# an index or a power, and a symbol that has some: one letter, a Greek letter, a number or a closing bracket
+_MARK = r"[_^](?:\{[^}]*\}|-?[A-Za-z0-9]+(?:\.\d+)?)"
+MARK = re.compile(f"({_MARK})")
+SYMBOL = re.compile(
+    rf"((?:(?<!\w)(?:[A-Za-z]|alpha|beta|gamma|delta|eps|mu|sigma|\d+)|[)|])(?:{_MARK}(?![A-Za-z0-9]))+)"
+)
 ClaimResult = tuple[Claim, Result | None]
 
 
@@ -130,8 +136,8 @@ def _wrong_answer(found: Erratum) -> Markup:
     return tag(
         "aside",
         tag("p", tag("strong", f"Sheet {found.source}, {found.place}: "), tag("q", found.quote)),
-        tag("p", _badge(found.verdict), f" ({found.status}) {found.counter_example}"),
-        tag("p", tag("strong", "Correct: "), found.right),
+        tag("p", _badge(found.verdict, found.status), " ", _indices(found.counter_example)),
+        tag("p", tag("strong", "Correct: "), _indices(found.right)),
     )
 
 
@@ -159,7 +165,8 @@ def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: C
     result  returns the result of the lab claim with a given id
     """
     contents = [
-        tag("li", tag("a", f"{place}: {answer.questions[place]}", href=f"#{_anchor(place)}")) for place, answer in shown
+        tag("li", tag("a", _indices(f"{place}: {answer.questions[place]}"), href=f"#{_anchor(place)}"))
+        for place, answer in shown
     ]
     head = [tag("h1", title)] + ([tag("nav", tag("ul", *contents))] if len(contents) > 1 else [])
     figures: dict[str, str] = {}  # the question that shows a figure: once, because its ids must be unique in the page
@@ -171,18 +178,19 @@ def _anchor(place: str) -> str:
 
 
 def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], figures: dict[str, str]) -> Markup:
-    name = answer.claims[0]
+    name = answer.figure
     shown = figures.setdefault(name, place)
-    if shown == place:
-        figure = tag("figure", inline_svg(claims()[name], result(name).numbers))
-    else:
-        figure = tag("p", "Figure: see ", tag("a", shown, href=f"#{_anchor(shown)}"), ".")
+    figure: list[Markup] = []
+    if name and shown == place:
+        figure = [tag("figure", inline_svg(claims()[name], result(name).numbers))]
+    elif name:
+        figure = [tag("p", "Figure: see ", tag("a", shown, href=f"#{_anchor(shown)}"), ".")]
     view = [tag("p", "See also: ", answer.view, class_="made")] if answer.view else []
     return tag(
         "article",
-        tag("h2", f"{place}: {answer.questions[place]}"),
+        tag("h2", _indices(f"{place}: {answer.questions[place]}")),
         markdown_html(answer.body(result)),
-        figure,
+        *figure,
         *(_wrong_answer(each) for each in answer.errata(result)),
         tag("p", tag("code", answer.command), class_="made"),
         *view,
@@ -201,7 +209,9 @@ def markdown_html(markdown: str) -> Markup:
     for block in re.split(r"\n\s*\n", whole):
         lines = block.strip().splitlines()
         if block.startswith("$$"):
-            parts.append(Markup(mathml(parse_latex(block.strip().strip("$")))))
+            # formulas beside each other, of which a narrow page puts some on the next line
+            formulas = [mathml(parse_latex(part)) for part in block.strip().strip("$").split(r"\quad")]
+            parts.append(tag("div", *map(Markup, formulas), class_="formulas"))
         elif block.startswith("#"):
             parts.append(tag("h3", lines[0].lstrip("# ")))
         elif block.startswith("```"):
@@ -226,14 +236,25 @@ def _inline(words: str) -> Markup:
     pieces = re.split(r"(`[^`]+`|\*\*[^*]+\*\*|\*\w[^*]*\*)", words)
     # the pieces at odd places are marked
     return join_html(
-        tag(names[each[: len(each) - len(each.lstrip("`*"))]], each.strip("`*")) if at % 2 else each
+        tag(names[each[: len(each) - len(each.lstrip("`*"))]], each.strip("`*")) if at % 2 else _indices(each)
         for at, each in enumerate(pieces)
     )
 
 
-def _badge(now: str) -> Markup:
+def _indices(words: str) -> Markup:
+    """Convert the indices and powers of a sentence, such as W_q^i, n^2 or p_{i,2k}, to subscripts and superscripts."""
+    parts: list[str] = []
+    for at, piece in enumerate(SYMBOL.split(words)):
+        # the pieces at odd places are symbols with indices
+        base, *marks = MARK.split(piece) if at % 2 else [piece]
+        parts += [base, *(tag("sub" if mark[0] == "_" else "sup", mark[1:].strip("{}")) for mark in marks if mark)]
+    return join_html(parts)
+
+
+def _badge(now: str, status: str = "") -> Markup:
+    """Return a badge with a verdict; a refuted wrong answer shows its status, such as "partly right", instead."""
     kind = "none" if now in (NOT_RUN, OUTDATED) else now
-    return tag("span", now, class_=f"badge {kind}")
+    return tag("span", status if status and now == REFUTED else now, class_=f"badge {kind}")
 
 
 def _numbers(result: Result) -> Markup:

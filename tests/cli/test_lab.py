@@ -429,7 +429,7 @@ def with_shipped_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sheets_and_their_questions_are_listed() -> None:
-    assert "002 24 questions. A later version of the homework 000" in flat(ran("sheet").stdout)
+    assert "002 26 questions. A later version of the homework 000" in flat(ran("sheet").stdout)
     assert set(as_json("sheet")) == {"000", "001", "002", "003", "004"}
     listed = ran("sheet", "003").stdout
     assert re.search(r"^12\.9 +DaViT", listed, re.MULTILINE)

@@ -192,11 +192,19 @@ def test_a_page_has_every_answer_of_a_sheet_with_figures_and_errata() -> None:
     page = answers_page("Sheet 004", shown, result)
     assert page.count("<article") == len(shown)
     assert all(f'id="question-{place.replace(" ", "-")}"' in page for place, _ in shown)
-    assert page.count("<svg") == len({answer.claims[0] for _, answer in shown})
+    figures = {answer.figure for _, answer in shown} - {""}
+    assert page.count("<svg") == len(figures)
     assert "And in RNNs, there is no attention architectural component." in page
     assert "://" not in page
-    repeated = len(shown) - len({answer.claims[0] for _, answer in shown})
+    repeated = sum(bool(answer.figure) for _, answer in shown) - len(figures)
     assert page.count("Figure: see ") == repeated > 0
+
+
+def test_the_page_of_a_question_shows_its_figure_or_none() -> None:
+    diagrams, transposed = (answers_page("", [find_answer(f"001 review {at}")], result) for at in (12, 3))
+    assert diagrams.count("<svg") == 1
+    assert "<figure" not in transposed
+    assert "Figure: see" not in transposed
 
 
 def test_an_answer_as_markdown_quotes_the_sheet() -> None:
@@ -208,6 +216,30 @@ def test_an_answer_as_markdown_quotes_the_sheet() -> None:
     assert text.endswith(f"`{answer.command}`\n\nSee also: {answer.view}")
 
 
+@pytest.mark.parametrize(
+    ("words", "html"),
+    [
+        ("s_j = k_j . q", "s<sub>j</sub> = k<sub>j</sub> . q"),
+        (
+            "W^g_t, W_q^i and z_L^0.",
+            "W<sup>g</sup><sub>t</sub>, W<sub>q</sub><sup>i</sup> and z<sub>L</sub><sup>0</sup>.",
+        ),
+        ("beta a_1i |q_i|^2", "beta a<sub>1i</sub> |q<sub>i</sub>|<sup>2</sup>"),
+        ("e^-s, e^48.3 times, 2 n^2 d.", "e<sup>-s</sup>, e<sup>48.3</sup> times, 2 n<sup>2</sup> d."),
+        ("10000^{2k/d}, p_{i,2k}", "10000<sup>2k/d</sup>, p<sub>i,2k</sub>"),
+        ("(1 + t)^2 alpha_1a", "(1 + t)<sup>2</sup> alpha<sub>1a</sub>"),
+        ("in_channels, hw4_impl.ipynb, `d_k`", "in_channels, hw4_impl.ipynb, <code>d_k</code>"),
+    ],
+)
+def test_indices_and_powers_of_a_sentence_become_html(words: str, html: str) -> None:
+    assert markdown_html(words) == f"<p>{html}</p>"
+
+
+def test_a_wrong_answer_shows_its_status() -> None:
+    page = answers_page("", [find_answer("000 1.1d")], result)
+    assert re.findall(r'class="badge refuted">([^<]+)', page) == ["partly right", "wrong"]
+
+
 def test_markdown_becomes_html() -> None:
     text = (
         "## Why\n\nA `code` and **bold** *use* < 3.\n\n1. one\n   more\n2. two\n\n"
@@ -217,6 +249,7 @@ def test_markdown_becomes_html() -> None:
     assert html.startswith("<h3>Why</h3><p>A <code>code</code> and <strong>bold</strong> <em>use</em> &lt; 3.</p>")
     assert "<ol><li>one more</li><li>two</li></ol>" in html
     assert "<tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr>" in html
-    assert html.endswith("</math>")
+    assert html.endswith("</math></div>")
+    assert markdown_html(r"$$x_i = 1, \quad y_i$$").count("<math") == 2  # a narrow page breaks the line between them
     assert markdown_html("```\na\n\n b\n```\n\nend") == "<pre><code>a\n\n b</code></pre><p>end</p>"
     assert "xᵢ" in formulas_as_text("$$x_i$$")
