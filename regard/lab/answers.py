@@ -16,7 +16,7 @@ sentence of its verdict.
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,17 +73,21 @@ class SheetAnswer:
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)
 
-    def errata(self, result: Callable[[str], Result]) -> list[Erratum]:
-        """Return the errata of the exercise sheets that concern the questions of this file.
+    def errata(self, place: str, result: Callable[[str], Result]) -> list[Erratum]:
+        """Return the errata of the exercise sheets that concern a question of this file.
 
+        If there are none, return those of the same question on other sheets.
+
+        place   the place of the question, such as "000 1.1a"
         result  returns the result of the lab claim with a given id
         """
-        own = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
-        found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in own))
-        return [each for each in found if _concerns(each.source, self.questions)]
+        several = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
+        found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in several))
+        found = [each for each in found if _concerns(each.source, self.questions)]
+        return [each for each in found if _concerns(each.source, {place})] or found
 
 
-def _concerns(source: str, questions: dict[str, str]) -> bool:
+def _concerns(source: str, questions: Container[str]) -> bool:
     """Whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
     return any(place in questions for place in source.split(", "))
 

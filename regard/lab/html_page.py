@@ -152,7 +152,7 @@ def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Res
     errata = "".join(
         f"\n\n> {each.quote}\n\nSheet {each.source}, {each.place} ({each.status}). {each.counter_example} "
         f"Correct: {each.right}"
-        for each in answer.errata(result)
+        for each in answer.errata(place, result)
     )
     view = f"\n\nSee also: {answer.view}" if answer.view else ""
     return f"# Sheet {place}: {answer.questions[place]}\n\n{answer.body(result)}{errata}\n\n`{answer.command}`{view}"
@@ -191,7 +191,7 @@ def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], fi
         tag("h2", _indices(f"{place}: {answer.questions[place]}")),
         markdown_html(answer.body(result)),
         *figure,
-        *(_wrong_answer(each) for each in answer.errata(result)),
+        *(_wrong_answer(each) for each in answer.errata(place, result)),
         tag("p", tag("code", answer.command), class_="made"),
         *view,
         id=_anchor(place),

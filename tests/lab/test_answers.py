@@ -165,8 +165,15 @@ def test_a_claim_that_names_000_names_002_where_both_ask(answer: SheetAnswer) ->
 
 
 def test_every_erratum_is_shown_with_its_question() -> None:
-    shown = {each.quote for answer in ANSWERS for each in answer.errata(result)}
+    shown = {each.quote for answer in ANSWERS for place in answer.questions for each in answer.errata(place, result)}
     assert shown == {answer.quote for answer in wrong_answers()}
+
+
+@pytest.mark.parametrize(
+    ("place", "sources"), [("000 1.4a", {"000 1.4a"}), ("004 1b", {"004 1b"}), ("002 1.4a", {"000 1.4a", "004 1b"})]
+)
+def test_a_question_shows_its_own_errata_or_those_of_other_sheets(place: str, sources: set[str]) -> None:
+    assert {each.source for each in find_answer(place)[1].errata(place, result)} == sources
 
 
 @pytest.mark.parametrize("place", ["002 1.2a", "002 1.2(a)", " 002  1.2A", "000 1.2a"])
