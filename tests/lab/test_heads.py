@@ -259,6 +259,8 @@ def test_only_a_sliding_look_ahead_grows_with_depth() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
+        ("several-heads", {"length": 3}, "length is 3, but must be at least 4"),
+        ("synthesizer", {"pairs": 1}, "pairs is 1, but must be at least 2"),
         ("several-heads", {"noise": -0.5}, "noise must be at least 0 and finite: noise=-0.5"),
         ("identity-layer", {"length": 2}, "length is 2, but must be at least 3"),
         ("identity-layer", {"betas": (1.0, 2.0)}, "betas must grow and end with inf"),

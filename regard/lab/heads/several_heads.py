@@ -18,9 +18,9 @@ Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters[0]|comm
     in gain %}{{ (100 * gain[count].mean)|fixed(1) }} ± {{ (100 * gain[count].half)|fixed(1) }} percentage points with
     {{ count }}{{ ", " if not loop.last else "." }}{% endfor %} If noise of standard deviation {{ n.noise|short }} is
     added to the pixels, which are between -1 and 1, the accuracy falls by {{ (100 * lost["1"].mean)|fixed(1) }} ± {{
-    (100 * lost["1"].half)|fixed(1) }} percentage points with one head. With the same seed it falls by {% for count in
-    less %}{{ (100 * less[count].mean)|fixed(1) }} ± {{ (100 * less[count].half)|fixed(1) }} points less with {{ count
-    }}{{ ", " if not loop.last else "." }}{% endfor %} An interval that contains 0 shows no difference.
+    (100 * lost["1"].half)|fixed(1) }} percentage points with one head. The difference to one head with the same seed is
+    {% for count in more %}{{ (100 * more[count].mean)|fixed(1) }} ± {{ (100 * more[count].half)|fixed(1) }} points with
+    {{ count }}{{ ", " if not loop.last }}{% endfor %}; an interval that contains 0 shows no difference.
 Budget: 60 seconds
 Source: 000 1.4c, 002 1.4c, 004 2c
 """
@@ -42,6 +42,7 @@ from regard.lab.drawing import Figure, make_figure, mark_level, plot_shares
 from regard.lab.fitting import fit_cross_entropy
 from regard.lab.measure import count_parameters
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.vit import ViT
 from regard.nn.attention import Attention as AttentionLayer
@@ -83,6 +84,7 @@ class Setup(RepeatedSetup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(self, vocab=2, length=max(OFFSETS) + 1)
         if not 0 <= self.noise < math.inf:
             raise ConfigError(f"noise must be at least 0 and finite: noise={self.noise}")
         if self.heads[:1] != (1,) or len(self.heads) < 2:
@@ -188,8 +190,8 @@ def verdict(numbers: Numbers) -> Decision:
     one, *several = shares["two relations"].values()
     margins = [0.6 - one, *(each - one - 0.3 for each in several)]
     gain, lost = estimates(numbers, "gain on digits"), estimates(numbers, "lost by noise")
-    less = {heads: -more for heads, more in estimates(numbers, "more lost by noise than with one head").items()}
-    return decide(len(set(numbers["parameters"])) == 1, margins, accuracy=shares, gain=gain, lost=lost, less=less)
+    more = estimates(numbers, "more lost by noise than with one head")
+    return decide(len(set(numbers["parameters"])) == 1, margins, accuracy=shares, gain=gain, lost=lost, more=more)
 
 
 def draw(numbers: Numbers) -> Figure:
