@@ -548,7 +548,9 @@ def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Resu
     rows = [row for each in answer.errata(place, result) for row in erratum_rows(each)]
     rows += [("command", answer.command), ("see also", answer.view)] if answer.view else [("command", answer.command)]
     if answer.claims:
-        rows.append(("figure", f"regard lab sheet {place} --figures FOLDER, or --html PAGE"))
+        sheet, question = place.split(" ", 1)
+        quoted = f'"{question}"' if " " in question else question
+        rows.append(("figure", f"regard lab sheet {sheet} {quoted} --figures FOLDER, or --html PAGE"))
     show(facts_table(rows))
 
 

@@ -436,6 +436,11 @@ def test_sheets_and_their_questions_are_listed() -> None:
     assert listed.index("12.9 ") < listed.index("12.10 ")
 
 
+def test_the_command_for_figures_quotes_a_question_of_two_words(with_shipped_results: None) -> None:
+    assert 'regard lab sheet 001 "review 3" --figures FOLDER' in flat(ran("sheet", "001", "review 3").stdout)
+    assert "regard lab sheet 001 1a --figures FOLDER" in flat(ran("sheet", "001", "1a").stdout)
+
+
 def test_an_answer_is_assembled_from_claims_and_errata(with_shipped_results: None, tmp_path: Path) -> None:
     done = ran("sheet", "000", "1.1c", "--html", "answer.html")
     assert done.exit_code == 0, done.stderr
