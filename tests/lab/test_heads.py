@@ -204,6 +204,14 @@ def test_orthonormal_tokens_give_themselves_0_355_and_1_at_infinite_beta() -> No
     assert numbers["error of orthonormal tokens, beta = inf"] == 0
 
 
+@pytest.mark.parametrize("task", ["two relations", "digits"])
+def test_several_heads_are_compared_at_equal_numbers_of_parameters(task: str) -> None:
+    several, numbers = claim("several-heads"), outcome("several-heads").numbers
+    assert len(set(numbers["parameters"][task])) == 1
+    unequal = numbers | {"parameters": numbers["parameters"] | {task: [1, 2]}}
+    assert several.judge(unequal).word == "refuted"
+
+
 def test_noise_in_the_digits_costs_accuracy_and_no_noise_costs_nothing() -> None:
     assert min(outcome("several-heads").numbers["lost by noise"].values()) > 0
     several = claim("several-heads")

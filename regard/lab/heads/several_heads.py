@@ -9,18 +9,19 @@ Measures: One layer of causal attention with rotary positions and 1, 2 or 4 head
     position both the token before it and the token three before it, in this order. Small Vision Transformers with 1, 2
     or 4 heads on scikit-learn's digits, and the gain over one head with the same seed. The accuracy of the same models
     on the same images with normal noise added to each pixel. The numbers of parameters, which are equal.
-Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters[0]|comma }} parameters, the token before and
-    the token three before are both predicted correctly at {% for count in n.heads %}{{ accuracy["two
+Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters["two relations"][0]|comma }} parameters, the
+    token before and the token three before are both predicted correctly at {% for count in n.heads %}{{ accuracy["two
     relations"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of the positions (chance {{ n.chance|percent(1)
     }}; {{ n.repeats }} seeds; in brackets the confidence interval over seeds). Small Vision Transformers with the same
-    numbers of heads classify {% for count in n.heads %}{{ accuracy["digits"][count|string] }}{{ ", " if not loop.last
-    }}{% endfor %} of images of handwritten digits correctly. The gain over one head with the same seed is {% for count
-    in gain %}{{ (100 * gain[count].mean)|fixed(1) }} ± {{ (100 * gain[count].half)|fixed(1) }} percentage points with
-    {{ count }}{{ ", " if not loop.last else "." }}{% endfor %} If noise of standard deviation {{ n.noise|short }} is
-    added to the pixels, which are between -1 and 1, the accuracy falls by {{ (100 * lost["1"].mean)|fixed(1) }} ± {{
-    (100 * lost["1"].half)|fixed(1) }} percentage points with one head. The difference to one head with the same seed is
-    {% for count in more %}{{ (100 * more[count].mean)|fixed(1) }} ± {{ (100 * more[count].half)|fixed(1) }} points with
-    {{ count }}{{ ", " if not loop.last }}{% endfor %}; an interval that contains 0 shows no difference.
+    numbers of heads, all with {{ n.parameters["digits"][0]|comma }} parameters, classify {% for count in n.heads %}{{
+    accuracy["digits"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of images of handwritten digits
+    correctly. The gain over one head with the same seed is {% for count in gain %}{{ (100 * gain[count].mean)|fixed(1)
+    }} ± {{ (100 * gain[count].half)|fixed(1) }} percentage points with {{ count }}{{ ", " if not loop.last else "."
+    }}{% endfor %} If noise of standard deviation {{ n.noise|short }} is added to the pixels, which are between -1 and
+    1, the accuracy falls by {{ (100 * lost["1"].mean)|fixed(1) }} ± {{ (100 * lost["1"].half)|fixed(1) }} percentage
+    points with one head. The difference to one head with the same seed is {% for count in more %}{{ (100 *
+    more[count].mean)|fixed(1) }} ± {{ (100 * more[count].half)|fixed(1) }} points with {{ count }}{{ ", " if not
+    loop.last }}{% endfor %}; an interval that contains 0 shows no difference.
 Budget: 60 seconds
 Source: 000 1.4c, 002 1.4c, 004 2c
 """
@@ -102,7 +103,7 @@ def run(setup: Setup, layer: Any = AttentionLayer, vit: Any = ViT) -> Numbers:
     """
     right: dict[str, dict[str, list[float]]] = {task: {str(heads): [] for heads in setup.heads} for task in TASKS}
     lost: dict[str, list[float]] = {str(heads): [] for heads in setup.heads}
-    counts: list[int] = []
+    counts: dict[str, list[int]] = {task: [] for task in TASKS}
     given, others = load_digit_images()
     noise = torch.randn(others.images.shape, generator=make_generator(setup.seed))
     noisy = Digits(others.images + setup.noise * noise, others.labels)
@@ -115,7 +116,8 @@ def run(setup: Setup, layer: Any = AttentionLayer, vit: Any = ViT) -> Numbers:
             train_classifier(classifier, given, steps=setup.digit_steps, batch=32, rate=0.01, seed=seed)
             right["digits"][str(heads)].append(accuracy(classifier, others))
             lost[str(heads)].append(right["digits"][str(heads)][-1] - accuracy(classifier, noisy))
-        counts.append(count_parameters(model))
+        counts["two relations"].append(count_parameters(model))
+        counts["digits"].append(count_parameters(classifier))
     # paired differences per seed, which vary less
     gain, more_lost = _differences(right["digits"]), _differences(lost)
     return {
@@ -191,7 +193,8 @@ def verdict(numbers: Numbers) -> Decision:
     margins = [0.6 - one, *(each - one - 0.3 for each in several)]
     gain, lost = estimates(numbers, "gain on digits"), estimates(numbers, "lost by noise")
     more = estimates(numbers, "more lost by noise than with one head")
-    return decide(len(set(numbers["parameters"])) == 1, margins, accuracy=shares, gain=gain, lost=lost, more=more)
+    equal = all(len(set(counts)) == 1 for counts in numbers["parameters"].values())
+    return decide(equal, margins, accuracy=shares, gain=gain, lost=lost, more=more)
 
 
 def draw(numbers: Numbers) -> Figure:
