@@ -437,7 +437,7 @@ def answer_as_json(place: str, answer: "SheetAnswer", result: "Callable[[str], R
         "formula": answer.formulas,
         "claims": list(answer.claims),
         "command": answer.command,
-        "errata": [asdict(each) for each in answer.errata(result)],
+        "errata": [asdict(each) for each in answer.errata(place, result)],
     }
 
 
@@ -544,10 +544,12 @@ def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Resu
 
     show(Text(f"Sheet {place}: {answer.questions[place]}", style="bold"), Text(""))
     show(RichMarkdown(formulas_as_text(answer.body(result))), Text(""))
-    rows = [row for each in answer.errata(result) for row in erratum_rows(each)]
+    rows = [row for each in answer.errata(place, result) for row in erratum_rows(each)]
     rows += [("command", answer.command), ("see also", answer.view)] if answer.view else [("command", answer.command)]
     if answer.claims:
-        rows.append(("figure", f"regard lab sheet {place} --figures FOLDER, or --html PAGE"))
+        sheet, question = place.split(" ", 1)
+        quoted = f'"{question}"' if " " in question else question
+        rows.append(("figure", f"regard lab sheet {sheet} {quoted} --figures FOLDER, or --html PAGE"))
     show(facts_table(rows))
 
 

@@ -4,7 +4,8 @@ A file in `sheets/answers` answers one question, or the same question of several
 lines of +++:
 
     questions  the question by place: "000 1.1a" = "..."
-    claims     claims whose runs measure the answer; the figure of the first is shown
+    claims     claims whose runs measure the answer
+    figure     the claim whose figure is shown [default: the first]; "" shows none
     command    the command that shows it live
     view       where else to look: another command, an exercise, a page
 
@@ -15,7 +16,7 @@ sentence of its verdict.
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,7 @@ class SheetAnswer:
     name       the file's name without its suffix
     questions  the text of each question by its place, such as "000 1.1a"
     claims     ids of the lab claims that measure the answer
+    figure     id of the claim whose figure is shown; empty for none
     command    the command line that shows the answer live
     view       where else to look: another command, an exercise, a page
     sections   the template of each section by its heading
@@ -48,6 +50,7 @@ class SheetAnswer:
     name: str
     questions: dict[str, str]
     claims: tuple[str, ...]
+    figure: str
     command: str
     view: str
     sections: dict[str, str]
@@ -70,17 +73,21 @@ class SheetAnswer:
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)
 
-    def errata(self, result: Callable[[str], Result]) -> list[Erratum]:
-        """Return the errata of the exercise sheets that concern the questions of this file.
+    def errata(self, place: str, result: Callable[[str], Result]) -> list[Erratum]:
+        """Return the errata of the exercise sheets that concern a question of this file.
 
+        If there are none, return those of the same question on other sheets.
+
+        place   the place of the question, such as "000 1.1a"
         result  returns the result of the lab claim with a given id
         """
-        own = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
-        found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in own))
-        return [each for each in found if _concerns(each.source, self.questions)]
+        several = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
+        found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in several))
+        found = [each for each in found if _concerns(each.source, self.questions)]
+        return [each for each in found if _concerns(each.source, {place})] or found
 
 
-def _concerns(source: str, questions: dict[str, str]) -> bool:
+def _concerns(source: str, questions: Container[str]) -> bool:
     """Return whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
     return any(place in questions for place in source.split(", "))
 
@@ -96,13 +103,15 @@ def _read(path: Path) -> SheetAnswer:
     fields = tomllib.loads(header)
     titles = re.split(r"^## (.+)\n", body, flags=re.M)[1:]
     sections = {title: part.strip() for title, part in zip(titles[::2], titles[1::2], strict=True)}
-    unknown = [name for name in fields["claims"] if name not in claims()]
+    figure = fields.get("figure", fields["claims"][0])
+    unknown = [name for name in (*fields["claims"], figure) if name and name not in claims()]
     if unknown or list(sections) != [title for title in SECTIONS if title in sections]:
         raise ConfigError(f"{path.name} has unknown claims or sections: {unknown}, {list(sections)}")
     return SheetAnswer(
         name=path.stem,
         questions=fields["questions"],
         claims=tuple(fields["claims"]),
+        figure=figure,
         command=fields["command"],
         view=fields.get("view", ""),
         sections=sections,

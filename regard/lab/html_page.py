@@ -8,12 +8,12 @@ from typing import Any
 import regard
 from regard.base.formulas import mathml
 from regard.base.html import Markup, join_html, render_page, tag
-from regard.base.markdown import markdown_html
+from regard.base.markdown import markdown_html, typeset_indices
 from regard.lab.answers import SheetAnswer
 from regard.lab.claim import CHAPTERS, Claim, claims
 from regard.lab.errata import Erratum, errata
 from regard.lab.results import NOT_RUN, OUTDATED, Result, verdict_word
-from regard.lab.verdict import Numbers
+from regard.lab.verdict import REFUTED, Numbers
 
 IMPORT = "from regard.lab.claim import claims"
 MOST_VALUES = 24  # longer lists are folded
@@ -131,8 +131,8 @@ def _wrong_answer(found: Erratum) -> Markup:
     return tag(
         "aside",
         tag("p", tag("strong", f"Sheet {found.source}, {found.place}: "), tag("q", found.quote)),
-        tag("p", _badge(found.verdict), f" ({found.status}) {found.counter_example}"),
-        tag("p", tag("strong", "Correct: "), found.right),
+        tag("p", _badge(found.verdict, found.status), " ", typeset_indices(found.counter_example)),
+        tag("p", tag("strong", "Correct: "), typeset_indices(found.right)),
     )
 
 
@@ -147,7 +147,7 @@ def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Res
     errata = "".join(
         f"\n\n> {each.quote}\n\nSheet {each.source}, {each.place} ({each.status}). {each.counter_example} "
         f"Correct: {each.right}"
-        for each in answer.errata(result)
+        for each in answer.errata(place, result)
     )
     view = f"\n\nSee also: {answer.view}" if answer.view else ""
     return f"# Sheet {place}: {answer.questions[place]}\n\n{answer.body(result)}{errata}\n\n`{answer.command}`{view}"
@@ -160,7 +160,8 @@ def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: C
     result  returns the result of the lab claim with a given id
     """
     contents = [
-        tag("li", tag("a", f"{place}: {answer.questions[place]}", href=f"#{_anchor(place)}")) for place, answer in shown
+        tag("li", tag("a", typeset_indices(f"{place}: {answer.questions[place]}"), href=f"#{_anchor(place)}"))
+        for place, answer in shown
     ]
     head = [tag("h1", title)] + ([tag("nav", tag("ul", *contents))] if len(contents) > 1 else [])
     figures: dict[str, str] = {}  # the question that shows a figure: once, because its ids must be unique in the page
@@ -172,28 +173,30 @@ def _anchor(place: str) -> str:
 
 
 def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], figures: dict[str, str]) -> Markup:
-    name = answer.claims[0]
+    name = answer.figure
     shown = figures.setdefault(name, place)
-    if shown == place:
-        figure = tag("figure", inline_svg(claims()[name], result(name).numbers))
-    else:
-        figure = tag("p", "Figure: see ", tag("a", shown, href=f"#{_anchor(shown)}"), ".")
+    figure: list[Markup] = []
+    if name and shown == place:
+        figure = [tag("figure", inline_svg(claims()[name], result(name).numbers))]
+    elif name:
+        figure = [tag("p", "Figure: see ", tag("a", shown, href=f"#{_anchor(shown)}"), ".")]
     view = [tag("p", "See also: ", answer.view, class_="made")] if answer.view else []
     return tag(
         "article",
-        tag("h2", f"{place}: {answer.questions[place]}"),
+        tag("h2", typeset_indices(f"{place}: {answer.questions[place]}")),
         markdown_html(answer.body(result)),
-        figure,
-        *(_wrong_answer(each) for each in answer.errata(result)),
+        *figure,
+        *(_wrong_answer(each) for each in answer.errata(place, result)),
         tag("p", tag("code", answer.command), class_="made"),
         *view,
         id=_anchor(place),
     )
 
 
-def _badge(now: str) -> Markup:
+def _badge(now: str, status: str = "") -> Markup:
+    """Return a badge with a verdict; a refuted wrong answer shows its status, such as "partly right", instead."""
     kind = "none" if now in (NOT_RUN, OUTDATED) else now
-    return tag("span", now, class_=f"badge {kind}")
+    return tag("span", status if status and now == REFUTED else now, class_=f"badge {kind}")
 
 
 def _numbers(result: Result) -> Markup:

@@ -28,7 +28,9 @@ _FILTERS: dict[str, Any] = {
     "fixed": lambda value, digits=2: f"{value:.{digits}f}",
     "percent": lambda value, digits=0: f"{value:.{digits}%}".replace("%", " %"),
     "comma": lambda value: f"{value:,}",
-    "short": lambda value, digits=2: f"{value:g}" if value == round(value) else f"{value:.{digits}g}",
+    "short": lambda value, digits=2: (
+        f"{value:g}" if value == round(value) and abs(value) < 1e6 else f"{value:.{digits}g}"
+    ),
     "millions": lambda value, digits=1: f"{value / 1e6:.{digits}f}",
     "at_most": round_outward,
     "at_least": lambda value, digits=1: round_outward(value, digits, down=True),

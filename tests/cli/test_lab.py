@@ -429,11 +429,16 @@ def with_shipped_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sheets_and_their_questions_are_listed() -> None:
-    assert "002 24 questions. A later version of the homework 000" in flat(ran("sheet").stdout)
+    assert "002 26 questions. A later version of the homework 000" in flat(ran("sheet").stdout)
     assert set(as_json("sheet")) == {"000", "001", "002", "003", "004"}
     listed = ran("sheet", "003").stdout
     assert re.search(r"^12\.9 +DaViT", listed, re.MULTILINE)
     assert listed.index("12.9 ") < listed.index("12.10 ")
+
+
+def test_the_command_for_figures_quotes_a_question_of_two_words(with_shipped_results: None) -> None:
+    assert 'regard lab sheet 001 "review 3" --figures FOLDER' in flat(ran("sheet", "001", "review 3").stdout)
+    assert "regard lab sheet 001 1a --figures FOLDER" in flat(ran("sheet", "001", "1a").stdout)
 
 
 def test_an_answer_is_assembled_from_claims_and_errata(with_shipped_results: None, tmp_path: Path) -> None:

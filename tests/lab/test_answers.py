@@ -36,12 +36,12 @@ from regard.work.exercises import EXERCISE_SETS
 
 # every question of the sheets; none may be missing
 QUESTIONS = {
-    "000": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d 1.4e 1.5a 1.5b 1.5c
-        1.5d 2""",
+    "000": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4 1.4a 1.4b 1.4c 1.4d 1.4e 1.5 1.5a
+        1.5b 1.5c 1.5d 2""",
     "001": """review_1 review_2 review_3 review_4 review_5 review_6 review_7 review_8 review_9 review_10 review_11
         review_12 1a 1b 1c-i 1c-ii 1d-i 1d-ii 1e-i 1e-ii 2 2_ii 3a 3b 3b_look 3c""",
-    "002": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.1g 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4a 1.4b 1.4c 1.4d 1.4e 1.5a 1.5b
-        1.5c 1.5d 2""",
+    "002": """1.1a 1.1b 1.1c 1.1d 1.1e 1.1f 1.1g 1.2a 1.2b 1.3a 1.3b 1.3c 1.3d 1.3e 1.4 1.4a 1.4b 1.4c 1.4d 1.4e 1.5
+        1.5a 1.5b 1.5c 1.5d 2""",
     "003": "12.1 12.2 12.3 12.4 12.4_code 12.5 12.6 12.7 12.8 12.9 12.10",
     "004": "1a 1b 1c 1d 2a-i 2a-ii 2b 2c 2d 3a 3b 3c 3d",
 }
@@ -165,8 +165,15 @@ def test_a_claim_that_names_000_names_002_where_both_ask(answer: SheetAnswer) ->
 
 
 def test_every_erratum_is_shown_with_its_question() -> None:
-    shown = {each.quote for answer in ANSWERS for each in answer.errata(result)}
+    shown = {each.quote for answer in ANSWERS for place in answer.questions for each in answer.errata(place, result)}
     assert shown == {answer.quote for answer in wrong_answers()}
+
+
+@pytest.mark.parametrize(
+    ("place", "sources"), [("000 1.4a", {"000 1.4a"}), ("004 1b", {"004 1b"}), ("002 1.4a", {"000 1.4a", "004 1b"})]
+)
+def test_a_question_shows_its_own_errata_or_those_of_other_sheets(place: str, sources: set[str]) -> None:
+    assert {each.source for each in find_answer(place)[1].errata(place, result)} == sources
 
 
 @pytest.mark.parametrize("place", ["002 1.2a", "002 1.2(a)", " 002  1.2A", "000 1.2a"])
@@ -192,11 +199,19 @@ def test_a_page_has_every_answer_of_a_sheet_with_figures_and_errata() -> None:
     page = answers_page("Sheet 004", shown, result)
     assert page.count("<article") == len(shown)
     assert all(f'id="question-{place.replace(" ", "-")}"' in page for place, _ in shown)
-    assert page.count("<svg") == len({answer.claims[0] for _, answer in shown})
+    figures = {answer.figure for _, answer in shown} - {""}
+    assert page.count("<svg") == len(figures)
     assert "And in RNNs, there is no attention architectural component." in page
     assert "://" not in page
-    repeated = len(shown) - len({answer.claims[0] for _, answer in shown})
+    repeated = sum(bool(answer.figure) for _, answer in shown) - len(figures)
     assert page.count("Figure: see ") == repeated > 0
+
+
+def test_the_page_of_a_question_shows_its_figure_or_none() -> None:
+    diagrams, transposed = (answers_page("", [find_answer(f"001 review {at}")], result) for at in (12, 3))
+    assert diagrams.count("<svg") == 1
+    assert "<figure" not in transposed
+    assert "Figure: see" not in transposed
 
 
 def test_an_answer_as_markdown_quotes_the_sheet() -> None:
@@ -206,6 +221,11 @@ def test_an_answer_as_markdown_quotes_the_sheet() -> None:
     assert "\n> The value of β should be very big or it should be hot." in text
     assert "soft attention" in " ".join(text.split())
     assert text.endswith(f"`{answer.command}`\n\nSee also: {answer.view}")
+
+
+def test_a_wrong_answer_shows_its_status() -> None:
+    page = answers_page("", [find_answer("000 1.1d")], result)
+    assert re.findall(r'class="badge refuted">([^<]+)', page) == ["partly right", "wrong"]
 
 
 def test_formulas_of_an_answer_as_text() -> None:

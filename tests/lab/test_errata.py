@@ -95,6 +95,7 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "rows-are-distributions-2": lambda n: {"scores of three tokens": [[1.5, 2.5, 8.0]] * 3},
     "rows-are-distributions-3": lambda n: {"third output of three tokens": [1.17, 0.21]},
     "rows-are-distributions-4": lambda n: {"permuted example differs by": 0.4},
+    "rows-are-distributions-5": lambda n: {"column sums of the weights": [1.0, 1.0]},
 }
 
 
@@ -132,6 +133,11 @@ def test_errata_do_not_apply_to_other_setups() -> None:
     assert "not saturated" in outcome.verdict.sentence
 
 
+def test_a_single_key_is_not_an_example_against_a_stack_of_blocks() -> None:
+    dot_product = claim("dot-product")
+    assert dot_product.run(dot_product.setup({"keys": 1})).wrong_answers == []
+
+
 def test_bounds_are_rounded_outward() -> None:
     assert round_outward(9.49e-42) == "1e-41"
     assert round_outward(7.43e-08) == "8e-08"
@@ -142,6 +148,8 @@ def test_bounds_are_rounded_outward() -> None:
 
 def test_templates_format_numbers_and_refuse_unknown_names() -> None:
     assert render("{{ n['a b']|fixed(1) }} of {{ n.c|comma }}", n={"a b": 0.25, "c": 12345}) == "0.2 of 12,345"
+    assert render("{{ n|short }}", n=2.51924e22) == "2.5e+22"
+    assert render("{{ n|short }}", n=4096.0) == "4096"
     assert evaluate("n.a|max > 2", n={"a": [1, 3]}) is True
     with pytest.raises(Exception, match="no attribute 'b'"):
         render("{{ n.b }}", n={})
@@ -458,6 +466,9 @@ def check_rows_are_distributions(n: Numbers) -> None:
     wrong = softmax([1.5, 2.5, 8.0]) @ tokens @ by_value
     assert n["first output with the score 2.5"] == pytest.approx(wrong)
     assert wrong == pytest.approx([-1.989, -2.973], abs=1e-3)
+    q, k = normal_arrays((7, 9), (7, 9))
+    sums = softmax(q @ k.T / 3).sum(0)  # softmax over the keys, summed over the queries
+    assert n["column sums of the weights"] == pytest.approx([sums.min(), sums.max()])
 
 
 CHECKS = [check for name, check in globals().items() if name.startswith("check_")]

@@ -198,8 +198,25 @@ def test_permuted_outputs_agree_to_rounding() -> None:
     assert 0 < outcome("permutation").numbers["error"] < 3e-15
 
 
-def test_orthonormal_tokens_give_themselves_0_355() -> None:
-    assert round(outcome("identity-layer").numbers["own weight of orthonormal tokens"], 3) == 0.355
+def test_orthonormal_tokens_give_themselves_0_355_and_1_at_infinite_beta() -> None:
+    numbers = outcome("identity-layer").numbers
+    assert round(numbers["own weight of orthonormal tokens"], 3) == 0.355
+    assert numbers["error of orthonormal tokens, beta = inf"] == 0
+
+
+@pytest.mark.parametrize("task", ["two relations", "digits"])
+def test_several_heads_are_compared_at_equal_numbers_of_parameters(task: str) -> None:
+    several, numbers = claim("several-heads"), outcome("several-heads").numbers
+    assert len(set(numbers["parameters"][task])) == 1
+    unequal = numbers | {"parameters": numbers["parameters"] | {task: [1, 2]}}
+    assert several.judge(unequal).word == "refuted"
+
+
+def test_noise_in_the_digits_costs_accuracy_and_no_noise_costs_nothing() -> None:
+    assert min(outcome("several-heads").numbers["lost by noise"].values()) > 0
+    several = claim("several-heads")
+    quiet = several.run(several.setup({"noise": 0.0, "steps": 1, "digit_steps": 1, "repeats": 2}, smoke=True))
+    assert set(quiet.numbers["lost by noise"].values()) == {0.0}
 
 
 def test_heads_are_convolutions_to_the_bit() -> None:
@@ -250,6 +267,9 @@ def test_only_a_sliding_look_ahead_grows_with_depth() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
+        ("several-heads", {"length": 3}, "length is 3, but must be at least 4"),
+        ("synthesizer", {"pairs": 1}, "pairs is 1, but must be at least 2"),
+        ("several-heads", {"noise": -0.5}, "noise must be at least 0 and finite: noise=-0.5"),
         ("identity-layer", {"length": 2}, "length is 2, but must be at least 3"),
         ("identity-layer", {"betas": (1.0, 2.0)}, "betas must grow and end with inf"),
         (

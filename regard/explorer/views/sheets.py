@@ -68,7 +68,7 @@ def _question(place: str, answer: Any, result: Callable[[str], Result]) -> dict[
         "errata": [
             {"quote": each.quote, "source": each.source, "place": each.place, "status": each.status,
              "counter_example": each.counter_example, "right": each.right}
-            for each in answer.errata(result)
+            for each in answer.errata(place, result)
         ],
     }  # fmt: skip
 

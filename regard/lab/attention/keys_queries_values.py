@@ -7,10 +7,10 @@ Claim: They separate where a token looks from what it returns. Let u_a .. u_d be
 Measures: The distance of the outputs of `attend` from those vectors, relative to the length, for both constructions.
     The distance from u_b after adding many multiples of u_d and u_c to x2.
 Finding: With the tokens themselves as queries, keys and values c2 is u_a (up to {{ n["distance of c2 from u_a, tokens
-    alone"]|at_most }} of its length), and whatever multiple of u_d or u_c is added to x2, the distance of c2 from u_b
-    is at least {{ never|at_least(3) }} times that length. With the three matrices c2 is u_b (up to {{ n["distance of c2
-    from u_b, with Q, K, V"]|at_most }} of its length) and c1 is u_b - u_c (up to {{ n["distance of c1 from u_b - u_c,
-    with Q, K, V"]|at_most }}).
+    alone"]|at_most }} of its length). If {{ n.multiples|join_numbers }} times u_d or u_c is added to x2, the distance
+    of c2 from u_b is at least {{ never|at_least(3) }} times that length. With the three matrices c2 is u_b (up to {{
+    n["distance of c2 from u_b, with Q, K, V"]|at_most }} of its length) and c1 is u_b - u_c (up to {{ n["distance of
+    c1 from u_b - u_c, with Q, K, V"]|at_most }}).
 Budget: 1 second
 Source: 001 review 4, 001 review 5, 001 1e-i, 001 1e-ii
 """

@@ -2,16 +2,18 @@
 
 Claim: When the score of one key is far above all others for every query, and no two queries select the same key. With
     one-hot positions as queries and keys and beta to infinity the weights are the identity; with the positions of the
-    keys permuted they are a permutation. Orthonormal tokens at the default beta are far from it, and equal scores give
-    the mean.
+    keys permuted they are a permutation. Orthonormal tokens at the default beta are far from it, at an infinite beta
+    they are returned as they are, and equal scores give the mean.
 Measures: Weights and outputs of attention in float64 with positions as keys, for growing beta. The weight that each of
-    four orthonormal tokens gives to itself at beta = d ** -0.5. The outputs if all scores are zero.
+    several orthonormal tokens gives to itself at beta = d ** -0.5, and their outputs at an infinite beta. The outputs
+    if all scores are zero.
 Finding: With one-hot positions as queries and keys the output differs from the input by {{ n.errors[0]|fixed }} at
     beta={{ n.betas[0] }} and by {{ n.errors[-1]|short }} at beta={{ n.betas[-1] }}; with permuted keys it differs from
     the permuted input by {{ n["error of permutation"]|short }}, and by {{ n["difference if two share a key"]|fixed }}
     if two queries select the same key. Each of {{ n.length }} orthonormal tokens gives itself the weight {{ n["own
     weight of orthonormal tokens"]|fixed(3) }} at beta = d ** -0.5 and {{ n["own weight of orthonormal tokens, beta =
-    1"]|fixed(3) }} at beta = 1; zero scores give the mean of the tokens, up to {{ n["distance to the mean at zero
+    1"]|fixed(3) }} at beta = 1. At an infinite beta their outputs differ from the tokens by {{ n["error of orthonormal
+    tokens, beta = inf"]|short }}. Zero scores give the mean of the tokens, up to {{ n["distance to the mean at zero
     scores"]|at_most }}.
 Budget: 1 second
 Source: 000 1.3c, 002 1.3c
@@ -86,6 +88,9 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "own weight of orthonormal tokens": own.diagonal().mean().item(),
         "own weight by formula": 1 / (1 + (n - 1) * math.exp(-(n**-0.5))),
         "own weight of orthonormal tokens, beta = 1": plain.diagonal().mean().item(),
+        "error of orthonormal tokens, beta = inf": largest_difference(
+            attention(tokens, tokens, tokens, beta=math.inf), tokens
+        ),
         "tokens 1, 2, 3, ... at zero scores": _zero_score_mean(attention, n),
         "own weight with positions": hard.diagonal().mean().item(),
         "distinct outputs at zero scores": _count_different_rows(zero[0, 0]),
@@ -110,7 +115,7 @@ def verdict(numbers: Numbers) -> Decision:
     shared = numbers["difference if two share a key"] > 1e-3 and numbers["error if two share a key"] == 0
     own = numbers["own weight of orthonormal tokens"]
     others = shared and own < 0.99 and abs(own - numbers["own weight by formula"]) < 1e-12
-    exact = errors[-1] == 0 and numbers["error of permutation"] == 0
+    exact = errors[-1] == numbers["error of permutation"] == numbers["error of orthonormal tokens, beta = inf"] == 0
     return decide(falling and exact and others and numbers["distance to the mean at zero scores"] < 1e-12)
 
 

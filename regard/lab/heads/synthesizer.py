@@ -36,6 +36,7 @@ from regard.lab.drawing import Figure, make_figure, mark_level, plot_shares
 from regard.lab.fitting import fit_cross_entropy
 from regard.lab.measure import largest_difference
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.nn.embeddings import TokenEmbedding
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -78,6 +79,7 @@ class Setup(RepeatedSetup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(self, pairs=2, values=2)
         if self.names < self.pairs:
             raise ConfigError(f"{self.pairs} pairs need one name each, but names={self.names}; raise names")
 

@@ -22,7 +22,7 @@ Finding: Small models of ViT and of the Transformer have {{ n["blocks with cross
     the {{ n["preset vocabulary"]|comma }} of `regard.build("transformer-base")` it is {{ n["parameters of the
     preset"]|comma }}.
 Budget: 1 second
-Source: 000 1.5b
+Source: 000 1.4, 000 1.5, 000 1.5b, 002 1.4, 002 1.5
 """
 
 from collections.abc import Callable
