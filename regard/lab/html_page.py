@@ -16,12 +16,14 @@ from regard.lab.verdict import REFUTED, Numbers
 
 IMPORT = "from regard.lab.claim import claims"
 MOST_VALUES = 24  # longer lists are folded
-# an index or a power, and a symbol that has some: one letter, a Greek letter, a number or a closing bracket
+GREEK = dict(
+    zip(["alpha", "beta", "gamma", "delta", "epsilon", "eps", "mu", "sigma", "Omega"], "αβγδεεμσΩ", strict=True)
+)
+_GREEK = re.compile(rf"\b(?:{'|'.join(GREEK)})(?=\b|_)")
+# an index or a power, and a symbol that has some: one letter, a sum, a covariance, a number or a closing bracket
 _MARK = r"[_^](?:\{[^}]*\}|-?[A-Za-z0-9]+(?:\.\d+)?)"
 MARK = re.compile(f"({_MARK})")
-SYMBOL = re.compile(
-    rf"((?:(?<!\w)(?:[A-Za-z]|alpha|beta|gamma|delta|eps|mu|sigma|\d+)|[)|])(?:{_MARK}(?![A-Za-z0-9]))+)"
-)
+SYMBOL = re.compile(rf"((?:(?<!\w)(?:[^\W\d_]|sum|Cov|\d+)|[)|])(?:{_MARK}(?![A-Za-z0-9]))+)")
 ClaimResult = tuple[Claim, Result | None]
 
 
@@ -135,9 +137,9 @@ def _erratum(found: Erratum) -> Markup:
 def _wrong_answer(found: Erratum) -> Markup:
     return tag(
         "aside",
-        tag("p", tag("strong", f"Sheet {found.source}, {found.place}: "), tag("q", found.quote)),
-        tag("p", _badge(found.verdict, found.status), " ", _indices(found.counter_example)),
-        tag("p", tag("strong", "Correct: "), _indices(found.right)),
+        tag("p", tag("strong", f"Sheet {found.source}, ", _symbols(found.place), ": "), tag("q", found.quote)),
+        tag("p", _badge(found.verdict, found.status), " ", _symbols(found.counter_example)),
+        tag("p", tag("strong", "Correct: "), _symbols(found.right)),
     )
 
 
@@ -165,7 +167,7 @@ def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: C
     result  returns the result of the lab claim with a given id
     """
     contents = [
-        tag("li", tag("a", _indices(f"{place}: {answer.questions[place]}"), href=f"#{_anchor(place)}"))
+        tag("li", tag("a", _symbols(f"{place}: {answer.questions[place]}"), href=f"#{_anchor(place)}"))
         for place, answer in shown
     ]
     head = [tag("h1", title)] + ([tag("nav", tag("ul", *contents))] if len(contents) > 1 else [])
@@ -188,7 +190,7 @@ def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], fi
     view = [tag("p", "See also: ", answer.view, class_="made")] if answer.view else []
     return tag(
         "article",
-        tag("h2", _indices(f"{place}: {answer.questions[place]}")),
+        tag("h2", _symbols(f"{place}: {answer.questions[place]}")),
         markdown_html(answer.body(result)),
         *figure,
         *(_wrong_answer(each) for each in answer.errata(place, result)),
@@ -232,19 +234,22 @@ def markdown_html(markdown: str) -> Markup:
 
 def _inline(words: str) -> Markup:
     """Convert the `code`, **bold** and *italic* of a Markdown paragraph to HTML."""
-    names = {"`": "code", "**": "strong", "*": "em"}
-    pieces = re.split(r"(`[^`]+`|\*\*[^*]+\*\*|\*\w[^*]*\*)", words)
-    # the pieces at odd places are marked
-    return join_html(
-        tag(names[each[: len(each) - len(each.lstrip("`*"))]], each.strip("`*")) if at % 2 else _indices(each)
-        for at, each in enumerate(pieces)
-    )
+    parts: list[Markup] = []
+    for at, piece in enumerate(re.split(r"(`[^`]+`|\*\*[^*]+\*\*|\*\w[^*]*\*)", words)):
+        # the pieces at odd places are marked
+        if at % 2 == 0:
+            parts.append(_symbols(piece))
+        elif piece[0] == "`":
+            parts.append(tag("code", piece.strip("`")))
+        else:
+            parts.append(tag("strong" if piece.startswith("**") else "em", _symbols(piece.strip("*"))))
+    return join_html(parts)
 
 
-def _indices(words: str) -> Markup:
-    """Convert the indices and powers of a sentence, such as W_q^i, n^2 or p_{i,2k}, to subscripts and superscripts."""
+def _symbols(words: str) -> Markup:
+    """Convert the names of Greek letters in a sentence, and indices and powers such as W_q^i, n^2 or p_{i,2k}."""
     parts: list[str] = []
-    for at, piece in enumerate(SYMBOL.split(words)):
+    for at, piece in enumerate(SYMBOL.split(_GREEK.sub(lambda name: GREEK[name[0]], words))):
         # the pieces at odd places are symbols with indices
         base, *marks = MARK.split(piece) if at % 2 else [piece]
         parts += [base, *(tag("sub" if mark[0] == "_" else "sup", mark[1:].strip("{}")) for mark in marks if mark)]
