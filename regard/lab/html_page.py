@@ -88,7 +88,7 @@ def _contents(chapters: dict[str, list[ClaimResult]]) -> Markup:
     parts = []
     for chapter, several in chapters.items():
         lines = [
-            tag("li", tag("a", claim.question, href=f"#{claim.id}"), " ", _badge(verdict_word(result)))
+            tag("li", tag("a", _symbols(claim.question), href=f"#{claim.id}"), " ", _badge(verdict_word(result)))
             for claim, result in several
         ]
         if lines:
@@ -104,9 +104,9 @@ def _claim(claim: Claim, result: Result | None) -> Markup:
     now = verdict_word(result)
     facts = {"claim": claim.claim, "measures": claim.measures, "source": claim.source}
     parts: list[Markup] = [
-        tag("h3", claim.question, " ", _badge(now)),
+        tag("h3", _symbols(claim.question), " ", _badge(now)),
         Markup(mathml(claim.formula)),
-        tag("dl", *(part for name, words in facts.items() for part in (tag("dt", name), tag("dd", words)))),
+        tag("dl", *(part for name, words in facts.items() for part in (tag("dt", name), tag("dd", _symbols(words))))),
     ]
     if result is None:
         parts.append(tag("p", f"Not run yet: regard lab run {claim.id}", class_="note"))
@@ -121,7 +121,7 @@ def _claim(claim: Claim, result: Result | None) -> Markup:
 def _outcome(claim: Claim, result: Result) -> list[Markup]:
     how = f"{result.seconds:.1f} s with {result.threads} threads, torch {result.torch_version}, {result.created}"
     return [
-        tag("p", result.verdict.sentence, class_=f"verdict {result.verdict.word}"),
+        tag("p", _symbols(result.verdict.sentence), class_=f"verdict {result.verdict.word}"),
         tag("figure", inline_svg(claim, result.numbers)),
         *(_wrong_answer(each) for each in errata([result])),
         _numbers(result),
@@ -131,7 +131,7 @@ def _outcome(claim: Claim, result: Result) -> list[Markup]:
 
 def _erratum(found: Erratum) -> Markup:
     command = tag("p", tag("code", found.command), class_="made")
-    return tag("article", tag("h3", found.question), _wrong_answer(found), command)
+    return tag("article", tag("h3", _symbols(found.question)), _wrong_answer(found), command)
 
 
 def _wrong_answer(found: Erratum) -> Markup:
