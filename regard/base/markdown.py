@@ -1,4 +1,4 @@
-"""Markdown to HTML: CommonMark with tables, LaTeX formulas between $$ as MathML, and indices as subscripts."""
+"""Markdown to HTML: CommonMark with tables, LaTeX formulas between $$ as MathML, and symbols in sentences."""
 
 import re
 from functools import cache
@@ -8,12 +8,14 @@ from markdown_it import MarkdownIt
 from regard.base.formulas import mathml, parse_latex
 from regard.base.html import Markup, join_html, tag
 
-# an index or a power, and a symbol that has some: one letter, a Greek letter, a number or a closing bracket
+GREEK = dict(
+    zip(["alpha", "beta", "gamma", "delta", "epsilon", "eps", "mu", "sigma", "Omega"], "αβγδεεμσΩ", strict=True)
+)
+_GREEK = re.compile(rf"\b(?:{'|'.join(GREEK)})(?=\b|_)")
+# an index or a power, and a symbol that has some: one letter, a sum, a covariance, a number or a closing bracket
 _MARK = r"[_^](?:\{[^}]*\}|-?[A-Za-z0-9]+(?:\.\d+)?)"
 MARK = re.compile(f"({_MARK})")
-SYMBOL = re.compile(
-    rf"((?:(?<!\w)(?:[A-Za-z]|alpha|beta|gamma|delta|eps|mu|sigma|\d+)|[)|])(?:{_MARK}(?![A-Za-z0-9]))+)"
-)
+SYMBOL = re.compile(rf"((?:(?<!\w)(?:[^\W\d_]|sum|Cov|\d+)|[)|])(?:{_MARK}(?![A-Za-z0-9]))+)")
 
 
 def markdown_html(markdown: str) -> Markup:
@@ -30,10 +32,10 @@ def markdown_html(markdown: str) -> Markup:
     )
 
 
-def typeset_indices(words: str) -> Markup:
-    """Convert the indices and powers of a sentence, such as W_q^i, n^2 or p_{i,2k}, to subscripts and superscripts."""
+def typeset_symbols(words: str) -> Markup:
+    """Convert the names of Greek letters in a sentence, and indices and powers such as W_q^i, n^2 or p_{i,2k}."""
     parts: list[str] = []
-    for at, piece in enumerate(SYMBOL.split(words)):
+    for at, piece in enumerate(SYMBOL.split(_GREEK.sub(lambda name: GREEK[name[0]], words))):
         # the pieces at odd places are symbols with indices
         base, *marks = MARK.split(piece) if at % 2 else [piece]
         parts += [base, *(tag("sub" if mark[0] == "_" else "sup", mark[1:].strip("{}")) for mark in marks if mark)]
@@ -53,7 +55,7 @@ def _render(markdown: str) -> Markup:
             token.tag = "h3"
         for child in token.children or []:
             if child.type == "text":
-                child.type, child.content = "html_inline", str(typeset_indices(child.content))
+                child.type, child.content = "html_inline", str(typeset_symbols(child.content))
     return Markup(parser.renderer.render(tokens, parser.options, {}))  # text is escaped  # nosec B704
 
 

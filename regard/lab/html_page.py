@@ -8,7 +8,7 @@ from typing import Any
 import regard
 from regard.base.formulas import mathml
 from regard.base.html import Markup, join_html, render_page, tag
-from regard.base.markdown import markdown_html, typeset_indices
+from regard.base.markdown import markdown_html, typeset_symbols
 from regard.lab.answers import SheetAnswer
 from regard.lab.claim import CHAPTERS, Claim, claims
 from regard.lab.errata import Erratum, errata
@@ -81,7 +81,7 @@ def _contents(chapters: dict[str, list[ClaimResult]]) -> Markup:
     parts = []
     for chapter, several in chapters.items():
         lines = [
-            tag("li", tag("a", claim.question, href=f"#{claim.id}"), " ", _badge(verdict_word(result)))
+            tag("li", tag("a", typeset_symbols(claim.question), href=f"#{claim.id}"), " ", _badge(verdict_word(result)))
             for claim, result in several
         ]
         if lines:
@@ -97,9 +97,12 @@ def _claim(claim: Claim, result: Result | None) -> Markup:
     now = verdict_word(result)
     facts = {"claim": claim.claim, "measures": claim.measures, "source": claim.source}
     parts: list[Markup] = [
-        tag("h3", claim.question, " ", _badge(now)),
+        tag("h3", typeset_symbols(claim.question), " ", _badge(now)),
         Markup(mathml(claim.formula)),
-        tag("dl", *(part for name, words in facts.items() for part in (tag("dt", name), tag("dd", words)))),
+        tag(
+            "dl",
+            *(part for name, words in facts.items() for part in (tag("dt", name), tag("dd", typeset_symbols(words)))),
+        ),
     ]
     if result is None:
         parts.append(tag("p", f"Not run yet: regard lab run {claim.id}", class_="note"))
@@ -114,7 +117,7 @@ def _claim(claim: Claim, result: Result | None) -> Markup:
 def _outcome(claim: Claim, result: Result) -> list[Markup]:
     how = f"{result.seconds:.1f} s with {result.threads} threads, torch {result.torch_version}, {result.created}"
     return [
-        tag("p", result.verdict.sentence, class_=f"verdict {result.verdict.word}"),
+        tag("p", typeset_symbols(result.verdict.sentence), class_=f"verdict {result.verdict.word}"),
         tag("figure", inline_svg(claim, result.numbers)),
         *(_wrong_answer(each) for each in errata([result])),
         _numbers(result),
@@ -124,15 +127,15 @@ def _outcome(claim: Claim, result: Result) -> list[Markup]:
 
 def _erratum(found: Erratum) -> Markup:
     command = tag("p", tag("code", found.command), class_="made")
-    return tag("article", tag("h3", found.question), _wrong_answer(found), command)
+    return tag("article", tag("h3", typeset_symbols(found.question)), _wrong_answer(found), command)
 
 
 def _wrong_answer(found: Erratum) -> Markup:
     return tag(
         "aside",
-        tag("p", tag("strong", f"Sheet {found.source}, {found.place}: "), tag("q", found.quote)),
-        tag("p", _badge(found.verdict, found.status), " ", typeset_indices(found.counter_example)),
-        tag("p", tag("strong", "Correct: "), typeset_indices(found.right)),
+        tag("p", tag("strong", f"Sheet {found.source}, ", typeset_symbols(found.place), ": "), tag("q", found.quote)),
+        tag("p", _badge(found.verdict, found.status), " ", typeset_symbols(found.counter_example)),
+        tag("p", tag("strong", "Correct: "), typeset_symbols(found.right)),
     )
 
 
@@ -160,7 +163,7 @@ def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: C
     result  returns the result of the lab claim with a given id
     """
     contents = [
-        tag("li", tag("a", typeset_indices(f"{place}: {answer.questions[place]}"), href=f"#{_anchor(place)}"))
+        tag("li", tag("a", typeset_symbols(f"{place}: {answer.questions[place]}"), href=f"#{_anchor(place)}"))
         for place, answer in shown
     ]
     head = [tag("h1", title)] + ([tag("nav", tag("ul", *contents))] if len(contents) > 1 else [])
@@ -183,7 +186,7 @@ def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], fi
     view = [tag("p", "See also: ", answer.view, class_="made")] if answer.view else []
     return tag(
         "article",
-        tag("h2", typeset_indices(f"{place}: {answer.questions[place]}")),
+        tag("h2", typeset_symbols(f"{place}: {answer.questions[place]}")),
         markdown_html(answer.body(result)),
         *figure,
         *(_wrong_answer(each) for each in answer.errata(place, result)),
