@@ -64,9 +64,11 @@ def test_the_worked_solution_and_the_check_are_those_of_work() -> None:
     answer = f"{tens:.3f},{1 - tens:.3f};{1 - tens:.3f},{tens:.3f}"
     checked = client().post("/api/work", json={**WORK, "answer": answer}).json()
     assert "10" in checked["review"]
-    wrong = client().post("/api/work", json={**WORK, "beta": 3.0})
-    assert wrong.status_code == 422
-    assert "beta = 1 or" in wrong.json()["error"]
+    for beta in (3.0, 0.703):  # 1/sqrt(2) is 0.707: its numbers are not those of the page
+        wrong = client().post("/api/work", json={**WORK, "beta": beta})
+        assert wrong.status_code == 422
+        assert "beta = 1 or" in wrong.json()["error"]
+    assert "error" not in client().post("/api/work", json={**WORK, "beta": 0.707107}).json()
 
 
 def test_another_host_name_is_refused() -> None:

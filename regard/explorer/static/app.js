@@ -23,7 +23,7 @@ const LARGEST_MAP = 64; // rows or columns of a difference that is drawn
 function readAddress(first, held) {
   const stored = document.querySelector('meta[name="regard-state"]');
   const text = (held || location.hash || (stored && stored.content) || `#${first || "plane"}`).slice(1);
-  const [name, query = ""] = text.split("?");
+  const [name, query = ""] = text.split(/\?(.*)/s); // a text may hold another question mark
   const parameters = new URLSearchParams(query);
   const pin = parameters.get("pin");
   parameters.delete("pin");
@@ -266,7 +266,18 @@ export function start(root, data) {
     return true;
   };
   stage.addEventListener("click", unfold);
-  stage.addEventListener("keydown", (event) => { if (event.key === "Enter" && unfold(event)) event.preventDefault(); });
+  stage.addEventListener("keydown", (event) => {
+    const cell = event.target.closest(".cell[data-row]");
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (event.key === "Enter" && unfold(event)) event.preventDefault();
+    if (!cell || !by) return;
+    event.preventDefault();
+    const next = cell.parentNode.querySelector(`[data-row="${Number(cell.dataset.row) + by[0]}"][data-column="${Number(cell.dataset.column) + by[1]}"]`);
+    if (!next) return;
+    cell.setAttribute("tabindex", "-1"); // Tab comes back to the cell that was left
+    next.setAttribute("tabindex", "0");
+    next.focus();
+  });
 
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]");

@@ -37,6 +37,9 @@ export function formatShort(x) {
   return (size >= 1000 ? x.toFixed(0) : size >= 10 ? x.toFixed(1) : size >= 1 ? x.toFixed(2) : x.toFixed(3)).replace("-", "−");
 }
 
+// Text of Python in which code is between backticks.
+export const withCode = (text) => text.split("`").map((part, k) => (k % 2 ? html("code", {}, part) : part));
+
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 // A number that can be unfolded: Enter or a click asks the view why.

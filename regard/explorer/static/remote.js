@@ -14,7 +14,7 @@ export function load(data, name) {
 
 async function answerOf(response) {
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error ?? "The server refused the request.");
+  if (!response.ok) throw new Error(answer.error ?? (answer.detail?.map(({ loc, msg }) => `${loc.slice(1).join(" ")}: ${msg}`).join("; ") || "The server refused the request."));
   return answer;
 }
 

@@ -1,7 +1,7 @@
 // Sheets and lab: every question of the course sheets with its answer, and the claims that measure it.
 
 import { drawDocument, shelf } from "./document.js";
-import { asTable, html, number } from "./dom.js";
+import { asTable, html, number, withCode } from "./dom.js";
 import { presetAddress } from "./plane.js";
 import { compute, load } from "./remote.js";
 
@@ -29,7 +29,7 @@ function claimCard(claim, data) {
     shown = true;
     load(data, `figures/${claim.id}`).then((answer) => figure.replaceChildren(html("img", { src: answer.address, alt: `Figure: ${claim.question}` })), (error) => figure.replaceChildren(html("p", { class: "muted" }, error.message)));
   };
-  outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), ` ${claim.sentence}`), figure, claim.numbers.length ? asTable("Numbers of the figure", ["number", "value"], claim.numbers.map(([name, value], k) => [name, typeof value === "number" ? number(value, `n.${claim.id}.${k}`, name) : String(value)])) : "");
+  outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), " ", withCode(claim.sentence)), figure, claim.numbers.length ? asTable("Numbers of the figure", ["number", "value"], claim.numbers.map(([name, value], k) => [name, typeof value === "number" ? number(value, `n.${claim.id}.${k}`, name) : String(value)])) : "");
   let stop = null;
   const run = html("button", { type: "button", onclick: async () => {
     if (stop) { stop.abort(); return; }
@@ -44,8 +44,8 @@ function claimCard(claim, data) {
     stop = null;
     run.textContent = "Run it now";
   } }, "Run it now");
-  return html("article", { class: "card" }, html("h2", {}, claim.question), html("p", {}, claim.claim),
-    html("p", { class: "help" }, `Measured: ${claim.measures}`),
+  return html("article", { class: "card" }, html("h2", {}, claim.question), html("p", {}, withCode(claim.claim)),
+    html("p", { class: "help" }, "Measured: ", withCode(claim.measures)),
     html("div", { class: "actions", role: "group", "aria-label": "Predict the verdict" }, VERDICTS.slice(0, 2).map((word) => html("button", { type: "button", onclick: () => reveal(word) }, `I predict: ${word}`)), html("button", { type: "button", onclick: () => reveal(null) }, "Show the result")),
     outcome, html("p", { class: "command" }, html("code", {}, claim.command)), data.api ? run : null, running);
 }
@@ -57,6 +57,7 @@ function erratum(found) {
 
 let table = { head: ["question", "claims"], rows: [] };
 let known = new Map();
+let measuring = "beta"; // the first claim of the question that is shown
 
 function mount(element, state, update, data) {
   const list = html("div", {});
@@ -88,6 +89,7 @@ function mount(element, state, update, data) {
         html("dl", {}, found.sheets.map((each) => [html("dt", {}, each.sheet), html("dd", {}, `${each.title}. ${each.questions.length} questions.`)])));
       return;
     }
+    measuring = question.claims[0] ?? measuring;
     const view = presetAddress(question.places) || question.view;
     text.replaceChildren(html("p", { class: "muted" }, `Sheet ${sheet.sheet}, question ${question.place.slice(4)}`), html("h1", {}, question.question), ...drawDocument(question.content), ...question.errata.map(erratum),
       html("p", { class: "command" }, html("code", {}, question.command), view ? [" ", html("a", { href: view }, "See it in the explorer")] : ""),
@@ -101,11 +103,11 @@ function why(_, key) {
   const [kind, id, k] = key.split(".");
   const [name, value] = known.get(id)?.numbers[Number(k)] ?? [];
   if (kind !== "n" || name === undefined) return null;
-  return { title: name, value, formula: `measured by ${known.get(id).command}`, note: known.get(id).measures, parts: [], end: `In Python: claims()["${id}"].run().numbers` };
+  return { title: name, value, formula: `measured by ${known.get(id).command}`, note: known.get(id).measures, parts: [], end: "Copy Python runs it again." };
 }
 
 const claimTable = (state) => (known.get(state.claim)?.numbers.length ? { head: ["number", "value"], rows: known.get(state.claim).numbers } : table);
 
-const python = (state) => `from regard.lab.claim import claims\n\nprint(claims()[${JSON.stringify(state.claim || "beta")}].run())\n`;
+const python = (state) => `from regard.lab.claim import claims\n\nclaim = claims()[${JSON.stringify(state.claim || measuring)}]\noutcome = claim.run(claim.setup())\nprint(outcome.verdict.word, outcome.numbers)\n`;
 
 export const sheetsView = { title: "Sheets", read, write, mount, why, table: claimTable, python };
