@@ -158,6 +158,48 @@ def test_why_this_number_unfolds_down_to_products_and_goes_back(visit: Any) -> N
     assert "weight a1" in inspector.locator(".result").inner_text()
 
 
+def test_enter_goes_down_and_backspace_returns_to_the_number(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    result = page.locator("#inspector .result")
+    page.locator('[data-why="o.0"]').focus()
+    for step in ("output x", "weight a1", "score s1"):
+        page.keyboard.press("Enter")
+        assert step in result.inner_text()
+    for step in ("weight a1", "output x"):
+        page.keyboard.press("Backspace")
+        assert step in result.inner_text()
+    page.keyboard.press("Backspace")
+    assert page.locator(':focus[data-why="o.0"]').count() == 1
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert page.locator(':focus[data-why="o.0"]').count() == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "selector", "key"),
+    [
+        ("#plane", "text=Add a key", "Enter"),
+        ("#plane", "label:has-text('Second head') input", " "),
+        ("#attention", "label:has-text('Positions') + select", "ArrowDown"),
+        ("#masks", "label:has-text('Keys') + input", "ArrowUp"),
+        ("#models", "role=tab[name='Flow']", "Enter"),
+        ("#models?show=edit", "[data-head='1.2']", "Enter"),
+        ("#models?show=edit", "label:has-text('set its output') input", " "),
+        ("#models?show=generate", "text=Draw one of", "Enter"),
+        ("#lessons", "button:has-text('Temperature, hard and soft')", "Enter"),
+    ],
+)
+def test_what_is_used_by_keyboard_keeps_the_focus(visit: Any, state: str, selector: str, key: str) -> None:
+    page = visit(state)
+    page.wait_for_selector(selector)
+    page.locator(selector).focus()
+    before, drawn = page.url, page.locator("#stage").get_attribute("data-drawn")
+    page.keyboard.press(key)
+    wait_until(page, lambda: page.url != before and page.locator("#stage").get_attribute("data-drawn") != drawn)
+    assert page.locator(selector).evaluate("(element) => element === document.activeElement")
+
+
 def test_a_text_in_the_address_may_hold_a_question_mark(visit: Any) -> None:
     page = visit("#models?text=Is?Is?&show=flow")
     page.wait_for_selector(".lens")

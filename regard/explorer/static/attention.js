@@ -156,7 +156,7 @@ function mount(element, state, update, data) {
   const usual = () => Number(((state.q[0].length / state.heads) ** -0.5).toPrecision(6));
   const maskInput = html("input", { type: "text", value: state.mask, spellcheck: "false", autocomplete: "off", oninput: (event) => update({ mask: event.target.value }) });
   const choices = html("div");
-  side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; 1/√c is usual."), html("div", { class: "beta" }, betaOutput, html("button", { type: "button", onclick: () => update({ beta: usual() }) }, "Use 1/√c")),
+  side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; 1/√c is usual."), html("div", { class: "beta" }, betaOutput, html("button", { onclick: () => update({ beta: usual() }) }, "Use 1/√c")),
     field("Mask", maskInput, "for instance causal(), window(before=1), causal() & ~window()"), choices);
 
   // the worked solution and the check of a student's numbers are those of `regard work`
@@ -175,8 +175,8 @@ function mount(element, state, update, data) {
       review.textContent = found.review;
     } catch (error) { review.textContent = error.message; }
   };
-  worked.append(html("summary", {}, "As worked solution"), html("p", { class: "help" }, "Every step on paper, as regard work writes it. Positions other than none are not worked out."), html("button", { type: "button", onclick: () => askWork("") }, "Work it out"),
-    html("div", { class: "row" }, field("Check mine", stepSelect), field("My numbers", answerInput, "Rows are separated by semicolons.")), html("button", { type: "button", onclick: () => askWork(answerInput.value) }, "Check"), review, workedText);
+  worked.append(html("summary", {}, "As worked solution"), html("p", { class: "help" }, "Every step on paper, as regard work writes it. Positions other than none are not worked out."), html("button", { onclick: () => askWork("") }, "Work it out"),
+    html("div", { class: "row" }, field("Check mine", stepSelect), field("My numbers", answerInput, "Rows are separated by semicolons.")), html("button", { onclick: () => askWork(answerInput.value) }, "Check"), review, workedText);
   tables.before(worked);
 
   function editor(name, label) {
@@ -223,7 +223,6 @@ function mount(element, state, update, data) {
     const now = JSON.stringify([state.q, state.k, state.v, state.positions, state.heads, state.head, state.columns]);
     if (now !== structure && !editors.contains(document.activeElement)) { structure = now; drawChoices(); }
     if (found.error) return;
-    const focused = document.activeElement?.dataset?.why;
     const { head, visible } = found;
     const pattern = hatch();
     const inputs = Math.max(1e-9, ...[head.q, head.k, head.v, head.output].flat(2).map(Math.abs));
@@ -252,7 +251,6 @@ function mount(element, state, update, data) {
     picture.replaceChildren(pattern.defs, ...placed);
     hint.hidden = scrolled.scrollWidth <= scrolled.clientWidth;
     scales.replaceChildren(colourScale((value) => sequential(value), 0, 1, "weights"), colourScale((value) => diverging(value, scores), -scores, scores, "scores"), colourScale((value) => diverging(value, inputs), -inputs, inputs, "Q, K, V and output"), html("span", { class: "hatched-key" }, "hatched: hidden by the mask"));
-    if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
     const table = attentionView.table(state);
     tables.replaceChildren(asTable("Weights and output", table.head, table.rows));
   };

@@ -1,6 +1,6 @@
 // Check: reports of `regard check --save`. Each finding with its smallest example, and two reports compared.
 
-import { diverging, format, formatShort, hatch, html, plural, svg } from "./dom.js";
+import { diverging, format, formatShort, hatch, headRow, html, plural, svg } from "./dom.js";
 import { load } from "./remote.js";
 
 const LARGEST = 4 << 20; // bytes of a report
@@ -78,7 +78,7 @@ function finding(fact) {
 function comparison([a, b]) {
   const before = new Map(a.facts.map((fact) => [fact.name, fact]));
   const rows = b.facts.map((fact) => ({ name: fact.name, before: before.get(fact.name)?.status ?? "not tested", after: fact.status })).filter((row) => row.before !== row.after);
-  return html("div", {}, html("h2", {}, `${a.subject} and ${b.subject}`), rows.length ? html("table", {}, html("thead", {}, html("tr", {}, ["fact", a.subject, b.subject].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, rows.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), html("td", { class: row.before === "passed" ? "good" : "error" }, row.before), html("td", { class: row.after === "passed" ? "good" : "error" }, row.after))))) : html("p", {}, "Both have the same result for every fact."));
+  return html("div", {}, html("h2", {}, `${a.subject} and ${b.subject}`), rows.length ? html("table", {}, headRow(["fact", a.subject, b.subject]), html("tbody", {}, rows.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), html("td", { class: row.before === "passed" ? "good" : "error" }, row.before), html("td", { class: row.after === "passed" ? "good" : "error" }, row.after))))) : html("p", {}, "Both have the same result for every fact."));
 }
 
 function mount(element, state, update, data) {
@@ -100,7 +100,7 @@ function mount(element, state, update, data) {
 
   function draw() {
     const [first, second] = reports;
-    if (!first) { body.replaceChildren(html("button", { type: "button", onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), html("p", { class: "muted" }, "Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
+    if (!first) { body.replaceChildren(html("button", { onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), html("p", { class: "muted" }, "Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
     const findings = first.facts.filter(isFinding);
     const passed = first.facts.filter((fact) => fact.status === "passed");
     body.replaceChildren(html("h2", {}, `${first.subject}: ${findings.length ? plural(findings.length, "finding") : "nothing is broken"}`),

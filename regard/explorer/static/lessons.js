@@ -1,7 +1,7 @@
 // Lessons: text with live views in it, and questions before and after.
 
 import { drawDocument, shelf } from "./document.js";
-import { html } from "./dom.js";
+import { holdFocus, html } from "./dom.js";
 import { compute } from "./plane.js";
 import { predictWeights } from "./predict.js";
 import { load } from "./remote.js";
@@ -40,7 +40,7 @@ function liveView({ view: name, state: query, predict }, [caption], data) {
     Object.assign(state, change);
     if (waiting) return;
     waiting = true;
-    requestAnimationFrame(() => { waiting = false; redraw(); });
+    requestAnimationFrame(() => { waiting = false; const giveBack = holdFocus(box); redraw(); giveBack(); });
   };
   const open = () => { redraw = view.mount(box, state, update, data); redraw(); };
   if (predict) box.append(predictWeights(compute(state).scores, state.beta, open));

@@ -1,6 +1,6 @@
 // Masks: an expression drawn exactly up to 65,536 positions, its visible pairs and cost, and a comparison with another mask.
 
-import { asTable, colourScale, field, format, hatch, html, number, plural, sequential, svg } from "./dom.js";
+import { asTable, colourScale, field, format, hatch, headRow, html, number, plural, sequential, svg } from "./dom.js";
 import { MaskError, addMask, blockCounts, blockTable, completeMask, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
 
 const PICTURE = 576;
@@ -159,7 +159,7 @@ function mount(element, state, update, data) {
   element.append(html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side));
   const completions = html("div", { class: "completions", role: "group", "aria-label": "Completions" });
   // what the word at the caret may become; the buttons come next in the order of the Tab key
-  const complete = (input, change) => completions.replaceChildren(...(document.activeElement === input ? completeMask(input.value, input.selectionStart) : []).map((option) => html("button", { type: "button", title: option.summary, onclick: () => {
+  const complete = (input, change) => completions.replaceChildren(...(document.activeElement === input ? completeMask(input.value, input.selectionStart) : []).map((option) => html("button", { title: option.summary, onclick: () => {
     input.value = option.text;
     input.focus();
     input.setSelectionRange(option.caret, option.caret);
@@ -177,7 +177,7 @@ function mount(element, state, update, data) {
   const lengths = html("div", { class: "row" });
   side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."), completions,
     lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels,
-    html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { type: "button", onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
+    html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
 
   picture.addEventListener("keydown", (event) => {
     const cell = event.target.closest(".cell");
@@ -254,7 +254,7 @@ function mount(element, state, update, data) {
   function drawBlockTable(found) {
     const sizes = [2, 4, 8, 16, 32, 64, 128].filter((size) => 2 * size <= Math.max(4, state.keys)).slice(-3);
     const rows = sizes.map((size) => blockTable(found.mask, state.queries, state.keys, size));
-    blocks.replaceChildren(html("table", { class: "blocks" }, html("caption", {}, "Block table: a block-sparse kernel skips empty blocks and needs no mask in full ones"), html("thead", {}, html("tr", {}, ["size", "full", "partial", "empty", "skipped"].map((cell) => html("th", { scope: "col" }, cell)))),
+    blocks.replaceChildren(html("table", { class: "blocks" }, html("caption", {}, "Block table: a block-sparse kernel skips empty blocks and needs no mask in full ones"), headRow(["size", "full", "partial", "empty", "skipped"]),
       html("tbody", {}, rows.map(({ size, full, partial, empty }) => html("tr", {}, html("th", { scope: "row" }, String(size)), [full, partial, empty].map((count) => html("td", {}, count.toLocaleString("en"))), html("td", {}, `${((100 * empty) / (full + partial + empty)).toFixed(1)} %`))))));
   }
 
@@ -303,18 +303,16 @@ function mount(element, state, update, data) {
     message.textContent = found.error ? `${found.error.message}${found.error.length ? ` (at character ${found.error.at + 1})` : ""}` : "";
     lengths.replaceChildren(lengthInput("keys", "Keys"), lengthInput("queries", "Queries"));
     if (!found.mask) return;
-    const focused = document.activeElement?.dataset?.why;
     const pattern = hatch();
     picture.setAttribute("viewBox", `-68 -48 ${PICTURE + 72} ${(PICTURE * state.queries) / Math.max(state.queries, state.keys) + 52}`);
     const exact = Math.max(state.queries, state.keys) <= CELLS;
     (exact ? drawCells : drawBlocks)(found, pattern);
-    if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
     if (shownMask !== `${state.mask} ${state.keys}`) { shownMask = `${state.mask} ${state.keys}`; drawGrowth(); }
     drawBlockTable(found);
     drawKernels();
     const share = (100 * found.pairs) / found.all;
     facts.replaceChildren(
-      html("p", {}, html("button", { type: "button", class: "number", "data-why": "c", "aria-label": `${found.pairs} visible pairs. Why this number?` }, html("strong", {}, found.pairs.toLocaleString("en"))), ` of ${found.all.toLocaleString("en")} pairs visible (${share.toFixed(share < 1 ? 3 : 1)} %)`),
+      html("p", {}, html("button", { class: "number", "data-why": "c", "aria-label": `${found.pairs} visible pairs. Why this number?` }, html("strong", {}, found.pairs.toLocaleString("en"))), ` of ${found.all.toLocaleString("en")} pairs visible (${share.toFixed(share < 1 ? 3 : 1)} %)`),
       found.empty ? html("p", { class: "warn" }, `${found.empty === 1 ? "1 query sees" : `${found.empty.toLocaleString("en")} queries see`} nothing: the output there is zero.`) : "",
       found.difference ? comparison(found) : "");
     legend.replaceChildren(...(found.other

@@ -1,7 +1,7 @@
 // Models: layers x heads of a trained model, one head, edits with the predictions before and after, flow, generation.
 
 import { BROWSER_MODEL, analyse, prepare, whyNumber } from "./browser_engine.js";
-import { asTable, checkbox, colourScale, diverging, field, format, hatch, html, number, select, sequential, svg } from "./dom.js";
+import { asTable, checkbox, colourScale, diverging, field, format, hatch, headRow, holdFocus, html, number, select, sequential, svg } from "./dom.js";
 import { generator } from "./maths.js";
 import { compute, load } from "./remote.js";
 
@@ -89,7 +89,7 @@ function overview(found, state, update) {
   // dragging over heads brushes them
   const drag = (cell) => (event) => { if (editing && event.buttons === 1 && !isBrushed(state, cell.layer, cell.head)) { Object.assign(state, { brush: brushed(state, cell.layer, cell.head, true) }); event.currentTarget.classList.add("brushed"); } };
   const classes = (cell) => ["tile", state.layer === cell.layer && state.head === cell.head && "chosen", isEdited(state, cell.layer, cell.head) && "edited", editing && isBrushed(state, cell.layer, cell.head) && "brushed"].filter(Boolean).join(" ");
-  const button = (cell) => html("button", { type: "button", class: classes(cell), "data-head": `${cell.layer}.${cell.head}`,
+  const button = (cell) => html("button", { class: classes(cell), "data-head": `${cell.layer}.${cell.head}`,
     "aria-label": `Layer ${cell.layer + 1} head ${cell.head + 1}: ${cell.label} ${format(cell.value)}${editing && isBrushed(state, cell.layer, cell.head) ? ", brushed" : ""}`, onclick: choose(cell), onpointerleave: drag(cell), onpointerenter: drag(cell), onpointerup: (event) => { if (editing && state.brush.length && !event.shiftKey) update({ brush: [...state.brush] }); } },
   paint(found, state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
   const table = headTable(found, state);
@@ -199,7 +199,7 @@ function predictionsView(found, state) {
   const rows = predictionTable(found);
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
   const edits = state.edits.length > 0;
-  return html("div", { class: "scroll" }, html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "What the picture shows" : `Next token after “${visible(found.tokens[found.position] ?? "")}”`), html("thead", {}, html("tr", {}, [found.image ? "class" : "token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])].map((cell) => html("th", { scope: "col" }, cell)))),
+  return html("div", { class: "scroll" }, html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "What the picture shows" : `Next token after “${visible(found.tokens[found.position] ?? "")}”`), headRow([found.image ? "class" : "token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])]),
     html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); }))));
 }
 
@@ -217,14 +217,14 @@ function editView(found, state, update) {
     field("Hide one key", select([["", "none"], ...found.tokens.map((token, j) => [String(j), `${j + 1}: ${visible(token)}`])], String(has("hide")?.value ?? ""), (value) => set("hide", value === "" ? null : Number(value), null))),
     field("Other text, to patch from", html("input", { type: "text", value: state.source, spellcheck: false, onchange: (event) => update({ source: event.target.value }) }), "The head's output is taken from this text, position by position."),
     patch);
-  const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { type: "button", "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
-  const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { type: "button", onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { type: "button", onclick: () => update({ brush: [] }) }, "Clear")) : html("p", { class: "help" }, "Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
-  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { type: "button", onclick: () => update({ edits: [] }) }, "Undo all")] : html("p", { class: "muted" }, "No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
+  const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
+  const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { onclick: () => update({ brush: [] }) }, "Clear")) : html("p", { class: "help" }, "Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
+  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { onclick: () => update({ edits: [] }) }, "Undo all")] : html("p", { class: "muted" }, "No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
 }
 
 function bars(rows, title, choose) {
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.value)));
-  return html("div", { class: "signed-bars", role: "group", "aria-label": title }, rows.map((row) => html("div", { class: "signed-bar" }, choose && row.layer !== undefined ? html("button", { type: "button", class: "link", onclick: () => choose(row) }, row.name) : html("span", {}, row.name),
+  return html("div", { class: "signed-bars", role: "group", "aria-label": title }, rows.map((row) => html("div", { class: "signed-bar" }, choose && row.layer !== undefined ? html("button", { class: "link", onclick: () => choose(row) }, row.name) : html("span", {}, row.name),
     html("span", { class: "signed-track" }, html("span", { class: `signed-fill ${row.value < 0 ? "negative" : ""}`, style: { width: `${(50 * Math.abs(row.value)) / largest}%` } })), row.key ? number(row.value, row.key, row.name) : html("span", { class: "tabular" }, format(row.value)))));
 }
 
@@ -242,7 +242,7 @@ function flowView(found, state, update) {
   const parts = found.attribution();
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   const rows = parts.map((part) => ({ ...part, key: part.layer === undefined ? null : `head.${part.layer}.${part.head}.${found.targetId}` }));
-  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, html("thead", {}, html("tr", {}, ["read", "1st", "2nd", "3rd", "4th"].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, lens.map((row, l) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
+  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, headRow(["read", "1st", "2nd", "3rd", "4th"]), html("tbody", {}, lens.map((row, l) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
     colourScale((x) => sequential(x), 0, 1, "probability"),
     html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), html("p", { class: "help" }, "The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
     asTable("Parts of the logit", ["part", "value"], parts.map((part) => [part.name, part.value]))];
@@ -253,7 +253,7 @@ function generateView(found, state, update) {
   const top = found.after.slice(0, 8);
   const draw = () => { let left = generator(state.seed + 1).uniform() * top.reduce((sum, each) => sum + each.probability, 0); return top.find((each) => (left -= each.probability) <= 0) ?? top[0]; };
   const last = found.tokens.at(-1);
-  return [html("p", { class: "generated" }, html("code", {}, state.text), html("span", { class: "cursor" }, "▏")), predictionsView(found, state), html("div", { class: "actions" }, html("button", { type: "button", onclick: () => append(found.after[0].token) }, `Append “${visible(found.after[0].token)}”, the most likely`), html("button", { type: "button", onclick: () => append(draw().token) }, `Draw one of the ${top.length} likeliest`), html("button", { type: "button", disabled: found.tokens.length < 2 || !state.text.endsWith(last), onclick: () => update({ text: state.text.slice(0, -last.length), position: null }) }, "Remove the last token")),
+  return [html("p", { class: "generated" }, html("code", {}, state.text), html("span", { class: "cursor" }, "▏")), predictionsView(found, state), html("div", { class: "actions" }, html("button", { onclick: () => append(found.after[0].token) }, `Append “${visible(found.after[0].token)}”, the most likely`), html("button", { onclick: () => append(draw().token) }, `Draw one of the ${top.length} likeliest`), html("button", { disabled: found.tokens.length < 2 || !state.text.endsWith(last), onclick: () => update({ text: state.text.slice(0, -last.length), position: null }) }, "Remove the last token")),
     html("p", { class: "help" }, `A draw takes each token in proportion to its probability. The cache holds keys and values of ${found.tokens.length} tokens: ${found.cacheBytes.toLocaleString("en")} bytes.`)];
 }
 
@@ -267,6 +267,7 @@ function mount(element, state, update, data) {
   let before = null;
   let asking = null;
   let waiting = 0;
+  let held = null; // gives the focus back when Python has answered
   let names = [{ name: BROWSER_MODEL, what: "runs in this page" }];
   let listed = !data.api && !Object.hasOwn(data, "models");
   if (!listed) load(data, "models").then((found) => { names = found; if (!state.text) state.text = names.find((each) => each.name === state.model)?.example ?? ""; }, () => {}).finally(() => { listed = true; drawBar(); draw(true); });
@@ -282,20 +283,25 @@ function mount(element, state, update, data) {
 
   function drawBar() {
     if (!typing()) input.value = state.text;
+    const giveBack = holdFocus(bar);
     bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], unread: "", layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), data.tabs ? "" : takesImage() ? field("Picture", upload) : field("Text", input),
       field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise (S)", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix (L)", state.lines, (lines) => update({ lines })));
+    giveBack();
   }
   drawBar();
 
   function show(found) {
     answers.set(state, found);
+    const giveBack = held ?? holdFocus(element);
+    held = null;
     update({}); // the comparison and the inspector follow
     if (document.activeElement !== input) input.value = state.text;
     // an encoder, such as a Vision Transformer, has no next token
-    tabs.replaceChildren(...SHOWS.filter(([name]) => (!data.tabs || data.tabs.includes(name)) && (name !== "generate" || found.causal !== false)).map(([name, label]) => html("button", { type: "button", role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
+    tabs.replaceChildren(...SHOWS.filter(([name]) => (!data.tabs || data.tabs.includes(name)) && (name !== "generate" || found.causal !== false)).map(([name, label]) => html("button", { role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
     body.replaceChildren(...[DRAW[state.show === "generate" && found.causal === false ? "overview" : state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
+    giveBack();
   }
-  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message), state.edits.length || state.brush.length || state.unread ? html("button", { type: "button", onclick: () => update({ edits: [], brush: [], unread: "" }) }, "Undo all edits") : ""); };
+  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message), state.edits.length || state.brush.length || state.unread ? html("button", { onclick: () => update({ edits: [], brush: [], unread: "" }) }, "Undo all edits") : ""); };
 
   function draw(force = false) {
     const now = write(state).toString();
@@ -314,7 +320,8 @@ function mount(element, state, update, data) {
 
   function askServer(signal) {
     const note = html("p", { class: "muted" }, "Computing …");
-    body.replaceChildren(note, html("button", { type: "button", onclick: () => asking.abort() }, "Cancel"));
+    held ??= holdFocus(element);
+    body.replaceChildren(note, html("button", { onclick: () => asking.abort() }, "Cancel"));
     compute("model", requestOf(state), ({ text: progress }) => { note.textContent = progress; }, signal)
       .then((answer) => { if (!signal.aborted) show(fromServer(answer)); })
       .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(html("p", { class: "muted" }, "Cancelled.")); else fail(error); });

@@ -250,8 +250,8 @@ function mount(element, state, update) {
   function drawOptions() {
     const last = state.keys.length - 1;
     options.replaceChildren(
-      html("button", { type: "button", disabled: state.keys.length >= MOST_KEYS, onclick: () => { const angle = 2.4 * state.keys.length; const at = [Math.cos(angle), Math.sin(angle)].map((x) => Number(x.toFixed(2))); update({ keys: [...state.keys, at], values: [...state.values, state.tie ? at : scale(at, 2)] }); } }, "Add a key"),
-      html("button", { type: "button", disabled: state.keys.length < 2, onclick: () => update({ keys: state.keys.slice(0, -1), values: state.values.slice(0, -1), nudged: state.nudged === `k${last}` ? null : state.nudged, along: Math.min(state.along, last - 1) }) }, "Remove the last key"),
+      html("button", { disabled: state.keys.length >= MOST_KEYS, onclick: () => { const angle = 2.4 * state.keys.length; const at = [Math.cos(angle), Math.sin(angle)].map((x) => Number(x.toFixed(2))); update({ keys: [...state.keys, at], values: [...state.values, state.tie ? at : scale(at, 2)] }); } }, "Add a key"),
+      html("button", { disabled: state.keys.length < 2, onclick: () => update({ keys: state.keys.slice(0, -1), values: state.values.slice(0, -1), nudged: state.nudged === `k${last}` ? null : state.nudged, along: Math.min(state.along, last - 1) }) }, "Remove the last key"),
       checkbox("Values are the keys (k = v)", state.tie, (tie) => update({ tie, ...(tie ? { values: structuredClone(state.keys) } : {}) })),
       checkbox("Show scores as projections on the query", state.projections, (projections) => update({ projections })),
       checkbox("Second head", Boolean(state.second), (on) => update({ second: on ? [-state.query[1], state.query[0]] : null })),
@@ -262,15 +262,13 @@ function mount(element, state, update) {
       field("Key whose length varies", html("select", { onchange: (event) => update({ along: Number(event.target.value), length: state.length || 0.5 }) },
         [["-1", "none"], ...state.keys.map((_, j) => [String(j), `key ${j + 1}`])].map(([value, label]) => html("option", { value, selected: Number(value) === state.along }, label)))),
       range(`How much its length varies: ${format(state.length)}`, state.length, 1, (length) => update({ length })),
-      html("button", { type: "button", onclick: () => update({ seed: state.seed + 1 }) }, "Draw again"));
+      html("button", { onclick: () => update({ seed: state.seed + 1 }) }, "Draw again"));
   }
 
   let structure = "";
   return function redraw() {
     const found = compute(state);
-    const focused = document.activeElement?.dataset?.handle;
     drawScene(found);
-    if (focused) scene.querySelector(`[data-handle="${focused}"]`)?.focus();
     betaInput.value = String(Math.round(Number(betaSlider(state.beta, () => {}).input.value)));
     betaOutput.textContent = `β = ${format(state.beta)}`;
     const shown = found.second ? [["head 1", found.first, "1"], ["head 2", found.second, "2"]] : [["", found.first, "1"]];

@@ -31,7 +31,7 @@ function claimCard(claim, data) {
   };
   outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), " ", withCode(claim.sentence)), figure, claim.numbers.length ? asTable("Numbers of the figure", ["number", "value"], claim.numbers.map(([name, value], k) => [name, typeof value === "number" ? number(value, `n.${claim.id}.${k}`, name) : String(value)])) : "");
   let stop = null;
-  const run = html("button", { type: "button", onclick: async () => {
+  const run = html("button", { onclick: async () => {
     if (stop) { stop.abort(); return; }
     stop = new AbortController();
     run.textContent = "Cancel";
@@ -46,7 +46,7 @@ function claimCard(claim, data) {
   } }, "Run it now");
   return html("article", { class: "card" }, html("h2", {}, claim.question), html("p", {}, withCode(claim.claim)),
     html("p", { class: "help" }, "Measured: ", withCode(claim.measures)),
-    html("div", { class: "actions", role: "group", "aria-label": "Predict the verdict" }, VERDICTS.slice(0, 2).map((word) => html("button", { type: "button", onclick: () => reveal(word) }, `I predict: ${word}`)), html("button", { type: "button", onclick: () => reveal(null) }, "Show the result")),
+    html("div", { class: "actions", role: "group", "aria-label": "Predict the verdict" }, VERDICTS.slice(0, 2).map((word) => html("button", { onclick: () => reveal(word) }, `I predict: ${word}`)), html("button", { onclick: () => reveal(null) }, "Show the result")),
     outcome, html("p", { class: "command" }, html("code", {}, claim.command)), data.api ? run : null, running);
 }
 
