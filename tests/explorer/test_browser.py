@@ -1,8 +1,11 @@
 """The views in a headless browser, by mouse and by keyboard; numbers on the page equal torch's."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -748,6 +751,36 @@ def test_the_python_of_a_claim_runs_it(visit: Any, capsys: Any, state: str) -> N
     printed = capsys.readouterr().out
     assert printed.startswith("supported")
     assert "torch.nn.MultiheadAttention" in page.locator(".card code").first.inner_text()
+
+
+class _DyingServer(BaseHTTPRequestHandler):
+    """Serves the page and one claim, and closes the connection in the middle of a computation."""
+
+    def do_GET(self) -> None:
+        answers = {"/": build_page({"api": True}), "/api/sheets": "[]", "/api/claims": json.dumps(build_claims()[:1])}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(answers.get(self.path, "{}").encode())
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'event: progress\ndata: {"text": "running"}\n\n')
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def test_a_server_that_ends_during_a_computation_is_named(browser: Any) -> None:
+    with HTTPServer(("127.0.0.1", 0), _DyingServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}/"
+        page = open_page(browser, f"{place}#sheets?claim={build_claims()[0]['id']}", allowed=place)
+        page.get_by_role("button", name="Run it now").click()
+        wait_until(page, lambda: "Is regard explore still running?" in page.locator(".card").inner_text())
+        server.shutdown()
+        page.context.close()
 
 
 def test_long_formulas_of_the_sheets_have_the_width_of_the_window(visit: Any) -> None:

@@ -35,6 +35,7 @@ function claimCard(claim, data) {
     if (stop) { stop.abort(); return; }
     stop = new AbortController();
     run.textContent = "Cancel";
+    running.textContent = "Starting …";
     try {
       const answer = await compute("claim", { claim: claim.id }, ({ text }) => { running.textContent = text; }, stop.signal);
       running.replaceChildren(html("p", {}, `Run now in ${answer.seconds.toFixed(1)} s: `, html("strong", {}, answer.verdict), ` ${answer.sentence}`), html("img", { src: answer.figure, alt: `Figure of the new run: ${claim.question}` }));
