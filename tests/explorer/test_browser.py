@@ -216,11 +216,12 @@ def test_a_key_in_the_direction_of_the_query_is_drawn_on_its_arrow(visit: Any) -
 
 
 def test_the_python_of_the_plane_prints_the_weights_and_the_output(visit: Any, capsys: Any) -> None:
-    page = visit(PLANE + "2")
+    page = visit(PLANE + "2&nudge=k1:0.4,-0.3")
     exec(copy_python(page), {})
     printed = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]
     shown = numbers(page, ".bars .number") + numbers(page, ".sentence > .number")
-    assert printed == pytest.approx(shown, abs=6e-4)
+    nudged = re.findall(r"\d\.\d+", page.locator(".sentence .help").inner_text())[2:4]
+    assert printed == pytest.approx([*shown, *map(float, nudged)], abs=6e-4)
 
 
 def test_a_pinned_state_is_compared_and_is_in_the_address(visit: Any) -> None:
@@ -389,6 +390,31 @@ def test_cells_are_painted_by_keyboard(visit: Any) -> None:
     page.keyboard.press(" ")
     wait_until(page, lambda: "painted=0.1" in page.url)
     assert "37 of 64 pairs visible" in page.locator(".facts").inner_text()
+
+
+def test_cells_are_painted_by_mouse(visit: Any) -> None:
+    page = visit("#masks?mask=causal()&keys=8")
+    at = [page.locator(f'[data-row="2"][data-column="{key}"]').bounding_box() for key in (3, 6)]
+    page.get_by_label("Paint").check()
+    page.mouse.move(at[0]["x"] + 9, at[0]["y"] + 9)
+    page.mouse.down()
+    page.mouse.move(at[1]["x"] + 9, at[1]["y"] + 9, steps=12)
+    page.mouse.up()
+    wait_until(page, lambda: "40 of 64 pairs visible" in page.locator(".facts").inner_text())
+    page.mouse.click(at[0]["x"] + 9, at[0]["y"] + 9)  # again: it is hidden as before
+    wait_until(page, lambda: "39 of 64 pairs visible" in page.locator(".facts").inner_text())
+    assert page.locator("#inspector .result").count() == 0
+    page.get_by_label("Paint").uncheck()
+    page.mouse.click(at[0]["x"] + 9, at[0]["y"] + 9)
+    assert "39 of 64" in page.locator(".facts").inner_text()
+    assert "query at 2, key at 3" in page.locator("#inspector .result").inner_text()
+
+
+def test_a_finger_on_a_picture_scrolls_the_page_and_on_an_arrow_drags_it(visit: Any) -> None:
+    page = visit("#plane", width=360)
+    touch = "(element) => getComputedStyle(element).touchAction"
+    assert page.locator("svg.plane").evaluate(touch) == "auto"
+    assert page.locator(".grip").first.evaluate(touch) == "none"
 
 
 def test_the_python_of_a_painted_mask_counts_the_painted_pairs(visit: Any, capsys: Any) -> None:
@@ -631,7 +657,11 @@ def test_the_python_of_the_flow_prints_the_parts_of_the_logit(visit: Any, capsys
     page = visit("#models?show=flow&edit=ablate:1.0")
     page.wait_for_selector(".lens")
     exec(copy_python(page), {})
-    printed = dict(re.findall(r"blocks\.1\.attention head (\d) (\S+)", capsys.readouterr().out))
+    out = capsys.readouterr().out
+    printed = dict(re.findall(r"blocks\.1\.attention head (\d) (\S+)", out))
+    lens = numbers(page, ".lens .number")
+    first = torch.tensor([float(number) for number in re.findall(r"\d\.\d+e?-?\d*", out.split("values=")[1])[:12]])
+    assert first.tolist() == pytest.approx(lens, abs=6e-4)
     for row in page.locator(".signed-bar", has_text="layer 2 head").all():
         name, value = row.inner_text().split("\n")[0], row.locator(".number").inner_text()
         assert float(printed[str(int(name[-1]) - 1)]) == pytest.approx(float(value.replace(MINUS, "-")), abs=1.1e-3)

@@ -1,6 +1,6 @@
 // The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
 
-import { colourScale, diverging, format, hatch, headRow, holdFocus, html, setDark, svg } from "./dom.js";
+import { colourScale, diverging, format, hatch, headRow, holdFocus, html, muted, setDark, svg } from "./dom.js";
 import { attentionView } from "./attention.js";
 import { lessonsView, offer } from "./lessons.js";
 import { masksView } from "./masks.js";
@@ -243,8 +243,8 @@ export function start(root, data) {
     const full = (value) => (typeof value === "number" ? String(value) : "");
     inspector.replaceChildren(html("h2", {}, "Why this number?"), crumbs,
       html("p", { class: "result" }, why.value === null ? why.title : `${why.title} = `, html("strong", { class: "tabular" }, format(why.value))),
-      html("p", { class: "formula" }, why.formula), html("p", { class: "muted" }, why.note ?? ""),
-      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : html("p", { class: "muted" }, why.parts ? why.end ?? "This is an input." : ""),
+      html("p", { class: "formula" }, why.formula), muted(why.note ?? ""),
+      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : muted(why.parts ? why.end ?? "This is an input." : ""),
       html("div", { class: "actions" },
         html("button", { onclick: () => copy([`${why.title} = ${full(why.value)}`, ...(why.parts ?? []).map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
         html("button", { onclick: back }, "Back")));

@@ -1,6 +1,6 @@
 // Attention: Q, K, V as tables -> scores -> mask -> softmax -> weights -> output, as connected matrices.
 
-import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, html, select, sequential, svg } from "./dom.js";
+import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, help, html, select, sequential, svg } from "./dom.js";
 import { MaskError, denseMask, maskNames, parseMask } from "./mask_expression.js";
 import { ask } from "./remote.js";
 import { add, alibiBias, alibiSlopes, attend, dot, rotary, sinusoidal, t5Bucket, transpose } from "./maths.js";
@@ -175,7 +175,7 @@ function mount(element, state, update, data) {
       review.textContent = found.review;
     } catch (error) { review.textContent = error.message; }
   };
-  worked.append(html("summary", {}, "As worked solution"), html("p", { class: "help" }, "Every step on paper, as regard work writes it. Positions other than none are not worked out."), html("button", { onclick: () => askWork("") }, "Work it out"),
+  worked.append(html("summary", {}, "As worked solution"), help("Every step on paper, as regard work writes it. Positions other than none are not worked out."), html("button", { onclick: () => askWork("") }, "Work it out"),
     html("div", { class: "row" }, field("Check mine", stepSelect), field("My numbers", answerInput, "Rows are separated by semicolons.")), html("button", { onclick: () => askWork(answerInput.value) }, "Check"), review, workedText);
   tables.before(worked);
 

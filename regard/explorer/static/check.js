@@ -1,6 +1,6 @@
 // Check: reports of `regard check --save`. Each finding with its smallest example, and two reports compared.
 
-import { diverging, format, formatShort, hatch, headRow, html, plural, svg } from "./dom.js";
+import { diverging, format, formatShort, hatch, headRow, help, html, muted, plural, svg } from "./dom.js";
 import { load } from "./remote.js";
 
 const LARGEST = 4 << 20; // bytes of a report
@@ -72,7 +72,7 @@ const isFinding = (fact) => fact.found || ["failed", "differs"].includes(fact.st
 function finding(fact) {
   return html("article", { class: `card finding ${fact.grade}`, id: `fact-${fact.name}` }, html("h3", {}, fact.name, " ", html("span", { class: "verdict refuted" }, fact.grade || fact.status)), html("p", {}, fact.student),
     html("dl", {}, [["Found", fact.found], ["Usual cause", fact.cause], ["The rule", fact.engineer], ["If it is meant", fact.declare]].filter(([, text]) => text).map(([name, text]) => [html("dt", {}, name), html("dd", {}, text)])),
-    fact.example ? [html("p", { class: "help" }, "The smallest input that shows it, and its code, which runs as it stands:"), drawTensors(fact), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
+    fact.example ? [help("The smallest input that shows it, and its code, which runs as it stands:"), drawTensors(fact), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
 }
 
 function comparison([a, b]) {
@@ -100,7 +100,7 @@ function mount(element, state, update, data) {
 
   function draw() {
     const [first, second] = reports;
-    if (!first) { body.replaceChildren(html("button", { onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), html("p", { class: "muted" }, "Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
+    if (!first) { body.replaceChildren(html("button", { onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), muted("Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
     const findings = first.facts.filter(isFinding);
     const passed = first.facts.filter((fact) => fact.status === "passed");
     body.replaceChildren(html("h2", {}, `${first.subject}: ${findings.length ? plural(findings.length, "finding") : "nothing is broken"}`),

@@ -40,6 +40,9 @@ export function formatShort(x) {
 // Text of Python in which code is between backticks.
 export const withCode = (text) => text.split("`").map((part, k) => (k % 2 ? html("code", {}, part) : part));
 
+export const help = (...parts) => html("p", { class: "help" }, parts);
+export const muted = (...parts) => html("p", { class: "muted" }, parts);
+
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 // A number that can be unfolded: Enter or a click asks the view why.

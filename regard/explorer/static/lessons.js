@@ -1,7 +1,7 @@
 // Lessons: text with live views in it, and questions before and after.
 
 import { drawDocument, shelf } from "./document.js";
-import { holdFocus, html } from "./dom.js";
+import { holdFocus, html, muted } from "./dom.js";
 import { compute } from "./plane.js";
 import { predictWeights } from "./predict.js";
 import { load } from "./remote.js";
@@ -51,7 +51,7 @@ function liveView({ view: name, state: query, predict }, [caption], data) {
 
 function mount(element, state, update, data) {
   const list = html("div", {});
-  const text = html("article", { class: "prose lesson" }, html("p", { class: "muted" }, "Loading the lessons …"));
+  const text = html("article", { class: "prose lesson" }, muted("Loading the lessons …"));
   element.append(html("div", { class: "library" }, list, text));
   let lessons = null;
   let before = null;

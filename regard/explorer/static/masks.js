@@ -1,6 +1,6 @@
 // Masks: an expression drawn exactly up to 65,536 positions, its visible pairs and cost, and a comparison with another mask.
 
-import { asTable, colourScale, field, format, hatch, headRow, html, number, plural, sequential, svg } from "./dom.js";
+import { asTable, checkbox, colourScale, field, format, hatch, headRow, help, html, number, plural, sequential, svg } from "./dom.js";
 import { MaskError, addMask, blockCounts, blockTable, completeMask, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
 
 const PICTURE = 576;
@@ -176,8 +176,8 @@ function mount(element, state, update, data) {
   } }));
   const lengths = html("div", { class: "row" });
   side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."), completions,
-    lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels,
-    html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
+    lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels);
+  element.append(html("section", { class: "more" }, html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text))))));
 
   picture.addEventListener("keydown", (event) => {
     const cell = event.target.closest(".cell");
@@ -189,7 +189,19 @@ function mount(element, state, update, data) {
     if (!cells.delete(key)) cells.add(key);
     update({ painted: [...cells].join(",") });
   }
-  picture.addEventListener("dblclick", (event) => { const cell = event.target.closest(".cell"); if (cell) flip(cell); });
+  let painting = false;
+  let touched = ""; // a redraw under the pointer is no new cell
+  const paint = (event) => {
+    const cell = painting && event.buttons === 1 && event.target.closest(".cell");
+    if (!cell || touched === cell.dataset.why) return;
+    touched = cell.dataset.why;
+    flip(cell);
+  };
+  picture.addEventListener("pointerdown", (event) => { touched = ""; paint(event); });
+  picture.addEventListener("pointerover", paint);
+  picture.addEventListener("click", (event) => { if (painting) event.stopPropagation(); });
+  const brush = checkbox("Paint: click cells or drag over them; by keyboard, Space on a cell", false, (on) => { painting = on; });
+  lengths.after(brush);
 
   function drawCells(found, pattern) {
     const seen = denseMask(found.mask, state.queries, state.keys);
@@ -248,7 +260,7 @@ function mount(element, state, update, data) {
     growth.replaceChildren(html("h2", {}, "Cost against length"), svg("svg", { class: "growth", viewBox: "0 0 250 128", role: "img", "aria-label": `Visible pairs at growing lengths, growing like n to the power ${exponent.toFixed(2)}` },
       line(square, "all"), line(rows, "own"), rows.map((row) => svg("circle", { cx: at(row)[0], cy: at(row)[1], r: 3, class: "growth-point" }, svg("title", {}, `${row[1].toLocaleString("en")} pairs at ${row[0].toLocaleString("en")}`))),
       rows.map(([length]) => svg("text", { x: at([length, 1])[0], y: 122, class: "tick" }, short(length))), svg("text", { x: 36, y: 16, class: "tick end" }, "n²"), svg("text", { x: 36, y: at(rows[0])[1] + 4, class: "tick end" }, "pairs")),
-    html("p", { class: "help" }, "Pairs grow like n^", number(exponent, "g", "Exponent of the growth"), `: ${rows.at(-1)[1].toLocaleString("en")} at ${rows.at(-1)[0].toLocaleString("en")}.`), asTable("Visible pairs", ["length", "pairs", "share of n²"], rows.map(([length, pairs]) => [String(length), pairs, pairs / length ** 2])));
+    help("Pairs grow like n^", number(exponent, "g", "Exponent of the growth"), `: ${rows.at(-1)[1].toLocaleString("en")} at ${rows.at(-1)[0].toLocaleString("en")}.`), asTable("Visible pairs", ["length", "pairs", "share of n²"], rows.map(([length, pairs]) => [String(length), pairs, pairs / length ** 2])));
   }
 
   function drawBlockTable(found) {
@@ -267,7 +279,7 @@ function mount(element, state, update, data) {
     asked = request;
     if (parseMask(state.mask).given) { kernels.replaceChildren(); return; } // Python knows no expression for it
     const shape = `--shape 1,8,${state.queries},64${state.queries === state.keys ? "" : ` --kv 8,${state.keys},64`}`;
-    const command = html("p", { class: "help" }, "Which kernel runs, and why the others refuse: ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`));
+    const command = help("Which kernel runs, and why the others refuse: ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`));
     const stored = data.stored?.[`explain|${state.mask}|${state.queries}|${state.keys}`];
     if (stored) { showKernels(stored); return; }
     if (!data.api) { kernels.replaceChildren(command); return; }
@@ -280,7 +292,7 @@ function mount(element, state, update, data) {
         if (!answer.ok) { kernels.replaceChildren(html("p", { class: "error" }, String(found.error ?? "the server refused this mask"))); return; }
         showKernels(found);
       } catch {
-        kernels.replaceChildren(html("p", { class: "help" }, "The server does not answer. ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`)));
+        kernels.replaceChildren(help("The server does not answer. ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`)));
       }
     }, 200);
   }
@@ -306,6 +318,7 @@ function mount(element, state, update, data) {
     const pattern = hatch();
     picture.setAttribute("viewBox", `-68 -48 ${PICTURE + 72} ${(PICTURE * state.queries) / Math.max(state.queries, state.keys) + 52}`);
     const exact = Math.max(state.queries, state.keys) <= CELLS;
+    brush.hidden = !exact;
     (exact ? drawCells : drawBlocks)(found, pattern);
     if (shownMask !== `${state.mask} ${state.keys}`) { shownMask = `${state.mask} ${state.keys}`; drawGrowth(); }
     drawBlockTable(found);
@@ -328,7 +341,7 @@ function mount(element, state, update, data) {
     const at = state.keys - state.queries + first.query;
     return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ${count > 1 ? "" : "s"}. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}.`),
       found.conventions.length ? [html("p", {}, "One convention explains all of it:"), html("ul", {}, found.conventions.map((name) => html("li", {}, name)))]
-        : html("p", { class: "help" }, state.keys <= MOST_COMPARED ? "No usual difference of conventions explains it." : `Conventions are compared up to ${MOST_COMPARED.toLocaleString("en")} keys.`));
+        : help(state.keys <= MOST_COMPARED ? "No usual difference of conventions explains it." : `Conventions are compared up to ${MOST_COMPARED.toLocaleString("en")} keys.`));
   }
 }
 

@@ -1,7 +1,7 @@
 // Models: layers x heads of a trained model, one head, edits with the predictions before and after, flow, generation.
 
 import { BROWSER_MODEL, analyse, prepare, whyNumber } from "./browser_engine.js";
-import { asTable, checkbox, colourScale, diverging, field, format, hatch, headRow, holdFocus, html, number, select, sequential, svg } from "./dom.js";
+import { asTable, checkbox, colourScale, diverging, field, format, hatch, headRow, help, holdFocus, html, muted, number, select, sequential, svg } from "./dom.js";
 import { generator } from "./maths.js";
 import { compute, load } from "./remote.js";
 
@@ -94,7 +94,7 @@ function overview(found, state, update) {
   paint(found, state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
   const table = headTable(found, state);
   return [html("div", { class: "tiles", style: { "--across": String(Math.min(12, state.sort === "layer" ? found.layers[0].heads.length : cells.length)) } }, cells.map(button)), colourScale((x) => sequential(x), 0, 1, `weight; each map is a head, rows are queries, columns keys${found.causal === false ? "" : "; hatched: hidden"}`),
-    html("p", { class: "help" }, LABELS), asTable("Heads", table.head, table.rows)];
+    help(LABELS), asTable("Heads", table.head, table.rows)];
 }
 
 const headTable = (found) => ({ head: ["head", "kind", "number", "spread", "previous token", "first token", "induction"],
@@ -135,12 +135,12 @@ function headView(found, state, update) {
   const own = found.layers[state.layer].heads[state.head];
   const title = html("h2", {}, `Layer ${state.layer + 1} head ${state.head + 1}: ${own.label} ${format(own.value)}`);
   const table = weightTable(found);
-  if (found.head.image) return [title, html("p", { class: "help" }, "Hover a patch of the picture, or move to it with Tab. The copy beside it shows where the patch looks."), imageHead(found, state), asTable("Weights", table.head, table.rows)];
+  if (found.head.image) return [title, help("Hover a patch of the picture, or move to it with Tab. The copy beside it shows where the patch looks."), imageHead(found, state), asTable("Weights", table.head, table.rows)];
   if (found.head.pooled) return [title, pooledHead(found, state, update)];
   const keyOf = state.sinks ? null : (i, j) => `weight.${state.layer}.${state.head}.${i}.${j}`;
   const maps = headMaps(found, state);
   const pictures = state.lines ? [linesPicture(found, maps[0][1])] : maps.map(([name, rows], k) => matrixPicture(found, state, rows, name, k ? null : keyOf));
-  return [title, html("p", { class: "help" }, "A weight is not a contribution: a token with a large weight and a small value adds little, and what it adds may not reach the prediction. The second map multiplies each weight by the size of what it brings, the third by its effect on the predicted logit (Chefer et al. 2021, positive part)."), html("div", { class: "maps equal" }, pictures),
+  return [title, help("A weight is not a contribution: a token with a large weight and a small value adds little, and what it adds may not reach the prediction. The second map multiplies each weight by the size of what it brings, the third by its effect on the predicted logit (Chefer et al. 2021, positive part)."), html("div", { class: "maps equal" }, pictures),
     asTable(`Weights of layer ${state.layer + 1} head ${state.head + 1}`, table.head, table.rows)];
 }
 
@@ -157,7 +157,7 @@ function pooledHead(found, state, update) {
   const shown = exact.map((weight, j) => ({ weight, j })).sort((a, b) => b.weight - a.weight).slice(0, 12);
   const largest = Math.max(1e-12, shown[0].weight);
   const strip = svg("svg", { class: "picture row-strip", viewBox: "0 0 600 60", preserveAspectRatio: "none", role: "img", "aria-label": `Weights of query ${row + 1}` }, svg("path", { class: "strip-line", d: `M${exact.map((weight, j) => `${((j + 0.5) * 600) / count} 60V${(60 - (58 * weight) / largest).toFixed(2)}`).join("M")}` }));
-  return html("div", { class: "maps" }, html("div", {}, html("p", { class: "help" }, `${count.toLocaleString("en")} tokens, drawn in ${weights.length} × ${weights[0].length} cells. Click a row to see it exactly.`), map, colourScale((x) => sequential(x), 0, 1, "weight in a cell, mean over its queries")),
+  return html("div", { class: "maps" }, html("div", {}, help(`${count.toLocaleString("en")} tokens, drawn in ${weights.length} × ${weights[0].length} cells. Click a row to see it exactly.`), map, colourScale((x) => sequential(x), 0, 1, "weight in a cell, mean over its queries")),
     html("div", { class: "exact-row" }, field("Exact row of query", html("input", { type: "number", min: "1", max: String(count), value: String(row + 1), onchange: (event) => update({ row: Math.max(0, Math.min(count, Math.trunc(Number(event.target.value)) || 1) - 1) }) })), strip,
       html("table", {}, html("caption", {}, `The largest weights of query ${row + 1}, “${visible(found.tokens[row] ?? "")}”`), html("tbody", {}, shown.map(({ weight, j }) => html("tr", {}, html("th", { scope: "row" }, `${j + 1}: ${visible(found.tokens[j] ?? "")}`), html("td", {}, number(weight, `weight.${state.layer}.${state.head}.${row}.${j}`, `Weight on key ${j + 1}`))))))));
 }
@@ -218,8 +218,8 @@ function editView(found, state, update) {
     field("Other text, to patch from", html("input", { type: "text", value: state.source, spellcheck: false, onchange: (event) => update({ source: event.target.value }) }), "The head's output is taken from this text, position by position."),
     patch);
   const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
-  const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { onclick: () => update({ brush: [] }) }, "Clear")) : html("p", { class: "help" }, "Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
-  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { onclick: () => update({ edits: [] }) }, "Undo all")] : html("p", { class: "muted" }, "No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
+  const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { onclick: () => update({ brush: [] }) }, "Clear")) : help("Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
+  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { onclick: () => update({ edits: [] }) }, "Undo all")] : muted("No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
 }
 
 function bars(rows, title, choose) {
@@ -231,7 +231,7 @@ function bars(rows, title, choose) {
 const ablationRows = (found) => found.ablations().map((each, at) => ({ ...each, key: `ablation.${at}`, name: each.heads > 1 ? `all ${each.heads} together` : `layer ${each.layer + 1} head ${each.head + 1}`, value: each.change })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
 
 function ablationsView(found, state, update) {
-  if (!found.ablations) return html("p", { class: "help" }, "This model has many heads: brush some of them to see the effect of each.");
+  if (!found.ablations) return help("This model has many heads: brush some of them to see the effect of each.");
   const rows = ablationRows(found);
   const table = { head: ["head set to zero", `change of the logit of ${found.target}`], rows: rows.map((row) => [row.name, row.value]) };
   return [html("h2", {}, `Each head alone set to zero${state.edits.length ? ", besides the edits" : ""}: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head })), asTable("Change of the logit", table.head, table.rows)];
@@ -244,7 +244,7 @@ function flowView(found, state, update) {
   const rows = parts.map((part) => ({ ...part, key: part.layer === undefined ? null : `head.${part.layer}.${part.head}.${found.targetId}` }));
   return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, headRow(["read", "1st", "2nd", "3rd", "4th"]), html("tbody", {}, lens.map((row, l) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
     colourScale((x) => sequential(x), 0, 1, "probability"),
-    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), html("p", { class: "help" }, "The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
+    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), help("The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
     asTable("Parts of the logit", ["part", "value"], parts.map((part) => [part.name, part.value]))];
 }
 
@@ -254,7 +254,7 @@ function generateView(found, state, update) {
   const draw = () => { let left = generator(state.seed + 1).uniform() * top.reduce((sum, each) => sum + each.probability, 0); return top.find((each) => (left -= each.probability) <= 0) ?? top[0]; };
   const last = found.tokens.at(-1);
   return [html("p", { class: "generated" }, html("code", {}, state.text), html("span", { class: "cursor" }, "▏")), predictionsView(found, state), html("div", { class: "actions" }, html("button", { onclick: () => append(found.after[0].token) }, `Append “${visible(found.after[0].token)}”, the most likely`), html("button", { onclick: () => append(draw().token) }, `Draw one of the ${top.length} likeliest`), html("button", { disabled: found.tokens.length < 2 || !state.text.endsWith(last), onclick: () => update({ text: state.text.slice(0, -last.length), position: null }) }, "Remove the last token")),
-    html("p", { class: "help" }, `A draw takes each token in proportion to its probability. The cache holds keys and values of ${found.tokens.length} tokens: ${found.cacheBytes.toLocaleString("en")} bytes.`)];
+    help(`A draw takes each token in proportion to its probability. The cache holds keys and values of ${found.tokens.length} tokens: ${found.cacheBytes.toLocaleString("en")} bytes.`)];
 }
 
 const DRAW = { overview: (found, state, update) => html("div", { class: "model-overview" }, html("div", {}, overview(found, state, update)), predictionsView(found, state)), head: headView, edit: editView, flow: flowView, generate: generateView };
@@ -262,7 +262,7 @@ const DRAW = { overview: (found, state, update) => html("div", { class: "model-o
 function mount(element, state, update, data) {
   const bar = html("div", { class: "model-bar" });
   const tabs = html("div", { class: "tabs", role: "tablist" });
-  const body = html("div", { "aria-live": "off" }, html("p", { class: "muted" }, "Loading the model …"));
+  const body = html("div", { "aria-live": "off" }, muted("Loading the model …"));
   element.append(bar, tabs, body);
   let before = null;
   let asking = null;
@@ -319,12 +319,12 @@ function mount(element, state, update, data) {
   }
 
   function askServer(signal) {
-    const note = html("p", { class: "muted" }, "Computing …");
+    const note = muted("Computing …");
     held ??= holdFocus(element);
     body.replaceChildren(note, html("button", { onclick: () => asking.abort() }, "Cancel"));
     compute("model", requestOf(state), ({ text: progress }) => { note.textContent = progress; }, signal)
       .then((answer) => { if (!signal.aborted) show(fromServer(answer)); })
-      .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(html("p", { class: "muted" }, "Cancelled.")); else fail(error); });
+      .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(muted("Cancelled.")); else fail(error); });
   }
   draw.stop = () => { clearTimeout(waiting); asking?.abort(); };
   return draw;
@@ -411,7 +411,8 @@ function python(state) {
   if (state.show === "head") lines.push(`print(seen.records[${state.layer}].weights()[0, ${state.head}])`);
   if (state.show === "flow" && latest?.targetId !== undefined) {
     const flow = `flow = regard.see.direct_logit_attribution(model, lambda: ${call}, ${latest.targetId}, position=${latest.image ? -1 : latest.position})`;
-    lines.push(...(edits.length ? ["with regard.intervene(model) as edit:", ...edits, `    ${flow}`] : [flow]), "for part, value in zip(flow.parts, flow.values[0].tolist()):", '    print(part, f"{value:.3f}")');
+    const lens = `print(regard.see.logit_lens(model, lambda: ${call}, progress=False)[:, 0${latest.image ? "" : `, ${latest.position}`}].softmax(-1).topk(4))`;
+    lines.push(...(edits.length ? ["with regard.intervene(model) as edit:", ...edits, `    ${flow}`, `    ${lens}`] : [flow, lens]), "for part, value in zip(flow.parts, flow.values[0].tolist()):", '    print(part, f"{value:.3f}")');
   }
   return `${lines.join("\n")}\n`;
 }

@@ -1,6 +1,6 @@
 // Plane: attention in two dimensions. Drag keys, values and the query; the output moves inside the hull of the values.
 
-import { asTable, betaSlider, category, checkbox, field, format, html, math, number, svg } from "./dom.js";
+import { asTable, betaSlider, category, checkbox, field, format, help, html, math, number, svg } from "./dom.js";
 import { attend, convexHull, dot, firstOrderChange, generator, norm, scale, add } from "./maths.js";
 
 const UNIT = 100; // pixels
@@ -276,7 +276,7 @@ function mount(element, state, update) {
       html("span", { class: "swatch", style: { background: category(j) } }), html("span", {}, `k${j + 1}`),
       html("span", { class: "track" }, html("span", { class: "fill", style: { width: `${100 * weight}%`, background: category(j) } })), number(weight, `w.${h}.${j}`, `Weight of key ${j + 1}`)))]).filter(Boolean));
     numbers.replaceChildren(found.second ? "mean output of both heads = (" : "output = (", number(found.output[0], "o.0", "Output, x"), ", ", number(found.output[1], "o.1", "Output, y"), ")");
-    if (found.nudged) numbers.append(html("p", { class: "help" }, `After the nudge: predicted (${found.nudged.predicted.map(format).join(", ")}), true (${found.nudged.output.map(format).join(", ")}), apart by ${format(found.nudged.error)}.`));
+    if (found.nudged) numbers.append(help(`After the nudge: predicted (${found.nudged.predicted.map(format).join(", ")}), true (${found.nudged.output.map(format).join(", ")}), apart by ${format(found.nudged.error)}.`));
     cloudText.replaceChildren(...(found.clouds ?? []).map((cloud, k) => html("p", { class: `cloud-text cloud-${k}` }, `${cloud.name}: standard deviation ${format(cloud.deviation)} over ${DRAWS} draws`)));
     const now = JSON.stringify([state.keys.length, state.tie, state.projections, Boolean(state.second), state.nudged, state.along, state.spread, state.length]);
     if (now !== structure && !noise.contains(document.activeElement?.closest("input[type=range]"))) { structure = now; drawOptions(); }
@@ -338,14 +338,14 @@ function table(state) {
 function python(state) {
   const list = (rows) => `[${rows.map((row) => `[${row.join(", ")}]`).join(", ")}]`;
   const queries = [state.query, ...(state.second ? [state.second] : [])];
-  const beta = state.beta === Infinity ? 'float("inf")' : state.beta;
+  const call = (v) => `attend(q[None, :, None], k[None, None], ${v}[None, None], beta=${state.beta === Infinity ? 'float("inf")' : state.beta})`;
   return [
     "import torch", "from regard import attend", "",
     `q = torch.tensor(${list(queries)}, dtype=torch.float64)  # ${queries.length === 2 ? "one query per head" : "one query"}`,
     `k = torch.tensor(${list(state.keys)}, dtype=torch.float64)`, `v = torch.tensor(${list(state.values)}, dtype=torch.float64)`,
-    `out = attend(q[None, :, None], k[None, None], v[None, None], beta=${beta})  # (b, h, i, e)`,
-    `weights = attend(q[None, :, None], k[None, None], torch.eye(${state.keys.length}, dtype=torch.float64)[None, None], beta=${beta})`,
-    "print(weights[0, :, 0])  # (h, j)", state.second ? "print(out.mean(1)[0, 0])  # the mean of both heads" : "print(out[0, 0, 0])", "",
+    `print(${call(`torch.eye(${state.keys.length}, dtype=torch.float64)`)}[0, :, 0])  # weights (h, j)`,
+    state.second ? `print(${call("v")}.mean(1)[0, 0])  # the mean of both heads` : `print(${call("v")}[0, 0, 0])`,
+    ...(state.nudged ? [`${state.nudged === "q" ? "q[0]" : `k[${state.nudged.slice(1)}]`} += torch.tensor([${state.nudge.join(", ")}])`, `print(${call("v")}[0, 0, 0])  # after the nudge`] : []), "",
   ].join("\n");
 }
 

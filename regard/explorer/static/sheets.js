@@ -1,7 +1,7 @@
 // Sheets and lab: every question of the course sheets with its answer, and the claims that measure it.
 
 import { drawDocument, shelf } from "./document.js";
-import { asTable, html, number, withCode } from "./dom.js";
+import { asTable, help, html, muted, number, withCode } from "./dom.js";
 import { presetAddress } from "./plane.js";
 import { compute, load } from "./remote.js";
 
@@ -27,7 +27,7 @@ function claimCard(claim, data) {
     outcome.querySelector(".guess").textContent = guess === null ? "" : guess === found ? "Your prediction was right." : `You predicted “${guess}”.`;
     if (shown) return;
     shown = true;
-    load(data, `figures/${claim.id}`).then((answer) => figure.replaceChildren(html("img", { src: answer.address, alt: `Figure: ${claim.question}` })), (error) => figure.replaceChildren(html("p", { class: "muted" }, error.message)));
+    load(data, `figures/${claim.id}`).then((answer) => figure.replaceChildren(html("img", { src: answer.address, alt: `Figure: ${claim.question}` })), (error) => figure.replaceChildren(muted(error.message)));
   };
   outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), " ", withCode(claim.sentence)), figure, claim.numbers.length ? asTable("Numbers of the figure", ["number", "value"], claim.numbers.map(([name, value], k) => [name, typeof value === "number" ? number(value, `n.${claim.id}.${k}`, name) : String(value)])) : "");
   let stop = null;
@@ -46,7 +46,7 @@ function claimCard(claim, data) {
     run.textContent = "Run it now";
   } }, "Run it now");
   return html("article", { class: "card" }, html("h2", {}, claim.question), html("p", {}, withCode(claim.claim)),
-    html("p", { class: "help" }, "Measured: ", withCode(claim.measures)),
+    help("Measured: ", withCode(claim.measures)),
     html("div", { class: "actions", role: "group", "aria-label": "Predict the verdict" }, VERDICTS.slice(0, 2).map((word) => html("button", { onclick: () => reveal(word) }, `I predict: ${word}`)), html("button", { onclick: () => reveal(null) }, "Show the result")),
     outcome, html("p", { class: "command" }, html("code", {}, claim.command)), data.api ? run : null, running);
 }
@@ -62,7 +62,7 @@ let measuring = "beta"; // the first claim of the question that is shown
 
 function mount(element, state, update, data) {
   const list = html("div", {});
-  const text = html("article", { class: "prose" }, html("p", { class: "muted" }, "Loading the sheets …"));
+  const text = html("article", { class: "prose" }, muted("Loading the sheets …"));
   element.append(html("div", { class: "library" }, list, text));
   let found = null;
   Promise.all([load(data, "sheets"), load(data, "claims")]).then(([sheets, claims]) => { found = { sheets, claims: new Map(claims.map((claim) => [claim.id, claim])) }; known = found.claims; draw(); },
@@ -92,7 +92,7 @@ function mount(element, state, update, data) {
     }
     measuring = question.claims[0] ?? measuring;
     const view = presetAddress(question.places) || question.view;
-    text.replaceChildren(html("p", { class: "muted" }, `Sheet ${sheet.sheet}, question ${question.place.slice(4)}`), html("h1", {}, question.question), ...drawDocument(question.content), ...question.errata.map(erratum),
+    text.replaceChildren(muted(`Sheet ${sheet.sheet}, question ${question.place.slice(4)}`), html("h1", {}, question.question), ...drawDocument(question.content), ...question.errata.map(erratum),
       html("p", { class: "command" }, html("code", {}, question.command), view ? [" ", html("a", { href: view }, "See it in the explorer")] : ""),
       ...question.claims.map((name) => found.claims.get(name)).filter(Boolean).map((claim) => claimCard(claim, data)));
   }
