@@ -680,6 +680,20 @@ def test_an_edit_that_cannot_be_made_is_named(visit: Any, edit: str, message: st
     assert page.get_by_label("patch its output").is_disabled()
 
 
+@pytest.mark.parametrize(("causal", "caption"), [(True, "Next token after"), (False, "Token at")])
+def test_an_encoder_predicts_the_token_at_a_position(browser: Any, tmp_path: Path, causal: bool, caption: str) -> None:
+    name, text = "text-gpt", "The for"
+    stored = {key: {**answer, "causal": causal} for key, answer in store_model(name, text, tasks()["model"])}
+    path = tmp_path / "stored.html"
+    data = {"models": [{"name": name, "what": "", "example": text}], "stored": stored}
+    path.write_text(build_page(data), encoding="utf-8")
+    page = open_page(browser, f"{path.as_uri()}#models?model={name}", allowed=tmp_path.as_uri())
+    page.wait_for_selector(".predictions")
+    wanted = f"{caption} \N{LEFT DOUBLE QUOTATION MARK}\N{OPEN BOX}for\N{RIGHT DOUBLE QUOTATION MARK}"
+    assert page.locator(".predictions caption").inner_text() == wanted
+    assert page.get_by_role("tab", name="Generate").count() == causal
+
+
 def test_an_image_model_shows_where_a_patch_looks_and_generates_nothing(browser: Any, tmp_path: Path) -> None:
     name, text = "digits-vit", "example.png"
     data = {

@@ -199,7 +199,7 @@ function predictionsView(found, state) {
   const rows = predictionTable(found);
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
   const edits = state.edits.length > 0;
-  return html("div", { class: "scroll" }, html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "What the picture shows" : `Next token after “${visible(found.tokens[found.position] ?? "")}”`), headRow([found.image ? "class" : "token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])]),
+  return html("div", { class: "scroll" }, html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "What the picture shows" : `${found.causal === false ? "Token at" : "Next token after"} “${visible(found.tokens[found.position] ?? "")}”`), headRow([found.image ? "class" : "token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])]),
     html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); }))));
 }
 
