@@ -119,12 +119,19 @@ def _open_image(loaded: "LoadedModel", text: str) -> "OpenedModel":
     folder = find_pretrained(loaded.name)
     with TemporaryDirectory() as place:
         if text.startswith("data:"):
-            path = read_upload(text, Path(place))
+            path, shown = read_upload(text, Path(place)), "'picture.png'"
         elif folder is not None and text in ("", read_card(loaded.name).example):
             path = folder / read_card(loaded.name).example
+            shown = f"find_pretrained({loaded.name!r}) / {path.name!r}"
         else:
             raise ConfigError(f"{loaded.name} takes an image: choose a file")
-        given = build_input(loaded, str(path), None, None, "cpu")
+        try:
+            given = build_input(loaded, str(path), None, None, "cpu")
+        except ConfigError as error:  # the client sent a picture, not a path
+            raise ConfigError(str(error).replace(str(path), "the picture")) from None
+    setup = _setup(loaded, given).replace(repr(str(path)), shown)
+    if "find_pretrained(" in setup:
+        setup = setup.replace("\n\n", "\nfrom regard.models.presets import find_pretrained\n\n", 1)
     patch = loaded.model.config.patch
     height, width = (size // patch for size in given.inputs[0].shape[-2:])
     image = {"rows": height, "columns": width, "address": pixels_address(given.inputs[0][0])}
@@ -136,7 +143,7 @@ def _open_image(loaded: "LoadedModel", text: str) -> "OpenedModel":
         tokens=labels,
         ids=None,
         label=str,
-        setup=_setup(loaded, given).replace(str(path), "picture.png"),
+        setup=setup,
         call=given.call,
         image=image,
     )

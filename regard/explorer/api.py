@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlencode, urlsplit
 
 from fastapi import FastAPI, Path as PathParameter, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -158,6 +159,12 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
     @app.exception_handler(RegardError)
     async def show_error(request: Request, error: RegardError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, status_code=422)
+
+    @app.exception_handler(RequestValidationError)
+    async def show_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        # FastAPI's own answer repeats the input, which fails for NaN
+        found = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()]
+        return JSONResponse({"error": "; ".join(found[:3])}, status_code=422)
 
     @app.get("/", response_class=HTMLResponse)
     def page(request: Request) -> Response:

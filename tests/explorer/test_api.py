@@ -7,6 +7,8 @@ pytest.importorskip("httpx2", reason="the test client of starlette needs httpx2"
 
 from fastapi.testclient import TestClient
 
+from regard.base.errors import ConfigError
+from regard.cli.exploring import open_model
 from regard.explorer.api import LARGEST_BODY, create_app
 
 HOST = "127.0.0.1:8765"
@@ -64,9 +66,11 @@ def test_the_worked_solution_and_the_check_are_those_of_work() -> None:
     answer = f"{tens:.3f},{1 - tens:.3f};{1 - tens:.3f},{tens:.3f}"
     checked = client().post("/api/work", json={**WORK, "answer": answer}).json()
     assert "10" in checked["review"]
-    wrong = client().post("/api/work", json={**WORK, "beta": 3.0})
-    assert wrong.status_code == 422
-    assert "beta = 1 or" in wrong.json()["error"]
+    for beta in (3.0, 0.703):  # 1/sqrt(2) is 0.707: its numbers are not those of the page
+        wrong = client().post("/api/work", json={**WORK, "beta": beta})
+        assert wrong.status_code == 422
+        assert "beta = 1 or" in wrong.json()["error"]
+    assert "error" not in client().post("/api/work", json={**WORK, "beta": 0.707107}).json()
 
 
 def test_another_host_name_is_refused() -> None:
@@ -78,6 +82,20 @@ def test_a_request_of_unknown_length_is_refused() -> None:
     answer = client().post("/api/explain", content=iter([b"{", b"}"]))
     assert answer.status_code == 411
     assert "length" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "-5", "1e400", '"x"'])
+def test_a_value_that_is_no_number_is_named_and_not_repeated(value: str) -> None:
+    body = '{"model": "text-gpt", "text": "a", "edits": [{"kind": "beta", "layer": 0, "value": VALUE}]}'
+    body = body.replace("VALUE", value)
+    answer = client().post("/api/jobs/model", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("body.edits.0.value: Input should be")
+
+
+def test_a_damaged_upload_is_named_without_the_path_on_the_server() -> None:
+    with pytest.raises(ConfigError, match=r"^the picture cannot be read as an image: its 3 bytes are truncated"):
+        open_model("digits-vit", "data:image/png;base64,AAAA")
 
 
 def test_another_page_of_the_same_browser_is_refused() -> None:

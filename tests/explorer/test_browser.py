@@ -1,8 +1,11 @@
 """The views in a headless browser, by mouse and by keyboard; numbers on the page equal torch's."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -72,6 +75,13 @@ def numbers(page: Any, selector: str) -> list[float]:
     """The numbers that the page shows."""
     texts = page.locator(selector).all_inner_texts()
     return [float(text.replace(MINUS, "-").replace("∞", "inf")) for text in texts]
+
+
+def copy_python(page: Any) -> str:
+    """The text that Copy Python puts on the clipboard."""
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.get_by_role("button", name="Copy Python").click()
+    return str(page.evaluate("window.copied"))
 
 
 MINUS = "\N{MINUS SIGN}"
@@ -151,6 +161,69 @@ def test_why_this_number_unfolds_down_to_products_and_goes_back(visit: Any) -> N
     assert "weight a1" in inspector.locator(".result").inner_text()
 
 
+def test_enter_goes_down_and_backspace_returns_to_the_number(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    result = page.locator("#inspector .result")
+    page.locator('[data-why="o.0"]').focus()
+    for step in ("output x", "weight a1", "score s1"):
+        page.keyboard.press("Enter")
+        assert step in result.inner_text()
+    for step in ("weight a1", "output x"):
+        page.keyboard.press("Backspace")
+        assert step in result.inner_text()
+    page.keyboard.press("Backspace")
+    assert page.locator(':focus[data-why="o.0"]').count() == 1
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert page.locator(':focus[data-why="o.0"]').count() == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "selector", "key"),
+    [
+        ("#plane", "text=Add a key", "Enter"),
+        ("#plane", "label:has-text('Second head') input", " "),
+        ("#attention", "label:has-text('Positions') + select", "ArrowDown"),
+        ("#masks", "label:has-text('Keys') + input", "ArrowUp"),
+        ("#models", "role=tab[name='Flow']", "Enter"),
+        ("#models?show=edit", "[data-head='1.2']", "Enter"),
+        ("#models?show=edit", "label:has-text('set its output') input", " "),
+        ("#models?show=generate", "text=Draw one of", "Enter"),
+        ("#lessons", "button:has-text('Temperature, hard and soft')", "Enter"),
+    ],
+)
+def test_what_is_used_by_keyboard_keeps_the_focus(visit: Any, state: str, selector: str, key: str) -> None:
+    page = visit(state)
+    page.wait_for_selector(selector)
+    page.locator(selector).focus()
+    before, drawn = page.url, page.locator("#stage").get_attribute("data-drawn")
+    page.keyboard.press(key)
+    wait_until(page, lambda: page.url != before and page.locator("#stage").get_attribute("data-drawn") != drawn)
+    assert page.locator(selector).evaluate("(element) => element === document.activeElement")
+
+
+def test_a_text_in_the_address_may_hold_a_question_mark(visit: Any) -> None:
+    page = visit("#models?text=Is?Is?&show=flow")
+    page.wait_for_selector(".lens")
+    assert page.get_by_label("Text", exact=True).input_value() == "Is?Is?"
+
+
+def test_a_key_in_the_direction_of_the_query_is_drawn_on_its_arrow(visit: Any) -> None:
+    page = visit("#plane?q=2,0&k=1,0;0,1&v=2,0;0,2&b=1")
+    lines = page.evaluate("[...document.querySelectorAll('line.arrow')].map((line) => line.getAttribute('class'))")
+    assert lines == ["arrow query", "arrow key", "arrow key"]
+
+
+def test_the_python_of_the_plane_prints_the_weights_and_the_output(visit: Any, capsys: Any) -> None:
+    page = visit(PLANE + "2&nudge=k1:0.4,-0.3")
+    exec(copy_python(page), {})
+    printed = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]
+    shown = numbers(page, ".bars .number") + numbers(page, ".sentence > .number")
+    nudged = re.findall(r"\d\.\d+", page.locator(".sentence .help").inner_text())[2:4]
+    assert printed == pytest.approx([*shown, *map(float, nudged)], abs=6e-4)
+
+
 def test_a_pinned_state_is_compared_and_is_in_the_address(visit: Any) -> None:
     page = visit(PLANE + "2")
     page.keyboard.press("p")
@@ -193,15 +266,32 @@ def test_attention_shows_the_worked_example(visit: Any) -> None:
 def test_the_python_that_is_copied_gives_the_numbers_on_the_page(visit: Any, positions: str) -> None:
     matrices = "q=1,2,0,-1;0,1,1,1;2,0,1,0&k=1,0,2,0;0,1,0,1;1,1,0,0&v=1,2,3,4;0,1,0,1;2,2,0,1"
     page = visit(f"#attention?mask=causal()%20|%20prefix(2)&pos={positions}&b=0.7&heads=2&{matrices}")
-    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    page.get_by_role("button", name="Copy Python").click()
-    code = page.evaluate("window.copied").replace("print(", "found = (")
+    code = copy_python(page).replace("print(", "found = (")
     scope: dict[str, Any] = {}
     exec(code, scope)
     page.locator(".as-table summary").click()
     cells = numbers(page, ".as-table tbody tr td")
     shown = [cells[7 * i + 3 : 7 * i + 7] for i in range(3)]
     assert torch.tensor(shown).flatten().tolist() == pytest.approx(scope["found"].flatten().tolist(), abs=5.1e-4)
+
+
+def test_matrices_have_the_width_of_a_phone(visit: Any) -> None:
+    for width, rows in ((360, 4), (1280, 2)):
+        page = visit("#attention", width=width)
+        tops = {round(box.bounding_box()["y"]) for box in page.locator("svg.attention .matrix text.title").all()}
+        assert len(tops) == rows
+        assert page.locator("svg.attention .label").first.bounding_box()["height"] > 10
+        assert page.get_by_text("Scroll the matrices").is_hidden()
+
+
+def test_a_page_without_a_server_names_the_scales_of_a_worked_solution(visit: Any) -> None:
+    page = visit("#attention?b=3")
+    page.get_by_text("As worked solution").click()
+    page.get_by_role("button", name="Work it out").click()
+    assert "1/√c" in page.locator(".worked .script").inner_text()
+    page.get_by_role("button", name="Use 1/√c").click()
+    page.get_by_role("button", name="Work it out").click()
+    wait_until(page, lambda: page.locator(".worked .script").inner_text().endswith("--scaled"))
 
 
 def test_masks_count_and_name_the_convention_that_differs(visit: Any) -> None:
@@ -226,6 +316,51 @@ def test_masks_count_and_name_the_convention_that_differs(visit: Any) -> None:
 def test_the_convention_that_differs_is_named(visit: Any, mask: str, against: str, name: str) -> None:
     page = visit(f"#masks?mask={quote(mask)}&keys=9&against={quote(against)}")
     assert name in page.locator(".facts").inner_text()
+
+
+def test_more_queries_than_keys_in_the_address_become_as_many(visit: Any) -> None:
+    page = visit("#attention?q=1,2;3,4&k=1,2&v=1,2")
+    assert page.locator('[data-matrix="s"] .cell').count() == 4
+
+
+def test_growth_is_measured_up_to_the_length_that_is_shown(visit: Any) -> None:
+    page = visit(f"#masks?mask={quote('causal() & window(before=4095)')}&keys=65536")
+    growth = page.locator(".help", has_text="Pairs grow")
+    assert f"{(regard.causal() & regard.window(before=4095)).count(65536):,} at 65,536" in growth.inner_text()
+    assert numbers(page, '[data-why="g"]')[0] < 1.1
+    assert page.locator("svg.masks .label").first.text_content() == "0"
+    assert "57344" in page.locator("svg.masks").text_content()
+    # too many runs of keys at the longer lengths
+    page = visit(f"#masks?mask={quote('dilated(2)')}&keys=6000")
+    assert "at 4,096" in page.locator(".help", has_text="Pairs grow").inner_text()
+
+
+def test_the_python_of_a_comparison_counts_the_cells_that_differ(visit: Any, capsys: Any) -> None:
+    page = visit(f"#masks?mask={quote('causal() & window(before=4)')}&keys=9&against={quote('causal()')}")
+    exec(copy_python(page), {})
+    printed = capsys.readouterr().out
+    assert "10 cells differ" in printed
+    assert "10 cells differ" in page.locator(".facts").inner_text()
+    assert "tensor([[5, 0]])" in printed
+    page = visit(f"#masks?mask={quote('causal()')}&keys=65536&against={quote('full()')}")
+    code = copy_python(page)
+    assert "dense" not in code  # of 4 GiB
+    exec(code, {})
+    assert f"{65536 * 65535 // 2} cells differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mask", "against", "sentence"),
+    [
+        ("~causal()", "", "1 query sees nothing"),
+        ("~window(before=1)", "~window()", "cells differ. The first"),
+        ("causal() & ~window(before=1)", "", "2 queries see nothing"),
+        ("causal() | prefix(2)", "causal()", "1 cell differs. The first"),
+    ],
+)
+def test_facts_of_a_mask_are_sentences(visit: Any, mask: str, against: str, sentence: str) -> None:
+    page = visit(f"#masks?mask={quote(mask)}&keys=7&against={quote(against)}")
+    assert sentence in page.locator(".facts").inner_text()
 
 
 def test_a_wrong_mask_is_named_in_place_and_the_picture_stays(visit: Any) -> None:
@@ -255,6 +390,39 @@ def test_cells_are_painted_by_keyboard(visit: Any) -> None:
     page.keyboard.press(" ")
     wait_until(page, lambda: "painted=0.1" in page.url)
     assert "37 of 64 pairs visible" in page.locator(".facts").inner_text()
+
+
+def test_cells_are_painted_by_mouse(visit: Any) -> None:
+    page = visit("#masks?mask=causal()&keys=8")
+    at = [page.locator(f'[data-row="2"][data-column="{key}"]').bounding_box() for key in (3, 6)]
+    page.get_by_label("Paint").check()
+    page.mouse.move(at[0]["x"] + 9, at[0]["y"] + 9)
+    page.mouse.down()
+    page.mouse.move(at[1]["x"] + 9, at[1]["y"] + 9, steps=12)
+    page.mouse.up()
+    wait_until(page, lambda: "40 of 64 pairs visible" in page.locator(".facts").inner_text())
+    page.mouse.click(at[0]["x"] + 9, at[0]["y"] + 9)  # again: it is hidden as before
+    wait_until(page, lambda: "39 of 64 pairs visible" in page.locator(".facts").inner_text())
+    assert page.locator("#inspector .result").count() == 0
+    page.get_by_label("Paint").uncheck()
+    page.mouse.click(at[0]["x"] + 9, at[0]["y"] + 9)
+    assert "39 of 64" in page.locator(".facts").inner_text()
+    assert "query at 2, key at 3" in page.locator("#inspector .result").inner_text()
+
+
+def test_a_finger_on_a_picture_scrolls_the_page_and_on_an_arrow_drags_it(visit: Any) -> None:
+    page = visit("#plane", width=360)
+    touch = "(element) => getComputedStyle(element).touchAction"
+    assert page.locator("svg.plane").evaluate(touch) == "auto"
+    assert page.locator(".grip").first.evaluate(touch) == "none"
+
+
+def test_the_python_of_a_painted_mask_counts_the_painted_pairs(visit: Any, capsys: Any) -> None:
+    page = visit("#masks?mask=causal()&keys=7&queries=5&painted=0.3,0.4,4.0")
+    exec(copy_python(page), {})
+    pairs = regard.causal().count(5, 7) + 2 - 1  # the last painted cell was visible
+    assert f"{pairs} visible pairs" in capsys.readouterr().out
+    assert numbers(page, "[data-why=c]") == [pairs]
 
 
 VIEWS = ["#plane", "#attention", "#masks", "#models", "#models?show=edit&layer=1&head=1", "#models?show=flow", "#check",
@@ -308,6 +476,12 @@ def test_the_model_in_the_page_predicts_what_torch_predicts(visit: Any) -> None:
     assert shown == pytest.approx(best.values.tolist(), abs=6e-4)
 
 
+def test_the_overview_says_what_the_numbers_of_the_heads_are(visit: Any) -> None:
+    page = visit("#models")
+    page.wait_for_selector(".tile")
+    assert "Its number is the spread" in page.locator(".model-overview .help").inner_text()
+
+
 def test_ablating_the_induction_heads_changes_the_prediction_and_the_script(visit: Any) -> None:
     page = visit("#models?show=edit&layer=1&head=1")
     page.wait_for_selector(".predictions")
@@ -324,11 +498,6 @@ def test_ablating_the_induction_heads_changes_the_prediction_and_the_script(visi
     assert new < 0.3
     heads = page.locator(".predictions thead th").all_inner_texts()
     assert heads == ["token", "probability before", "probability after", "change", "logit after"]
-    titles = {
-        tile.locator(".tile-label").inner_text().split()[0]: tile.get_attribute("title")
-        for tile in page.locator(".tile").all()
-    }
-    assert "The number is the spread" in titles["mixed"]
     assert "edit.ablate(1, heads=[2]" in page.locator(".script").inner_text()
     wait_until(page, lambda: "edit=ablate" in page.url)
     # the script on the page does the same
@@ -351,6 +520,28 @@ def test_a_copied_script_prints_the_numbers_of_the_page(visit: Any, capsys: Any)
     assert len(printed) == 8
     for token, old, new, *_ in shown[:5]:
         assert printed[repr(token)] == [old, new]
+
+
+def test_arrow_keys_move_between_the_cells_of_a_head(visit: Any) -> None:
+    page = visit("#models?show=head&layer=1&head=1")
+    page.locator(".maps .cell").first.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    page.keyboard.press("Enter")
+    assert "weight 73 \N{RIGHTWARDS ARROW} K1" in page.locator("#inspector .result").inner_text()
+
+
+def test_generation_draws_appends_and_removes_whole_tokens(visit: Any) -> None:
+    page = visit("#models?show=generate")
+    text = page.locator(".generated code")
+    page.get_by_role("button", name="Append").click()
+    wait_until(page, lambda: text.inner_text() == EXAMPLE + "P")
+    page.get_by_role("button", name="Remove the last token").click()
+    wait_until(page, lambda: text.inner_text() == EXAMPLE)
+    shown = page.locator(".predictions tbody th").all_inner_texts()
+    page.get_by_role("button", name="Draw one of the 8 likeliest").click()
+    wait_until(page, lambda: len(text.inner_text()) == len(EXAMPLE) + 1)
+    assert text.inner_text()[-1] in shown
 
 
 def test_bars_and_lens_numbers_unfold(visit: Any) -> None:
@@ -451,6 +642,83 @@ def test_an_export_shows_stored_results_of_models_and_says_what_needs_python(bro
     assert not page.refused
 
 
+@pytest.mark.parametrize("edit", ["", "&edit=ablate:0.2"])
+def test_the_python_of_a_head_prints_its_weights(visit: Any, capsys: Any, edit: str) -> None:
+    page = visit(f"#models?show=head&layer=1&head=2{edit}")
+    page.wait_for_selector(".maps .cell")
+    exec(copy_python(page).replace("print(seen.records", "weights = (seen.records"), scope := {})
+    page.locator(".as-table summary").click()
+    row = page.locator(".as-table tbody tr").last.locator("td").all_inner_texts()
+    shown = [float(cell.replace(MINUS, "-")) for cell in row]
+    assert scope["weights"][-1].tolist() == pytest.approx(shown, abs=6e-4)
+
+
+def test_the_python_of_the_flow_prints_the_parts_of_the_logit(visit: Any, capsys: Any) -> None:
+    page = visit("#models?show=flow&edit=ablate:1.0")
+    page.wait_for_selector(".lens")
+    exec(copy_python(page), {})
+    out = capsys.readouterr().out
+    printed = dict(re.findall(r"blocks\.1\.attention head (\d) (\S+)", out))
+    lens = numbers(page, ".lens .number")
+    first = torch.tensor([float(number) for number in re.findall(r"\d\.\d+e?-?\d*", out.split("values=")[1])[:12]])
+    assert first.tolist() == pytest.approx(lens, abs=6e-4)
+    for row in page.locator(".signed-bar", has_text="layer 2 head").all():
+        name, value = row.inner_text().split("\n")[0], row.locator(".number").inner_text()
+        assert float(printed[str(int(name[-1]) - 1)]) == pytest.approx(float(value.replace(MINUS, "-")), abs=1.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [("patch:0.0", "Patching needs the other text"), ("hide:0.0:16", "There is no key 17 to hide: the text has 16")],
+)
+def test_an_edit_that_cannot_be_made_is_named(visit: Any, edit: str, message: str) -> None:
+    page = visit(f"#models?show=edit&edit={edit}")
+    page.wait_for_selector(".error")
+    assert message in page.locator(".error").inner_text()
+    page.get_by_role("button", name="Undo all edits").click()
+    page.wait_for_selector(".predictions")
+    assert page.get_by_label("patch its output").is_disabled()
+
+
+@pytest.mark.parametrize(("causal", "caption"), [(True, "Next token after"), (False, "Token at")])
+def test_an_encoder_predicts_the_token_at_a_position(browser: Any, tmp_path: Path, causal: bool, caption: str) -> None:
+    name, text = "text-gpt", "The for"
+    stored = {key: {**answer, "causal": causal} for key, answer in store_model(name, text, tasks()["model"])}
+    path = tmp_path / "stored.html"
+    data = {"models": [{"name": name, "what": "", "example": text}], "stored": stored}
+    path.write_text(build_page(data), encoding="utf-8")
+    page = open_page(browser, f"{path.as_uri()}#models?model={name}", allowed=tmp_path.as_uri())
+    page.wait_for_selector(".predictions")
+    wanted = f"{caption} \N{LEFT DOUBLE QUOTATION MARK}\N{OPEN BOX}for\N{RIGHT DOUBLE QUOTATION MARK}"
+    assert page.locator(".predictions caption").inner_text() == wanted
+    assert page.get_by_role("tab", name="Generate").count() == causal
+
+
+def test_an_image_model_shows_where_a_patch_looks_and_generates_nothing(browser: Any, tmp_path: Path) -> None:
+    name, text = "digits-vit", "example.png"
+    data = {
+        "models": [{"name": name, "what": "", "example": text}],
+        "stored": dict(store_model(name, text, tasks()["model"])),
+    }
+    path = tmp_path / "stored.html"
+    path.write_text(build_page(data), encoding="utf-8")
+    page = open_page(browser, f"{path.as_uri()}#models?model={name}&show=generate", allowed=tmp_path.as_uri())
+    page.wait_for_selector(".tile")  # the overview, since a classifier has no next token
+    assert page.get_by_role("tab").all_inner_texts() == ["Overview", "Head", "Edit and rerun", "Flow"]
+    page.locator('[data-head="0.0"]').click()
+    page.locator(".patch-hit").nth(5).focus()
+    assert "row 2, column 2" in page.locator("#stage").inner_text()
+    opened = open_model(name, text)
+    with torch.no_grad(), regard.watch(opened.model) as seen:
+        opened.run()
+    largest = float(seen.records[0].weights()[0, 0, 5].max())
+    assert numbers(page, ".scale span:nth-of-type(2)") == [pytest.approx(largest, abs=6e-4)]
+    assert page.locator("svg.image-head image").count() == 2  # one of them without the weights
+    exec(copy_python(page).replace("print(seen.records", "weights = (seen.records"), scope := {})
+    assert torch.equal(scope["weights"], seen.records[0].weights()[0, 0])
+    assert not page.errors
+
+
 @pytest.mark.parametrize("show", ["overview", "edit"])
 def test_hidden_cells_of_the_tiles_are_hatched_and_not_the_colour_of_zero(visit: Any, show: str) -> None:
     page = visit(f"#models?show={show}&text=abcdef")
@@ -519,6 +787,46 @@ def test_a_sheet_question_shows_formula_errata_and_the_figure(visit: Any) -> Non
     assert "Your prediction was right." in page.locator(".card").inner_text()
 
 
+@pytest.mark.parametrize("state", ["#sheets?q=002+1.2a", "#sheets?claim=multi-head"])
+def test_the_python_of_a_claim_runs_it(visit: Any, capsys: Any, state: str) -> None:
+    page = visit(state)
+    page.wait_for_selector(".card")
+    exec(copy_python(page), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("supported")
+    assert "torch.nn.MultiheadAttention" in page.locator(".card code").first.inner_text()
+
+
+class _DyingServer(BaseHTTPRequestHandler):
+    """Serves the page and one claim, and closes the connection in the middle of a computation."""
+
+    def do_GET(self) -> None:
+        answers = {"/": build_page({"api": True}), "/api/sheets": "[]", "/api/claims": json.dumps(build_claims()[:1])}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(answers.get(self.path, "{}").encode())
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'event: progress\ndata: {"text": "running"}\n\n')
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def test_a_server_that_ends_during_a_computation_is_named(browser: Any) -> None:
+    with HTTPServer(("127.0.0.1", 0), _DyingServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}/"
+        page = open_page(browser, f"{place}#sheets?claim={build_claims()[0]['id']}", allowed=place)
+        page.get_by_role("button", name="Run it now").click()
+        wait_until(page, lambda: "Is regard explore still running?" in page.locator(".card").inner_text())
+        server.shutdown()
+        page.context.close()
+
+
 def test_long_formulas_of_the_sheets_have_the_width_of_the_window(visit: Any) -> None:
     page = visit("#sheets?q=002+1.3b", width=1440)
     page.wait_for_selector(".formula-box")
@@ -579,6 +887,12 @@ def test_the_smallest_input_of_a_finding_is_drawn_and_explained(visit: Any) -> N
     card.locator(".cell").first.focus()
     page.keyboard.press("Enter")
     assert "smallest example" in page.locator("#inspector").inner_text()
+    # tensors of half precision and torch.full are drawn too
+    assert "\N{MINUS SIGN}205" in page.locator("#fact-overflow svg.example").text_content()
+    titles = page.locator("#fact-finite-mask-value svg.example .title").all_text_contents()
+    assert titles == ["q", "k", "v", "mask", "gives", "should be"]
+    strokes = "[...document.querySelectorAll('svg.example .title')].map((text) => getComputedStyle(text).stroke)"
+    assert set(page.evaluate(strokes)) == {"none"}
 
 
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "javascript:alert(1)"]

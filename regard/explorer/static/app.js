@@ -1,6 +1,6 @@
 // The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
 
-import { colourScale, diverging, format, hatch, html, setDark, svg } from "./dom.js";
+import { colourScale, diverging, format, hatch, headRow, holdFocus, html, muted, setDark, svg } from "./dom.js";
 import { attentionView } from "./attention.js";
 import { lessonsView, offer } from "./lessons.js";
 import { masksView } from "./masks.js";
@@ -23,7 +23,7 @@ const LARGEST_MAP = 64; // rows or columns of a difference that is drawn
 function readAddress(first, held) {
   const stored = document.querySelector('meta[name="regard-state"]');
   const text = (held || location.hash || (stored && stored.content) || `#${first || "plane"}`).slice(1);
-  const [name, query = ""] = text.split("?");
+  const [name, query = ""] = text.split(/\?(.*)/s); // a text may hold another question mark
   const parameters = new URLSearchParams(query);
   const pin = parameters.get("pin");
   parameters.delete("pin");
@@ -53,7 +53,7 @@ export function start(root, data) {
   const inspector = html("aside", { id: "inspector", "aria-label": "Why this number?" });
   const dialog = html("dialog", { "aria-label": "Keys" });
   const links = Object.entries(VIEWS).map(([name, view]) => html("a", { href: `#${name}`, "data-view": name }, view.title));
-  const action = (label, title, act, name = "") => html("button", { type: "button", title, class: name, onclick: act }, label);
+  const action = (label, title, act, name = "") => html("button", { title, class: name, onclick: act }, label);
   const menu = html("details", { class: "menu" }, html("summary", {}, "Export"), html("div", {},
     action("SVG", "Save the picture as SVG", () => exportSvg(stage, numbers(), fileName("svg"))),
     action("PNG", "Save the picture as PNG", () => exportPng(stage, numbers(), fileName("png"))),
@@ -98,7 +98,7 @@ export function start(root, data) {
   }
 
   function openDialog(title, ...content) {
-    dialog.replaceChildren(html("h2", {}, title), ...content, html("form", { method: "dialog" }, html("button", {}, "Close")));
+    dialog.replaceChildren(html("h2", {}, title), ...content, html("form", { method: "dialog" }, html("button", { type: "submit" }, "Close")));
     dialog.showModal();
   }
 
@@ -176,7 +176,9 @@ export function start(root, data) {
   }
 
   function draw() {
+    const giveBack = holdFocus(stage);
     current.redraw();
+    giveBack();
     if (current.difference) current.difference.replaceChildren(differenceMaps(current.view), compare(current.view.table(current.pinned), numbers()));
     showWhy();
     stage.dataset.drawn = String(Number(stage.dataset.drawn ?? 0) + 1);
@@ -215,7 +217,7 @@ export function start(root, data) {
     })).filter(({ value }) => typeof value === "number");
     const largest = Math.max(1e-12, ...rows.map(({ old, value }) => (typeof old === "number" ? Math.abs(value - old) : 0)).filter(Number.isFinite));
     return html("table", { class: "compare" }, html("caption", {}, "The numbers of both states"),
-      html("thead", {}, html("tr", {}, ["number", "A", "B", "B − A"].map((cell) => html("th", { scope: "col" }, cell)))),
+      headRow(["number", "A", "B", "B − A"]),
       html("tbody", {}, rows.map(({ name, old, value }) => {
         const change = typeof old === "number" ? value - old : null;
         const colour = change === null ? null : diverging(change, largest);
@@ -234,29 +236,40 @@ export function start(root, data) {
       return;
     }
     const { why } = steps[steps.length - 1];
-    const crumbs = html("ol", { class: "crumbs" }, steps.map(({ why: step }, depth) => html("li", {}, html("button", { type: "button",
-      onclick: () => { trail = trail.slice(0, depth + 1); showWhy(); } }, step.title))));
+    const crumbs = html("ol", { class: "crumbs" }, steps.map(({ why: step }, depth) => html("li", {}, html("button", { onclick: () => { trail = trail.slice(0, depth + 1); showWhy(); } }, step.title))));
     const parts = (why.parts ?? []).map((part) => html("tr", {}, html("th", { scope: "row" }, part.label), html("td", {},
-      part.key ? html("button", { type: "button", class: "number", "data-into": part.key, "aria-label": `${part.label}: ${format(part.value)}. Why this number?` }, format(part.value)) : format(part.value))));
+      part.key ? html("button", { class: "number", "data-into": part.key, "aria-label": `${part.label}: ${format(part.value)}. Why this number?` }, format(part.value)) : format(part.value))));
+    const giveBack = holdFocus(inspector);
     const full = (value) => (typeof value === "number" ? String(value) : "");
     inspector.replaceChildren(html("h2", {}, "Why this number?"), crumbs,
       html("p", { class: "result" }, why.value === null ? why.title : `${why.title} = `, html("strong", { class: "tabular" }, format(why.value))),
-      html("p", { class: "formula" }, why.formula), html("p", { class: "muted" }, why.note ?? ""),
-      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : html("p", { class: "muted" }, why.parts ? why.end ?? "This is an input." : ""),
+      html("p", { class: "formula" }, why.formula), muted(why.note ?? ""),
+      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : muted(why.parts ? why.end ?? "This is an input." : ""),
       html("div", { class: "actions" },
-        html("button", { type: "button", onclick: () => copy([`${why.title} = ${full(why.value)}`, ...(why.parts ?? []).map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
-        html("button", { type: "button", onclick: back }, "Back")));
+        html("button", { onclick: () => copy([`${why.title} = ${full(why.value)}`, ...(why.parts ?? []).map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
+        html("button", { onclick: back }, "Back")));
+    giveBack();
     say(`${why.title} is ${format(why.value)}`);
   }
 
-  function back() { trail = trail.slice(0, -1); showWhy(); }
+  // By keyboard, Enter goes into the inspector, and leaving it leads back to the number.
+  const enter = () => (inspector.querySelector("[data-into]") ?? inspector.querySelector("button"))?.focus();
+  function leave(rest) {
+    const [first] = trail;
+    const inside = inspector.contains(document.activeElement);
+    trail = rest;
+    showWhy();
+    if (inside && rest.length) enter();
+    else if (inside && first) stage.querySelector(`[data-why="${CSS.escape(first)}"]`)?.focus();
+  }
+  const back = () => leave(trail.slice(0, -1));
 
   inspector.addEventListener("click", (event) => {
     const into = event.target.closest("[data-into]");
     if (!into) return;
     trail = [...trail, into.dataset.into];
     showWhy();
-    inspector.querySelector("[data-into]")?.focus();
+    enter();
   });
   const unfold = (event) => {
     const cell = event.target.closest("[data-why]");
@@ -266,12 +279,23 @@ export function start(root, data) {
     return true;
   };
   stage.addEventListener("click", unfold);
-  stage.addEventListener("keydown", (event) => { if (event.key === "Enter" && unfold(event)) event.preventDefault(); });
+  stage.addEventListener("keydown", (event) => {
+    const cell = event.target.closest(".cell[data-row]");
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (event.key === "Enter" && unfold(event)) { event.preventDefault(); enter(); }
+    if (!cell || !by) return;
+    event.preventDefault();
+    const next = cell.parentNode.querySelector(`[data-row="${Number(cell.dataset.row) + by[0]}"][data-column="${Number(cell.dataset.column) + by[1]}"]`);
+    if (!next) return;
+    cell.setAttribute("tabindex", "-1"); // Tab comes back to the cell that was left
+    next.setAttribute("tabindex", "0");
+    next.focus();
+  });
 
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input:not([type=range]):not([type=checkbox]), textarea, select, [contenteditable]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
-    const shortcuts = { p: togglePin, t: present, d: switchTheme, "?": showKeys, Backspace: back, Escape: () => { trail = []; showWhy(); } };
+    const shortcuts = { p: togglePin, t: present, d: switchTheme, "?": showKeys, Backspace: back, Escape: () => leave([]) };
     const view = Object.keys(VIEWS)[Number(event.key) - 1];
     const own = current.view.keys?.[event.key];
     if (own) { event.preventDefault(); update(own[1](current.state)); return; }

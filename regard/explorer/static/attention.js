@@ -1,6 +1,6 @@
 // Attention: Q, K, V as tables -> scores -> mask -> softmax -> weights -> output, as connected matrices.
 
-import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, html, select, sequential, svg } from "./dom.js";
+import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, help, html, select, sequential, svg } from "./dom.js";
 import { MaskError, denseMask, maskNames, parseMask } from "./mask_expression.js";
 import { ask } from "./remote.js";
 import { add, alibiBias, alibiSlopes, attend, dot, rotary, sinusoidal, t5Bucket, transpose } from "./maths.js";
@@ -32,7 +32,8 @@ function readMatrix(text, fallback, columns = null) {
 function read(parameters) {
   const q = readMatrix(parameters.get("q"), BASE.q);
   let k = readMatrix(parameters.get("k"), BASE.k, q[0].length);
-  if (k[0].length !== q[0].length) k = structuredClone(q);
+  // queries are the last tokens, so there are as many keys or more
+  if (k[0].length !== q[0].length || k.length < q.length) k = structuredClone(q);
   let v = readMatrix(parameters.get("v"), BASE.v);
   if (v.length !== k.length) v = k.map((row) => row.slice());
   const given = parameters.get("b");
@@ -148,14 +149,15 @@ function mount(element, state, update, data) {
   const tables = html("div");
   const side = html("div", { class: "side" });
   const scrolled = html("div", { class: "scroll" }, picture);
+  const editors = html("div", { class: "editors" });
   const hint = html("p", { class: "help", hidden: true }, "Scroll the matrices sideways to see the rest.");
-  element.append(html("div", { class: "attention-split split" }, html("div", { class: "canvas" }, message, scrolled, hint, scales, tables), side));
+  element.append(html("div", { class: "attention-split split" }, html("div", { class: "canvas" }, message, scrolled, hint, scales, editors, tables), side));
   const { input: betaInput, output: betaOutput } = betaSlider(state.beta, (beta) => update({ beta }));
+  const usual = () => Number(((state.q[0].length / state.heads) ** -0.5).toPrecision(6));
   const maskInput = html("input", { type: "text", value: state.mask, spellcheck: "false", autocomplete: "off", oninput: (event) => update({ mask: event.target.value }) });
-  const editors = html("div");
   const choices = html("div");
-  side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; 1/√c is usual."), betaOutput, html("button", { type: "button", onclick: () => update({ beta: Number(((state.q[0].length / state.heads) ** -0.5).toPrecision(6)) }) }, "Use 1/√c"),
-    field("Mask", maskInput, "for instance causal(), window(before=1), causal() & ~window()"), choices, editors);
+  side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; 1/√c is usual."), html("div", { class: "beta" }, betaOutput, html("button", { onclick: () => update({ beta: usual() }) }, "Use 1/√c")),
+    field("Mask", maskInput, "for instance causal(), window(before=1), causal() & ~window()"), choices);
 
   // the worked solution and the check of a student's numbers are those of `regard work`
   const worked = html("details", { class: "worked" });
@@ -166,29 +168,16 @@ function mount(element, state, update, data) {
   const askWork = async (answer) => {
     const stored = answer ? null : data.stored?.[`work|${JSON.stringify([rowsOf(state.q), rowsOf(state.k), rowsOf(state.v), state.mask, state.beta, state.heads])}`];
     if (stored) { workedText.textContent = stored.text; return; }
-    if (!data.api) { workedText.textContent = `regard work --q="${rowsOf(state.q)}" --k="${rowsOf(state.k)}" --v="${rowsOf(state.v)}" --mask="${state.mask}" --heads=${state.heads} ${state.beta === 1 ? "--unscaled" : "--scaled"}`; return; }
+    if (!data.api) { workedText.textContent = state.beta === 1 || state.beta === usual() ? `regard work --q="${rowsOf(state.q)}" --k="${rowsOf(state.k)}" --v="${rowsOf(state.v)}" --mask="${state.mask}" --heads=${state.heads} ${state.beta === 1 ? "--unscaled" : "--scaled"}` : "A worked solution has β = 1 or 1/√c."; return; }
     try {
       const found = await ask("/api/work", { q: rowsOf(state.q), k: rowsOf(state.k), v: rowsOf(state.v), mask: state.mask, beta: Number.isFinite(state.beta) ? Math.max(1e-6, state.beta) : 1e6, heads: state.heads, step: stepSelect.value, answer });
       workedText.textContent = found.text;
       review.textContent = found.review;
     } catch (error) { review.textContent = error.message; }
   };
-  worked.append(html("summary", {}, "As worked solution"), html("p", { class: "help" }, "Every step on paper, as regard work writes it. Positions other than none are not worked out."), html("button", { type: "button", onclick: () => askWork("") }, "Work it out"),
-    html("div", { class: "row" }, field("Check mine", stepSelect), field("My numbers", answerInput, "Rows are separated by semicolons.")), html("button", { type: "button", onclick: () => askWork(answerInput.value) }, "Check"), review, workedText);
+  worked.append(html("summary", {}, "As worked solution"), help("Every step on paper, as regard work writes it. Positions other than none are not worked out."), html("button", { onclick: () => askWork("") }, "Work it out"),
+    html("div", { class: "row" }, field("Check mine", stepSelect), field("My numbers", answerInput, "Rows are separated by semicolons.")), html("button", { onclick: () => askWork(answerInput.value) }, "Check"), review, workedText);
   tables.before(worked);
-
-  // arrow keys move between the cells of a matrix
-  picture.addEventListener("keydown", (event) => {
-    const cell = event.target.closest(".cell");
-    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (!cell || !by) return;
-    event.preventDefault();
-    const next = cell.parentNode.querySelector(`[data-row="${Number(cell.dataset.row) + by[0]}"][data-column="${Number(cell.dataset.column) + by[1]}"]`);
-    if (!next) return;
-    cell.setAttribute("tabindex", "-1");
-    next.setAttribute("tabindex", "0");
-    next.focus();
-  });
 
   function editor(name, label) {
     const rows = state[name];
@@ -234,7 +223,6 @@ function mount(element, state, update, data) {
     const now = JSON.stringify([state.q, state.k, state.v, state.positions, state.heads, state.head, state.columns]);
     if (now !== structure && !editors.contains(document.activeElement)) { structure = now; drawChoices(); }
     if (found.error) return;
-    const focused = document.activeElement?.dataset?.why;
     const { head, visible } = found;
     const pattern = hatch();
     const inputs = Math.max(1e-9, ...[head.q, head.k, head.v, head.output].flat(2).map(Math.abs));
@@ -253,16 +241,16 @@ function mount(element, state, update, data) {
     const a = piece("weights A = softmax", head.weights, "a", (value) => sequential(value), own, names, visible);
     const v = piece("V", head.v, "v", signed(inputs), names, dimensions(head.v));
     const h = piece(state.heads > 1 ? `output of head ${state.head + 1}` : "output H", head.output, "h", signed(inputs), own, dimensions(head.v));
-    const first = lay(transposed ? [k, "·", q, "→", s] : [q, "·", k, "→", s], 0);
-    const second = lay(transposed ? [v, "·", a, "=", h] : [a, "·", v, "=", h], first.height + 28);
-    const size = [Math.max(first.width, second.width) + 8, first.height + second.height + 40];
-    picture.setAttribute("viewBox", `0 0 ${size.join(" ")}`);
+    const narrow = (scrolled.clientWidth || innerWidth) < 520; // a phone: the results come below
+    const lines = (transposed ? [[k, "·", q, "→", s], [v, "·", a, "=", h]] : [[q, "·", k, "→", s], [a, "·", v, "=", h]]).flatMap((line) => (narrow ? [line.slice(0, 3), line.slice(3)] : [line]));
+    const size = [0, 0];
+    const placed = lines.flatMap((line) => { const row = lay(line, size[1]); size[0] = Math.max(size[0], row.width + 8); size[1] += row.height + 28; return row.placed; });
+    picture.setAttribute("viewBox", `0 0 ${size[0]} ${size[1] - 16}`);
     picture.style.setProperty("--natural", `${Math.round(size[0] * (size[0] < 500 ? 1.5 : size[0] < 760 ? 1.2 : 1))}px`);
     picture.style.setProperty("--least", `${Math.round(size[0] * 0.56)}px`);
-    picture.replaceChildren(pattern.defs, ...first.placed, ...second.placed);
+    picture.replaceChildren(pattern.defs, ...placed);
     hint.hidden = scrolled.scrollWidth <= scrolled.clientWidth;
-    scales.replaceChildren(colourScale((value) => sequential(value), 0, 1, "weights"), colourScale((value) => diverging(value, scores), -scores, scores, "scores"), html("span", { class: "hatched-key" }, "hatched: hidden by the mask"));
-    if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
+    scales.replaceChildren(colourScale((value) => sequential(value), 0, 1, "weights"), colourScale((value) => diverging(value, scores), -scores, scores, "scores"), colourScale((value) => diverging(value, inputs), -inputs, inputs, "Q, K, V and output"), html("span", { class: "hatched-key" }, "hatched: hidden by the mask"));
     const table = attentionView.table(state);
     tables.replaceChildren(asTable("Weights and output", table.head, table.rows));
   };
@@ -323,8 +311,9 @@ function python(state) {
     ...(state.positions === "sinusoidal" ? [`table = regard.sinusoidal(${state.k.length}, ${state.q[0].length})`, `q, k = q + table[${first}:], k + table`] : []),
     `q, k, v = (x.unflatten(1, (${state.heads}, -1)).transpose(0, 1)[None] for x in (q, k, v))  # (b, h, n, c)`,
     ...(state.positions === "rotary" ? ["rope = regard.rotary()", `q, k = rope(q, ${first}), rope(k)`] : []),
-    `out = regard.attend(q, k, v, mask=${state.mask}, beta=${state.beta === Infinity ? 'float("inf")' : state.beta}${terms[state.positions] ? `, scores=${terms[state.positions]}` : ""})`,
-    "print(out[0].transpose(0, 1).flatten(1))  # (n, e), heads side by side", "",
+    `rules = dict(mask=${state.mask}, beta=${state.beta === Infinity ? 'float("inf")' : state.beta}${terms[state.positions] ? `, scores=${terms[state.positions]}` : ""})`,
+    `print(regard.attend(q, k, torch.eye(${state.k.length}, dtype=torch.float64).expand(1, ${state.heads}, -1, -1), **rules)[0])  # weights (h, i, j)`,
+    "print(regard.attend(q, k, v, **rules)[0].transpose(0, 1).flatten(1))  # (n, e), heads side by side", "",
   ].join("\n");
 }
 

@@ -6,7 +6,6 @@ import { load } from "./remote.js";
 
 export const BROWSER_MODEL = "induction-gpt";
 let model = null;
-export const loaded = () => model;
 
 export async function prepare(data) {
   model = model ?? readModel(await load(data, "browser_model"));
@@ -18,9 +17,12 @@ export function analyse(state) {
   const wrong = checkText(model, state.text) ?? (state.source ? checkText(model, state.source) : null);
   if (wrong) throw new Error(wrong);
   const heads = model.heads;
-  const missing = [...state.edits.map((edit) => [edit.layer, edit.head ?? 0]), ...state.brush].find(([layer, head]) => layer >= model.layers.length || head >= heads);
+  if (!state.source && state.edits.some(({ kind }) => kind === "patch")) throw new Error("Patching needs the other text, from which the output is taken.");
+  const missing = [...state.edits.map((edit) => [edit.layer, edit.head ?? 0]), ...state.brush, ...(state.show === "head" ? [[state.layer, state.head]] : [])].find(([layer, head]) => layer >= model.layers.length || head >= heads);
   if (missing) throw new Error(`There is no layer ${missing[0] + 1} head ${missing[1] + 1}: ${model.name} has ${model.layers.length} layers with ${heads} heads each. The address counts both from 0.`);
   const tokens = encode(model, state.text);
+  const far = state.edits.find(({ kind, value }) => kind === "hide" && value >= tokens.length);
+  if (far) throw new Error(`There is no key ${far.value + 1} to hide: the text has ${tokens.length} tokens.`);
   const source = state.source ? run(model, encode(model, state.source)) : null;
   const clean = run(model, tokens);
   const pass = state.edits.length ? run(model, tokens, state.edits, source) : clean;

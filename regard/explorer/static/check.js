@@ -1,6 +1,6 @@
 // Check: reports of `regard check --save`. Each finding with its smallest example, and two reports compared.
 
-import { diverging, format, hatch, html, plural, svg } from "./dom.js";
+import { diverging, format, formatShort, hatch, headRow, help, html, muted, plural, svg } from "./dom.js";
 import { load } from "./remote.js";
 
 const LARGEST = 4 << 20; // bytes of a report
@@ -20,14 +20,15 @@ function parse(text) {
     facts: found.facts.slice(0, MOST).map((fact) => Object.fromEntries(["name", "status", "reason", "grade", "student", "engineer", "found", "cause", "example", "declare"].map((key) => [key, string(fact[key])]))) };
 }
 
-// A tensor of an example, torch.tensor([[1.0, float('nan')]]) or torch.ones(2, 3), as rows of its last two axes.
+// A tensor of an example, torch.tensor([[1.0, float('nan')]]), torch.ones(2, 3) or torch.full((2, 3), 5.0), as rows of
+// its last two axes.
 function readTensor(text) {
-  const made = /^torch\.(zeros|ones)\(([\d, ]+)\)$/.exec(text);
+  const made = /^torch\.(zeros|ones|full)\(\(?([\d, ]+)\)?(?:, (-?[\d.]+))?(?:, dtype=[\w.]+)?\)$/.exec(text);
   if (made) {
     const [rows, columns] = made[2].split(",").map(Number).slice(-2);
-    return columns > 0 && rows * columns <= 256 ? Array.from({ length: rows }, () => Array(columns).fill(made[1] === "ones" ? 1 : 0)) : null;
+    return columns > 0 && rows * columns <= 256 ? Array.from({ length: rows }, () => Array(columns).fill({ zeros: 0, ones: 1, full: Number(made[3]) }[made[1]])) : null;
   }
-  const list = /^torch\.tensor\((\[.*\])\)$/.exec(text)?.[1];
+  const list = /^torch\.tensor\((\[.*\])(?:, dtype=[\w.]+)?\)$/.exec(text)?.[1];
   if (!list || list.length > 4000) return null;
   let found;
   try { found = JSON.parse(list.replace(/(-?)float\('(\w+)'\)/g, '"$1$2"').replaceAll("True", "1").replaceAll("False", "0").replace(/(\d)\.(?=[,\]])/g, "$1")); } catch { return null; }
@@ -59,7 +60,7 @@ function drawTensors(fact) {
     x += Math.max(width, name.length * 9) + 28;
     return svg("g", { transform: `translate(${left},0)` }, svg("text", { x: 0, y: 16, class: "title" }, name), rows.flatMap((row, r) => row.map((value, c) => {
       const colour = Number.isFinite(value) ? diverging(value, largest) : { fill: pattern.fill, text: "currentColor" };
-      return svg("g", { class: "cell", tabindex: "0", role: "button", "data-why": `x.${fact.name}.${t}.${r}.${c}`, "aria-label": `${name}, row ${r + 1}, column ${c + 1}: ${format(value)}. Why this number?` }, svg("rect", { x: c * 56, y: 28 + r * 32, width: 54, height: 30, fill: colour.fill }), svg("text", { x: c * 56 + 27, y: 48 + r * 32, style: { fill: colour.text } }, format(value)));
+      return svg("g", { class: "cell", tabindex: "0", role: "button", "data-why": `x.${fact.name}.${t}.${r}.${c}`, "aria-label": `${name}, row ${r + 1}, column ${c + 1}: ${format(value)}. Why this number?` }, svg("rect", { x: c * 56, y: 28 + r * 32, width: 54, height: 30, fill: colour.fill }), svg("text", { x: c * 56 + 27, y: 48 + r * 32, style: { fill: colour.text } }, formatShort(value)));
     })));
   });
   const height = 32 + 32 * Math.max(...tensors.map(({ rows }) => rows.length));
@@ -71,13 +72,13 @@ const isFinding = (fact) => fact.found || ["failed", "differs"].includes(fact.st
 function finding(fact) {
   return html("article", { class: `card finding ${fact.grade}`, id: `fact-${fact.name}` }, html("h3", {}, fact.name, " ", html("span", { class: "verdict refuted" }, fact.grade || fact.status)), html("p", {}, fact.student),
     html("dl", {}, [["Found", fact.found], ["Usual cause", fact.cause], ["The rule", fact.engineer], ["If it is meant", fact.declare]].filter(([, text]) => text).map(([name, text]) => [html("dt", {}, name), html("dd", {}, text)])),
-    fact.example ? [html("p", { class: "help" }, "The smallest input that shows it, and its code, which runs as it stands:"), drawTensors(fact), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
+    fact.example ? [help("The smallest input that shows it, and its code, which runs as it stands:"), drawTensors(fact), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
 }
 
 function comparison([a, b]) {
   const before = new Map(a.facts.map((fact) => [fact.name, fact]));
   const rows = b.facts.map((fact) => ({ name: fact.name, before: before.get(fact.name)?.status ?? "not tested", after: fact.status })).filter((row) => row.before !== row.after);
-  return html("div", {}, html("h2", {}, `${a.subject} and ${b.subject}`), rows.length ? html("table", {}, html("thead", {}, html("tr", {}, ["fact", a.subject, b.subject].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, rows.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), html("td", { class: row.before === "passed" ? "good" : "error" }, row.before), html("td", { class: row.after === "passed" ? "good" : "error" }, row.after))))) : html("p", {}, "Both have the same result for every fact."));
+  return html("div", {}, html("h2", {}, `${a.subject} and ${b.subject}`), rows.length ? html("table", {}, headRow(["fact", a.subject, b.subject]), html("tbody", {}, rows.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), html("td", { class: row.before === "passed" ? "good" : "error" }, row.before), html("td", { class: row.after === "passed" ? "good" : "error" }, row.after))))) : html("p", {}, "Both have the same result for every fact."));
 }
 
 function mount(element, state, update, data) {
@@ -99,7 +100,7 @@ function mount(element, state, update, data) {
 
   function draw() {
     const [first, second] = reports;
-    if (!first) { body.replaceChildren(html("button", { type: "button", onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), html("p", { class: "muted" }, "Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
+    if (!first) { body.replaceChildren(html("button", { onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), muted("Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
     const findings = first.facts.filter(isFinding);
     const passed = first.facts.filter((fact) => fact.status === "passed");
     body.replaceChildren(html("h2", {}, `${first.subject}: ${findings.length ? plural(findings.length, "finding") : "nothing is broken"}`),
@@ -120,6 +121,6 @@ function why(_, key) {
   return { title: `${tensor.name}, row ${Number(r) + 1}, column ${Number(c) + 1}`, value, formula: result ? `${tensor.name === "gives" ? "computed by" : "what the rule demands of"} ${reports[0].subject}` : "an input of the smallest example", note: result ? fact.engineer : "The checker made the input smaller until nothing could be removed.", parts: [], end: result ? "Run the code below the picture to compute it." : "This is an input." };
 }
 
-const python = () => 'import regard\nfrom my_attention import attention\n\nreport = regard.check(attention)\nprint(report)\n';
+const python = () => 'import regard\nfrom my_attention import attention  # your own\n\nreport = regard.check(attention)\nprint(report)\n';
 
 export const checkView = { title: "Check", read, write, mount, why, table, python };

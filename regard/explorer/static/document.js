@@ -24,5 +24,5 @@ export function drawDocument(nodes, blocks = {}) {
 // A list of places to choose from, and the chosen one beside it.
 export function shelf(title, groups, chosen, choose) {
   return html("nav", { class: "shelf", "aria-label": title }, groups.map(({ name, items }) => html("details", { open: items.some((item) => item.key === chosen) || groups.length === 1 },
-    html("summary", {}, name), html("ul", {}, items.map((item) => html("li", {}, html("button", { type: "button", class: "link", "aria-current": item.key === chosen ? "true" : null, onclick: () => choose(item.key) }, item.label)))))));
+    html("summary", {}, name), html("ul", {}, items.map((item) => html("li", {}, html("button", { class: "link", "aria-current": item.key === chosen ? "true" : null, onclick: () => choose(item.key) }, item.label)))))));
 }

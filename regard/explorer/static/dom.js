@@ -15,7 +15,7 @@ function build(element, properties, children) {
   return element;
 }
 
-export const html = (tag, properties, ...children) => build(document.createElement(tag), properties, children);
+export const html = (tag, properties, ...children) => build(document.createElement(tag), tag === "button" ? { type: "button", ...properties } : properties, children);
 export const svg = (tag, properties, ...children) => build(document.createElementNS(SVG, tag), properties, children);
 export const math = (tag, properties, ...children) => build(document.createElementNS(MATHML, tag), properties, children);
 
@@ -37,11 +37,17 @@ export function formatShort(x) {
   return (size >= 1000 ? x.toFixed(0) : size >= 10 ? x.toFixed(1) : size >= 1 ? x.toFixed(2) : x.toFixed(3)).replace("-", "−");
 }
 
+// Text of Python in which code is between backticks.
+export const withCode = (text) => text.split("`").map((part, k) => (k % 2 ? html("code", {}, part) : part));
+
+export const help = (...parts) => html("p", { class: "help" }, parts);
+export const muted = (...parts) => html("p", { class: "muted" }, parts);
+
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 // A number that can be unfolded: Enter or a click asks the view why.
 export function number(value, key, label) {
-  return html("button", { type: "button", class: "number", "data-why": key, "aria-label": `${label}: ${format(value)}. Why this number?` }, format(value));
+  return html("button", { class: "number", "data-why": key, "aria-label": `${label}: ${format(value)}. Why this number?` }, format(value));
 }
 
 const mix = (a, b, t) => a.map((x, c) => Math.round(x + (b[c] - x) * t));
@@ -105,12 +111,29 @@ export function colourScale(colour, low, high, title) {
   return html("div", { class: "scale" }, html("span", {}, format(low)), strip, html("span", {}, format(high)), html("span", { class: "muted" }, title));
 }
 
+export const headRow = (cells) => html("thead", {}, html("tr", {}, cells.map((cell) => html("th", { scope: "col" }, cell))));
+
 // "Show as table" under every picture.
 export function asTable(caption, head, rows) {
   return html("details", { class: "as-table" }, html("summary", {}, "Show as table"),
     html("div", { class: "scroll" }, html("table", {}, html("caption", {}, caption),
-      html("thead", {}, html("tr", {}, head.map((cell) => html("th", { scope: "col" }, cell)))),
+      headRow(head),
       html("tbody", {}, rows.map((row) => html("tr", {}, row.map((cell, c) => html(c ? "td" : "th", c ? {} : { scope: "row" }, typeof cell === "number" ? format(cell) : cell))))))));
+}
+
+// Remembers which control inside `root` has the focus. The function that is returned gives it back after a redraw: to the
+// control of the same name, or else to the one in its place.
+export function holdFocus(root) {
+  const controls = () => [...root.querySelectorAll("a, button, input, select, summary, [tabindex]")];
+  const name = ({ tagName, dataset, ariaLabel, labels, textContent }) => tagName + (dataset.handle ?? dataset.why ?? dataset.head ?? ariaLabel ?? labels?.[0]?.textContent ?? textContent);
+  const old = document.activeElement;
+  const at = controls().indexOf(old);
+  const own = at < 0 ? "" : name(old);
+  return () => {
+    if (at < 0 || old.isConnected || document.activeElement !== document.body) return;
+    const now = controls();
+    (now.find((each) => name(each) === own) ?? now[Math.min(at, now.length - 1)])?.focus();
+  };
 }
 
 // A labelled control: the label names it, the help says what it does.

@@ -1,7 +1,7 @@
 // Lessons: text with live views in it, and questions before and after.
 
 import { drawDocument, shelf } from "./document.js";
-import { html } from "./dom.js";
+import { holdFocus, html, muted } from "./dom.js";
 import { compute } from "./plane.js";
 import { predictWeights } from "./predict.js";
 import { load } from "./remote.js";
@@ -40,7 +40,7 @@ function liveView({ view: name, state: query, predict }, [caption], data) {
     Object.assign(state, change);
     if (waiting) return;
     waiting = true;
-    requestAnimationFrame(() => { waiting = false; redraw(); });
+    requestAnimationFrame(() => { waiting = false; const giveBack = holdFocus(box); redraw(); giveBack(); });
   };
   const open = () => { redraw = view.mount(box, state, update, data); redraw(); };
   if (predict) box.append(predictWeights(compute(state).scores, state.beta, open));
@@ -51,7 +51,7 @@ function liveView({ view: name, state: query, predict }, [caption], data) {
 
 function mount(element, state, update, data) {
   const list = html("div", {});
-  const text = html("article", { class: "prose lesson" }, html("p", { class: "muted" }, "Loading the lessons …"));
+  const text = html("article", { class: "prose lesson" }, muted("Loading the lessons …"));
   element.append(html("div", { class: "library" }, list, text));
   let lessons = null;
   let before = null;

@@ -1,6 +1,6 @@
 // Masks: an expression drawn exactly up to 65,536 positions, its visible pairs and cost, and a comparison with another mask.
 
-import { asTable, colourScale, field, format, hatch, html, number, plural, sequential, svg } from "./dom.js";
+import { asTable, checkbox, colourScale, field, format, hatch, headRow, help, html, number, plural, sequential, svg } from "./dom.js";
 import { MaskError, addMask, blockCounts, blockTable, completeMask, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
 
 const PICTURE = 576;
@@ -159,7 +159,7 @@ function mount(element, state, update, data) {
   element.append(html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side));
   const completions = html("div", { class: "completions", role: "group", "aria-label": "Completions" });
   // what the word at the caret may become; the buttons come next in the order of the Tab key
-  const complete = (input, change) => completions.replaceChildren(...(document.activeElement === input ? completeMask(input.value, input.selectionStart) : []).map((option) => html("button", { type: "button", title: option.summary, onclick: () => {
+  const complete = (input, change) => completions.replaceChildren(...(document.activeElement === input ? completeMask(input.value, input.selectionStart) : []).map((option) => html("button", { title: option.summary, onclick: () => {
     input.value = option.text;
     input.focus();
     input.setSelectionRange(option.caret, option.caret);
@@ -176,19 +176,12 @@ function mount(element, state, update, data) {
   } }));
   const lengths = html("div", { class: "row" });
   side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."), completions,
-    lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels,
-    html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { type: "button", onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text)))));
+    lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels);
+  element.append(html("section", { class: "more" }, html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text))))));
 
   picture.addEventListener("keydown", (event) => {
     const cell = event.target.closest(".cell");
-    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (!cell) return;
-    if (event.key === " ") { event.preventDefault(); flip(cell); return; }
-    if (!by) return;
-    event.preventDefault();
-    const next = picture.querySelector(`[data-row="${Number(cell.dataset.row) + by[0]}"][data-column="${Number(cell.dataset.column) + by[1]}"]`);
-    next?.setAttribute("tabindex", "0");
-    if (next) { cell.setAttribute("tabindex", "-1"); next.focus(); }
+    if (cell && event.key === " ") { event.preventDefault(); flip(cell); }
   });
   function flip(cell) {
     const key = `${cell.dataset.row}.${cell.dataset.column}`;
@@ -196,7 +189,19 @@ function mount(element, state, update, data) {
     if (!cells.delete(key)) cells.add(key);
     update({ painted: [...cells].join(",") });
   }
-  picture.addEventListener("dblclick", (event) => { const cell = event.target.closest(".cell"); if (cell) flip(cell); });
+  let painting = false;
+  let touched = ""; // a redraw under the pointer is no new cell
+  const paint = (event) => {
+    const cell = painting && event.buttons === 1 && event.target.closest(".cell");
+    if (!cell || touched === cell.dataset.why) return;
+    touched = cell.dataset.why;
+    flip(cell);
+  };
+  picture.addEventListener("pointerdown", (event) => { touched = ""; paint(event); });
+  picture.addEventListener("pointerover", paint);
+  picture.addEventListener("click", (event) => { if (painting) event.stopPropagation(); });
+  const brush = checkbox("Paint: click cells or drag over them; by keyboard, Space on a cell", false, (on) => { painting = on; });
+  lengths.after(brush);
 
   function drawCells(found, pattern) {
     const seen = denseMask(found.mask, state.queries, state.keys);
@@ -213,12 +218,15 @@ function mount(element, state, update, data) {
     picture.replaceChildren(pattern.defs, ...axis(step, first), ...cells);
   }
 
-  function axis(step, first) {
-    const every = Math.max(1, Math.ceil(state.keys / 16));
+  // Positions along both axes; a cell of the picture is a block of `unit` positions, named by its first.
+  function axis(step, first, unit = 1) {
+    const most = state.keys > 999 ? 8 : 16; // labels
+    const every = unit * Math.max(1, Math.ceil(state.keys / unit / most));
     const labels = [];
-    for (let c = 0; c < state.keys; c += every) labels.push(svg("text", { x: (c + 0.5) * step, y: -6, class: "label" }, String(c)));
-    for (let r = 0; r < state.queries; r += every) labels.push(svg("text", { x: -6, y: (r + 0.5) * step + 4, class: "label end" }, String(first + r)));
-    return [svg("text", { x: PICTURE / 2, y: -24, class: "title middle" }, "key"), svg("text", { x: -44, y: PICTURE / 2, class: "title middle", transform: `rotate(-90 -44 ${PICTURE / 2})` }, "query"), ...labels];
+    for (let c = 0; c < state.keys; c += every) labels.push(svg("text", { x: (c / unit + 0.5) * step, y: -6, class: "label" }, String(c)));
+    for (let r = 0; r < state.queries; r += every) labels.push(svg("text", { x: -6, y: (r / unit + 0.5) * step + 4, class: "label end" }, String(first + r)));
+    const titles = ["key", "query"].map((name) => (unit > 1 ? `${name}, in blocks of ${unit}` : name));
+    return [svg("text", { x: PICTURE / 2, y: -28, class: "title middle" }, titles[0]), svg("text", { x: -52, y: PICTURE / 2, class: "title middle", transform: `rotate(-90 -52 ${PICTURE / 2})` }, titles[1]), ...labels];
   }
 
   function drawBlocks(found, pattern) {
@@ -234,7 +242,7 @@ function mount(element, state, update, data) {
         cells.push(svg("rect", { x: c * step, y: r * step, width: step - 0.5, height: step - 0.5, fill: share ? sequential(0.25 + 0.75 * share).fill : pattern.fill, class: differs ? "differs" : "" }, svg("title", {}, `queries ${r * grid.size} to ${Math.min(state.queries, (r + 1) * grid.size) - 1}, keys ${c * grid.size} to ${Math.min(state.keys, (c + 1) * grid.size) - 1}: ${grid.counts[r][c].toLocaleString("en")} of ${area.toLocaleString("en")} pairs visible`)));
       }
     }
-    picture.replaceChildren(pattern.defs, svg("text", { x: PICTURE / 2, y: -24, class: "title middle" }, `key, in blocks of ${grid.size}`), svg("text", { x: -44, y: PICTURE / 2, class: "title middle", transform: `rotate(-90 -44 ${PICTURE / 2})` }, `query, in blocks of ${grid.size}`), ...cells);
+    picture.replaceChildren(pattern.defs, ...axis(step, state.keys - state.queries, grid.size), ...cells);
   }
 
   // Visible pairs at growing lengths, drawn on logarithmic axes beside those of full attention.
@@ -252,13 +260,13 @@ function mount(element, state, update, data) {
     growth.replaceChildren(html("h2", {}, "Cost against length"), svg("svg", { class: "growth", viewBox: "0 0 250 128", role: "img", "aria-label": `Visible pairs at growing lengths, growing like n to the power ${exponent.toFixed(2)}` },
       line(square, "all"), line(rows, "own"), rows.map((row) => svg("circle", { cx: at(row)[0], cy: at(row)[1], r: 3, class: "growth-point" }, svg("title", {}, `${row[1].toLocaleString("en")} pairs at ${row[0].toLocaleString("en")}`))),
       rows.map(([length]) => svg("text", { x: at([length, 1])[0], y: 122, class: "tick" }, short(length))), svg("text", { x: 36, y: 16, class: "tick end" }, "n²"), svg("text", { x: 36, y: at(rows[0])[1] + 4, class: "tick end" }, "pairs")),
-    html("p", { class: "help" }, "Pairs grow like n^", number(exponent, "g", "Exponent of the growth"), `: ${rows.at(-1)[1].toLocaleString("en")} at ${rows.at(-1)[0].toLocaleString("en")}.`), asTable("Visible pairs", ["length", "pairs", "share of n²"], rows.map(([length, pairs]) => [String(length), pairs, pairs / length ** 2])));
+    help("Pairs grow like n^", number(exponent, "g", "Exponent of the growth"), `: ${rows.at(-1)[1].toLocaleString("en")} at ${rows.at(-1)[0].toLocaleString("en")}.`), asTable("Visible pairs", ["length", "pairs", "share of n²"], rows.map(([length, pairs]) => [String(length), pairs, pairs / length ** 2])));
   }
 
   function drawBlockTable(found) {
     const sizes = [2, 4, 8, 16, 32, 64, 128].filter((size) => 2 * size <= Math.max(4, state.keys)).slice(-3);
     const rows = sizes.map((size) => blockTable(found.mask, state.queries, state.keys, size));
-    blocks.replaceChildren(html("table", { class: "blocks" }, html("caption", {}, "Block table: a block-sparse kernel skips empty blocks and needs no mask in full ones"), html("thead", {}, html("tr", {}, ["size", "full", "partial", "empty", "skipped"].map((cell) => html("th", { scope: "col" }, cell)))),
+    blocks.replaceChildren(html("table", { class: "blocks" }, html("caption", {}, "Block table: a block-sparse kernel skips empty blocks and needs no mask in full ones"), headRow(["size", "full", "partial", "empty", "skipped"]),
       html("tbody", {}, rows.map(({ size, full, partial, empty }) => html("tr", {}, html("th", { scope: "row" }, String(size)), [full, partial, empty].map((count) => html("td", {}, count.toLocaleString("en"))), html("td", {}, `${((100 * empty) / (full + partial + empty)).toFixed(1)} %`))))));
   }
 
@@ -271,7 +279,7 @@ function mount(element, state, update, data) {
     asked = request;
     if (parseMask(state.mask).given) { kernels.replaceChildren(); return; } // Python knows no expression for it
     const shape = `--shape 1,8,${state.queries},64${state.queries === state.keys ? "" : ` --kv 8,${state.keys},64`}`;
-    const command = html("p", { class: "help" }, "Which kernel runs, and why the others refuse: ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`));
+    const command = help("Which kernel runs, and why the others refuse: ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`));
     const stored = data.stored?.[`explain|${state.mask}|${state.queries}|${state.keys}`];
     if (stored) { showKernels(stored); return; }
     if (!data.api) { kernels.replaceChildren(command); return; }
@@ -284,7 +292,7 @@ function mount(element, state, update, data) {
         if (!answer.ok) { kernels.replaceChildren(html("p", { class: "error" }, String(found.error ?? "the server refused this mask"))); return; }
         showKernels(found);
       } catch {
-        kernels.replaceChildren(html("p", { class: "help" }, "The server does not answer. ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`)));
+        kernels.replaceChildren(help("The server does not answer. ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`)));
       }
     }, 200);
   }
@@ -293,7 +301,7 @@ function mount(element, state, update, data) {
   function showKernels(found) {
     kernels.replaceChildren(html("table", { class: "kernels" }, html("caption", {}, "Kernels for 8 heads of width 64"), html("tbody", {}, found.answers.map(({ kernel, reasons, work, memory }) =>
       html("tr", { class: kernel === found.chosen ? "good" : "" }, html("th", { scope: "row" }, kernel === found.chosen ? `→ ${kernel}` : kernel),
-        html("td", { class: "reason" }, reasons.length ? `refuses: ${reasons.join("; ")}` : `${kernel === found.chosen ? "runs" : "could run"}: ${amount(work)} entries, ${(memory / 2 ** 20).toFixed(memory < 2 ** 20 ? 3 : 1)} MiB`))))));
+        html("td", { class: "reason" }, reasons.length ? `refuses: ${reasons.join("; ")}` : `${kernel === found.chosen ? "runs" : "could run"}: ${amount(work)} entries, ${memory < 2 ** 30 ? `${(memory / 2 ** 20).toFixed(memory < 2 ** 20 ? 3 : 1)} MiB` : `${(memory / 2 ** 30).toFixed(1)} GiB`}`))))));
   }
 
   let shownMask = null;
@@ -307,19 +315,18 @@ function mount(element, state, update, data) {
     message.textContent = found.error ? `${found.error.message}${found.error.length ? ` (at character ${found.error.at + 1})` : ""}` : "";
     lengths.replaceChildren(lengthInput("keys", "Keys"), lengthInput("queries", "Queries"));
     if (!found.mask) return;
-    const focused = document.activeElement?.dataset?.why;
     const pattern = hatch();
-    picture.setAttribute("viewBox", `-60 -44 ${PICTURE + 64} ${(PICTURE * state.queries) / Math.max(state.queries, state.keys) + 48}`);
+    picture.setAttribute("viewBox", `-68 -48 ${PICTURE + 72} ${(PICTURE * state.queries) / Math.max(state.queries, state.keys) + 52}`);
     const exact = Math.max(state.queries, state.keys) <= CELLS;
+    brush.hidden = !exact;
     (exact ? drawCells : drawBlocks)(found, pattern);
-    if (focused) picture.querySelector(`[data-why="${CSS.escape(focused)}"]`)?.focus();
-    if (shownMask !== state.mask) { shownMask = state.mask; drawGrowth(); }
+    if (shownMask !== `${state.mask} ${state.keys}`) { shownMask = `${state.mask} ${state.keys}`; drawGrowth(); }
     drawBlockTable(found);
     drawKernels();
     const share = (100 * found.pairs) / found.all;
     facts.replaceChildren(
-      html("p", {}, html("button", { type: "button", class: "number", "data-why": "c", "aria-label": `${found.pairs} visible pairs. Why this number?` }, html("strong", {}, found.pairs.toLocaleString("en"))), ` of ${found.all.toLocaleString("en")} pairs visible (${share.toFixed(share < 1 ? 3 : 1)} %)`),
-      found.empty ? html("p", { class: "warn" }, `${plural(found.empty, "query").replace("querys", "queries")} see nothing: their output is zero.`) : "",
+      html("p", {}, html("button", { class: "number", "data-why": "c", "aria-label": `${found.pairs} visible pairs. Why this number?` }, html("strong", {}, found.pairs.toLocaleString("en"))), ` of ${found.all.toLocaleString("en")} pairs visible (${share.toFixed(share < 1 ? 3 : 1)} %)`),
+      found.empty ? html("p", { class: "warn" }, `${found.empty === 1 ? "1 query sees" : `${found.empty.toLocaleString("en")} queries see`} nothing: the output there is zero.`) : "",
       found.difference ? comparison(found) : "");
     legend.replaceChildren(...(found.other
       ? [["visible", "visible in both"], ["only-first", "only in the first"], ["only-second", "only in the second"], ["hatched-key", "hidden in both"]]
@@ -332,18 +339,20 @@ function mount(element, state, update, data) {
     if (!found.difference.count) return html("p", { class: "good" }, "Both masks are equal.");
     const { first, count } = found.difference;
     const at = state.keys - state.queries + first.query;
-    return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}.`),
+    return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ${count > 1 ? "" : "s"}. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}.`),
       found.conventions.length ? [html("p", {}, "One convention explains all of it:"), html("ul", {}, found.conventions.map((name) => html("li", {}, name)))]
-        : html("p", { class: "help" }, state.keys <= MOST_COMPARED ? "No usual difference of conventions explains it." : `Conventions are compared up to ${MOST_COMPARED.toLocaleString("en")} keys.`));
+        : help(state.keys <= MOST_COMPARED ? "No usual difference of conventions explains it." : `Conventions are compared up to ${MOST_COMPARED.toLocaleString("en")} keys.`));
   }
 }
 
-// Visible pairs at 64, 256, ... positions, and the exponent between the last two.
+// Visible pairs at 64, 256, ... positions, up to the length that is shown, and the exponent between the last two.
 function growthOf(state) {
-  let mask;
-  try { mask = parse(state.mask, { ...state, keys: 1, queries: 1 }); } catch { return []; }
-  if (mask.given) return []; // a matrix has one length
-  return [64, 256, 1024, 4096].filter((length) => length <= mask.covered).map((length) => [length, countPairs(mask, length, length)]);
+  return [64, 256, 1024, 4096, 16384, LONGEST].filter((length) => length <= Math.max(4096, state.keys)).flatMap((length) => {
+    try {
+      const mask = parse(state.mask, { ...state, keys: length, queries: length });
+      return mask.given ? [] : [[length, countPairs(mask, length, length)]]; // a matrix has one length
+    } catch { return []; }
+  });
 }
 function exponentOf(rows) {
   const [[n0, p0], [n1, p1]] = rows.slice(-2);
@@ -389,10 +398,10 @@ function python(state) {
   const names = maskNames(`${state.mask} ${state.against}`);
   const lines = ["import regard", names ? `from regard import ${names}` : "", ...(/\bmy_mask\(|\bother_mask\(/.test(`${state.mask} ${state.against}`) ? ["# my_mask and other_mask return the masks that were given to regard.show"] : []), `mask = ${state.mask}`];
   if (state.painted) {
-    lines.push(`cells = mask.dense(${state.queries}, ${state.keys})`, `for i, j in ${JSON.stringify([...paintedCells(state)].map((cell) => cell.split(".").map(Number)))}:  # painted`, "    cells[i, j] = ~cells[i, j]", "mask = regard.Mask.of(cells)");
+    lines.push(`cells = mask.dense(${state.queries}, ${state.keys})`, `for i, j in ${JSON.stringify([...paintedCells(state)].map((cell) => cell.split(".").map(Number)))}:  # painted`, "    cells[i, j] = ~cells[i, j]", `mask = regard.Mask.of("painted", lambda i, j: cells[i - ${state.keys - state.queries}, j])`);
   }
   lines.push(`print(mask.count(${state.queries}, ${state.keys}), "visible pairs")`, state.keys <= 64 ? `print(mask.draw(${state.queries}, ${state.keys}))` : "");
-  if (state.against) lines.push(`other = ${state.against}`, `print((mask.dense(${state.queries}, ${state.keys}) != other.dense(${state.queries}, ${state.keys})).nonzero()[:1])`);
+  if (state.against) lines.push(`other = ${state.against}`, `print((mask & ~other | ~mask & other).count(${state.queries}, ${state.keys}), "cells differ")`, state.keys <= MOST_COMPARED ? `print((mask.dense(${state.queries}, ${state.keys}) != other.dense(${state.queries}, ${state.keys})).nonzero()[:1])  # the first` : "");
   return `${lines.filter(Boolean).join("\n")}\n`;
 }
 

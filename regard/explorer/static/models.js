@@ -1,7 +1,7 @@
 // Models: layers x heads of a trained model, one head, edits with the predictions before and after, flow, generation.
 
 import { BROWSER_MODEL, analyse, prepare, whyNumber } from "./browser_engine.js";
-import { asTable, checkbox, colourScale, diverging, field, format, hatch, html, number, select, sequential, svg } from "./dom.js";
+import { asTable, checkbox, colourScale, diverging, field, format, hatch, headRow, help, holdFocus, html, muted, number, select, sequential, svg } from "./dom.js";
 import { generator } from "./maths.js";
 import { compute, load } from "./remote.js";
 
@@ -9,10 +9,7 @@ const EXAMPLE = "Kx7mQzPvR Kx7mQz"; // of the model's card
 const SHOWS = [["overview", "Overview"], ["head", "Head"], ["edit", "Edit and rerun"], ["flow", "Flow"], ["generate", "Generate"]];
 const SORTS = [["layer", "layer and head"], ["spread", "spread"], ["previous", "previous token"], ["first", "first token"], ["induction", "induction"]];
 const KINDS = { ablate: "set to zero", mean: "mean over positions", beta: "β ×", hide: "hide key", patch: "patch from the other text" };
-// What the number beside a head's label is.
-const SPREAD = "The number is the spread: the entropy of the weights divided by its maximum, 0 for one key and 1 for equal weights, mean over the queries.";
-const NUMBERS = { mixed: `No pattern has a score of 0.5. ${SPREAD}`, uniform: `The weights are nearly equal. ${SPREAD}`, induction: "The mean weight on what followed the same token before.", "previous token": "The mean weight on the token before.", "first token": "The mean weight on the first token." };
-const MOST_CELLS = 48; // of a matrix drawn as numbers
+const LABELS = "The number beside a label is the mean weight of the head on that pattern: on the first token, on the token before, or on what followed the same token before (induction). A mixed or uniform head has no pattern with half of the weight. Its number is the spread: the entropy of the weights divided by its maximum, 0 for one key, 1 for equal weights.";
 const readHeads = (text) => (text ?? "").split(",").slice(0, 64).map((part) => part.split(".").map((x) => whole(x, 999))).filter((pair) => pair.length === 2 && pair.every((x) => x !== null));
 
 const whole = (text, most) => { const value = Number(text); return text !== null && text !== "" && Number.isInteger(value) && value >= 0 && value <= most ? value : null; };
@@ -87,24 +84,24 @@ function overview(found, state, update) {
   const editing = state.show === "edit";
   const choose = (cell) => (event) => {
     if (editing && event.shiftKey) update({ brush: brushed(state, cell.layer, cell.head, !isBrushed(state, cell.layer, cell.head)) });
-    else update({ layer: cell.layer, head: cell.head, row: null, show: state.show === "overview" ? "head" : state.show });
+    else update({ layer: cell.layer, head: cell.head, row: null, show: editing ? "edit" : "head" });
   };
   // dragging over heads brushes them
   const drag = (cell) => (event) => { if (editing && event.buttons === 1 && !isBrushed(state, cell.layer, cell.head)) { Object.assign(state, { brush: brushed(state, cell.layer, cell.head, true) }); event.currentTarget.classList.add("brushed"); } };
   const classes = (cell) => ["tile", state.layer === cell.layer && state.head === cell.head && "chosen", isEdited(state, cell.layer, cell.head) && "edited", editing && isBrushed(state, cell.layer, cell.head) && "brushed"].filter(Boolean).join(" ");
-  const button = (cell) => html("button", { type: "button", class: classes(cell), "data-head": `${cell.layer}.${cell.head}`, title: NUMBERS[cell.label],
+  const button = (cell) => html("button", { class: classes(cell), "data-head": `${cell.layer}.${cell.head}`,
     "aria-label": `Layer ${cell.layer + 1} head ${cell.head + 1}: ${cell.label} ${format(cell.value)}${editing && isBrushed(state, cell.layer, cell.head) ? ", brushed" : ""}`, onclick: choose(cell), onpointerleave: drag(cell), onpointerenter: drag(cell), onpointerup: (event) => { if (editing && state.brush.length && !event.shiftKey) update({ brush: [...state.brush] }); } },
   paint(found, state.sinks ? withoutFirst(cell.map) : cell.map, ""), html("span", { class: "tile-name" }, `${cell.layer + 1}.${cell.head + 1}`), html("span", { class: "tile-label" }, `${cell.label} ${format(cell.value)}`));
   const table = headTable(found, state);
   return [html("div", { class: "tiles", style: { "--across": String(Math.min(12, state.sort === "layer" ? found.layers[0].heads.length : cells.length)) } }, cells.map(button)), colourScale((x) => sequential(x), 0, 1, `weight; each map is a head, rows are queries, columns keys${found.causal === false ? "" : "; hatched: hidden"}`),
-    asTable("Heads", table.head, table.rows)];
+    help(LABELS), asTable("Heads", table.head, table.rows)];
 }
 
 const headTable = (found) => ({ head: ["head", "kind", "number", "spread", "previous token", "first token", "induction"],
   rows: found.layers.flatMap((layer, l) => layer.heads.map((head, h) => [`${l + 1}.${h + 1}`, head.label, head.value, head.numbers.spread, head.numbers.previous ?? "", head.numbers.first ?? "", head.numbers.induction ?? ""])) });
 
 function matrixPicture(found, state, rows, title, keyOf) {
-  const size = rows.length > 24 ? 16 : 26;
+  const size = Math.max(16, Math.min(48, Math.floor(400 / rows.length)));
   const [left, top] = [58, 62];
   const hatching = hatch();
   const largest = Math.max(1e-12, ...rows.flat());
@@ -113,9 +110,9 @@ function matrixPicture(found, state, rows, title, keyOf) {
     return svg("g", { class: "cell", tabindex: i || j ? "-1" : "0", role: "button", "data-row": i, "data-column": j, ...(keyOf && !hidden ? { "data-why": keyOf(i, j) } : {}), "aria-label": `${found.tokens[i]} to ${found.tokens[j]}: ${hidden ? "hidden" : format(value)}` },
       svg("rect", { x: left + j * size, y: top + i * size, width: size - 1, height: size - 1, fill: hidden ? hatching.fill : sequential(value, largest).fill }), svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${hidden ? "hidden" : format(value)}`));
   }));
-  const label = (token) => (token.length > 6 ? `${token.slice(0, 5)}…` : token);
+  const label = (token) => visible(token.length > 6 ? `${token.slice(0, 5)}…` : token);
   const texts = found.tokens.flatMap((token, k) => [svg("text", { x: left - 6, y: top + k * size + size / 2 + 4, class: "label end" }, label(token)), svg("text", { x: left + k * size + size / 2, y: top - 6, class: found.tokens.some((t) => t.length > 2) ? "tick start" : "label", transform: found.tokens.some((t) => t.length > 2) ? `rotate(-60 ${left + k * size + size / 2} ${top - 6})` : null }, label(token))]);
-  const [width, height] = [left + rows[0].length * size + 8, top + rows.length * size + 8];
+  const [width, height] = [left + rows[0].length * size + 24, top + rows.length * size + 8];
   return html("div", {}, html("h3", {}, title), html("div", { class: "scroll" }, svg("svg", { class: "picture attention", viewBox: `0 0 ${width} ${height}`, style: { "--natural": `${width}px` }, role: "group", "aria-label": title }, hatching.defs, texts, cells)), colourScale((x) => sequential(x, largest), 0, largest, title));
 }
 
@@ -124,7 +121,7 @@ function linesPicture(found, rows) {
   const height = found.tokens.length * step + 20;
   const at = (i) => 20 + i * step;
   const strokes = rows.flatMap((row, i) => row.map((weight, j) => (weight > 0.02 ? svg("line", { x1: 120, y1: at(i), x2: 300, y2: at(j), class: "token-line", "stroke-width": 0.5 + 5 * weight, opacity: 0.15 + 0.85 * weight }, svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${format(weight)}`)) : null)));
-  const words = found.tokens.flatMap((token, i) => [svg("text", { x: 112, y: at(i) + 4, class: "label end" }, token.slice(0, 14)), svg("text", { x: 308, y: at(i) + 4, class: "tick start" }, token.slice(0, 14))]);
+  const words = found.tokens.flatMap((token, i) => [svg("text", { x: 112, y: at(i) + 4, class: "label end" }, visible(token.slice(0, 14))), svg("text", { x: 308, y: at(i) + 4, class: "tick start" }, visible(token.slice(0, 14)))]);
   return html("div", {}, html("h3", {}, "Queries at the left, keys at the right"), svg("svg", { class: "picture lines", viewBox: `0 0 420 ${height}`, role: "img", "aria-label": "Lines from queries to keys, thicker for larger weights" }, strokes, words));
 }
 
@@ -134,17 +131,16 @@ const headMaps = (found, state) => {
 };
 
 function headView(found, state, update) {
-  if (!found.head) return [html("p", { class: "muted" }, "Choose a head.")];
   const { weights } = found.head;
   const own = found.layers[state.layer].heads[state.head];
   const title = html("h2", {}, `Layer ${state.layer + 1} head ${state.head + 1}: ${own.label} ${format(own.value)}`);
   const table = weightTable(found);
-  if (found.head.image) return [title, html("p", { class: "help" }, "Hover a patch, or move to it with Tab, to see where it looks."), imageHead(found, state), asTable("Weights", table.head, table.rows)];
+  if (found.head.image) return [title, help("Hover a patch of the picture, or move to it with Tab. The copy beside it shows where the patch looks."), imageHead(found, state), asTable("Weights", table.head, table.rows)];
   if (found.head.pooled) return [title, pooledHead(found, state, update)];
   const keyOf = state.sinks ? null : (i, j) => `weight.${state.layer}.${state.head}.${i}.${j}`;
   const maps = headMaps(found, state);
   const pictures = state.lines ? [linesPicture(found, maps[0][1])] : maps.map(([name, rows], k) => matrixPicture(found, state, rows, name, k ? null : keyOf));
-  return [title, html("p", { class: "help" }, "A weight is not a contribution: a token with a large weight and a small value adds little, and what it adds may not reach the prediction. The second map multiplies each weight by the size of what it brings, the third by its effect on the predicted logit (Chefer et al. 2021, positive part)."), html("div", { class: "maps equal" }, pictures),
+  return [title, help("A weight is not a contribution: a token with a large weight and a small value adds little, and what it adds may not reach the prediction. The second map multiplies each weight by the size of what it brings, the third by its effect on the predicted logit (Chefer et al. 2021, positive part)."), html("div", { class: "maps equal" }, pictures),
     asTable(`Weights of layer ${state.layer + 1} head ${state.head + 1}`, table.head, table.rows)];
 }
 
@@ -161,31 +157,35 @@ function pooledHead(found, state, update) {
   const shown = exact.map((weight, j) => ({ weight, j })).sort((a, b) => b.weight - a.weight).slice(0, 12);
   const largest = Math.max(1e-12, shown[0].weight);
   const strip = svg("svg", { class: "picture row-strip", viewBox: "0 0 600 60", preserveAspectRatio: "none", role: "img", "aria-label": `Weights of query ${row + 1}` }, svg("path", { class: "strip-line", d: `M${exact.map((weight, j) => `${((j + 0.5) * 600) / count} 60V${(60 - (58 * weight) / largest).toFixed(2)}`).join("M")}` }));
-  return html("div", { class: "maps" }, html("div", {}, html("p", { class: "help" }, `${count.toLocaleString("en")} tokens, drawn in ${weights.length} × ${weights[0].length} cells. Click a row to see it exactly.`), map, colourScale((x) => sequential(x), 0, 1, "weight in a cell, mean over its queries")),
+  return html("div", { class: "maps" }, html("div", {}, help(`${count.toLocaleString("en")} tokens, drawn in ${weights.length} × ${weights[0].length} cells. Click a row to see it exactly.`), map, colourScale((x) => sequential(x), 0, 1, "weight in a cell, mean over its queries")),
     html("div", { class: "exact-row" }, field("Exact row of query", html("input", { type: "number", min: "1", max: String(count), value: String(row + 1), onchange: (event) => update({ row: Math.max(0, Math.min(count, Math.trunc(Number(event.target.value)) || 1) - 1) }) })), strip,
       html("table", {}, html("caption", {}, `The largest weights of query ${row + 1}, “${visible(found.tokens[row] ?? "")}”`), html("tbody", {}, shown.map(({ weight, j }) => html("tr", {}, html("th", { scope: "row" }, `${j + 1}: ${visible(found.tokens[j] ?? "")}`), html("td", {}, number(weight, `weight.${state.layer}.${state.head}.${row}.${j}`, `Weight on key ${j + 1}`))))))));
 }
 
-// The picture with the weights of one patch over it; hovering or focusing a patch shows its row.
+// The picture, and beside it the same with the weights of one patch over it; hovering or focusing a patch shows its row.
 function imageHead(found, state) {
   const { rows, columns, address } = found.head.image;
   const extra = found.head.weights[0].length - rows * columns; // the class token
   const size = 40;
-  const shades = Array.from({ length: rows * columns }, (_, p) => svg("rect", { x: (p % columns) * size, y: Math.floor(p / columns) * size, width: size, height: size, class: "patch" }));
+  const [width, height] = [columns * size, rows * size];
+  const place = (p) => ({ x: (p % columns) * size, y: Math.floor(p / columns) * size, width: size, height: size });
+  const shades = Array.from({ length: rows * columns }, (_, p) => svg("rect", { ...place(p), class: "patch" }));
   const mark = svg("rect", { width: size, height: size, class: "patch-mark" });
-  const name = html("output", { class: "muted" });
+  const name = html("p", { class: "muted" });
+  const scale = html("div");
   const show = (query) => {
     const weights = found.head.weights[query];
     const largest = Math.max(1e-12, ...weights.slice(extra));
-    shades.forEach((shade, p) => { shade.setAttribute("opacity", String(0.8 * (weights[p + extra] / largest))); });
+    shades.forEach((shade, p) => { shade.setAttribute("opacity", String(0.7 * (weights[p + extra] / largest))); });
     const p = query - extra;
     mark.setAttribute("visibility", p < 0 ? "hidden" : "visible");
-    if (p >= 0) { mark.setAttribute("x", String((p % columns) * size)); mark.setAttribute("y", String(Math.floor(p / columns) * size)); }
-    name.textContent = `Query: ${p < 0 ? "class token" : `patch in row ${Math.floor(p / columns) + 1}, column ${(p % columns) + 1}`}; largest weight ${format(largest)}`;
+    for (const side of ["x", "y"]) mark.setAttribute(side, String(place(Math.max(0, p))[side]));
+    name.textContent = `Query: ${p < 0 ? "class token" : `patch in row ${Math.floor(p / columns) + 1}, column ${(p % columns) + 1}`}`;
+    scale.replaceChildren(colourScale((x) => ({ fill: `color-mix(in srgb, #d55e00 ${(70 * x) / largest}%, #fff)` }), 0, largest, "weight"));
   };
-  const hits = shades.map((_, p) => svg("rect", { x: (p % columns) * size, y: Math.floor(p / columns) * size, width: size, height: size, class: "patch-hit", tabindex: "0", role: "img", "aria-label": `Patch in row ${Math.floor(p / columns) + 1}, column ${(p % columns) + 1}`, onpointerenter: () => show(p + extra), onfocus: () => show(p + extra) }));
+  const hits = shades.map((_, p) => svg("rect", { ...place(p), class: "patch-hit", tabindex: "0", role: "img", "aria-label": `Patch in row ${Math.floor(p / columns) + 1}, column ${(p % columns) + 1}`, onpointerenter: () => show(p + extra), onfocus: () => show(p + extra) }));
   show(Math.min(state.position ?? 0, found.head.weights.length - 1));
-  return html("div", {}, svg("svg", { class: "picture image-head", viewBox: `0 0 ${columns * size} ${rows * size}`, role: "group", "aria-label": "Attention of one patch over the picture" }, svg("image", { href: address, width: columns * size, height: rows * size, class: "pixels" }), shades, mark, hits), name);
+  return html("div", {}, svg("svg", { class: "picture image-head", viewBox: `-2 -2 ${2 * width + 24} ${height + 4}`, role: "group", "aria-label": "The picture, and the attention of one patch over it" }, [0, width + 20].map((x) => svg("image", { x, href: address, width, height, class: "pixels" })), svg("g", { transform: `translate(${width + 20})` }, shades), mark, hits), name, scale);
 }
 
 const predictionTable = (found) => {
@@ -199,8 +199,8 @@ function predictionsView(found, state) {
   const rows = predictionTable(found);
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
   const edits = state.edits.length > 0;
-  return html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "Class" : `Next token after “${found.tokens[found.position] ?? ""}”`), html("thead", {}, html("tr", {}, ["token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])].map((cell) => html("th", { scope: "col" }, cell)))),
-    html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); })));
+  return html("div", { class: "scroll" }, html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "What the picture shows" : `${found.causal === false ? "Token at" : "Next token after"} “${visible(found.tokens[found.position] ?? "")}”`), headRow([found.image ? "class" : "token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])]),
+    html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); }))));
 }
 
 function editView(found, state, update) {
@@ -209,27 +209,29 @@ function editView(found, state, update) {
   const toggle = (kind, value = null) => { const old = has(kind); update({ edits: old ? without(old) : [...state.edits, { kind, layer: state.layer, head: state.head, value }] }); };
   const set = (kind, value, neutral) => { const rest = without(has(kind)); update({ edits: value === neutral ? rest : [...rest, { kind, layer: state.layer, head: state.head, value }] }); };
   const name = `layer ${state.layer + 1} head ${state.head + 1}`;
+  const patch = checkbox("patch its output from the other text", Boolean(has("patch")), () => toggle("patch"));
+  patch.firstChild.disabled = !state.source;
   const controls = html("fieldset", {}, html("legend", {}, `Edit ${name}`),
     checkbox("set its output to zero", Boolean(has("ablate")), () => toggle("ablate")), checkbox("replace its output by the mean over positions", Boolean(has("mean")), () => toggle("mean")),
     field(`β × ${format(has("beta")?.value ?? 1)}`, html("input", { type: "range", min: "-2", max: "2", step: "0.05", value: String(Math.log10(Math.max(0.01, has("beta")?.value ?? 1))), onchange: (event) => set("beta", Number((10 ** Number(event.target.value)).toPrecision(3)), 1) })),
-    field("Hide one key", select([["", "none"], ...found.tokens.map((token, j) => [String(j), `${j + 1}: ${token}`])], String(has("hide")?.value ?? ""), (value) => set("hide", value === "" ? null : Number(value), null))),
+    field("Hide one key", select([["", "none"], ...found.tokens.map((token, j) => [String(j), `${j + 1}: ${visible(token)}`])], String(has("hide")?.value ?? ""), (value) => set("hide", value === "" ? null : Number(value), null))),
     field("Other text, to patch from", html("input", { type: "text", value: state.source, spellcheck: false, onchange: (event) => update({ source: event.target.value }) }), "The head's output is taken from this text, position by position."),
-    checkbox("patch its output from the other text", Boolean(has("patch")), () => toggle("patch")));
-  const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { type: "button", "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
-  const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { type: "button", onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { type: "button", onclick: () => update({ brush: [] }) }, "Clear")) : html("p", { class: "help" }, "Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
-  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { type: "button", onclick: () => update({ edits: [] }) }, "Undo all")] : html("p", { class: "muted" }, "No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
+    patch);
+  const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
+  const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { onclick: () => update({ brush: [] }) }, "Clear")) : help("Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
+  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { onclick: () => update({ edits: [] }) }, "Undo all")] : muted("No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
 }
 
 function bars(rows, title, choose) {
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.value)));
-  return html("div", { class: "signed-bars", role: "group", "aria-label": title }, rows.map((row) => html("div", { class: "signed-bar" }, choose && row.layer !== undefined ? html("button", { type: "button", class: "link", onclick: () => choose(row) }, row.name) : html("span", {}, row.name),
+  return html("div", { class: "signed-bars", role: "group", "aria-label": title }, rows.map((row) => html("div", { class: "signed-bar" }, choose && row.layer !== undefined ? html("button", { class: "link", onclick: () => choose(row) }, row.name) : html("span", {}, row.name),
     html("span", { class: "signed-track" }, html("span", { class: `signed-fill ${row.value < 0 ? "negative" : ""}`, style: { width: `${(50 * Math.abs(row.value)) / largest}%` } })), row.key ? number(row.value, row.key, row.name) : html("span", { class: "tabular" }, format(row.value)))));
 }
 
 const ablationRows = (found) => found.ablations().map((each, at) => ({ ...each, key: `ablation.${at}`, name: each.heads > 1 ? `all ${each.heads} together` : `layer ${each.layer + 1} head ${each.head + 1}`, value: each.change })).sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
 
 function ablationsView(found, state, update) {
-  if (!found.ablations) return html("p", { class: "help" }, "This model has many heads: brush some of them to see the effect of each.");
+  if (!found.ablations) return help("This model has many heads: brush some of them to see the effect of each.");
   const rows = ablationRows(found);
   const table = { head: ["head set to zero", `change of the logit of ${found.target}`], rows: rows.map((row) => [row.name, row.value]) };
   return [html("h2", {}, `Each head alone set to zero${state.edits.length ? ", besides the edits" : ""}: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head })), asTable("Change of the logit", table.head, table.rows)];
@@ -240,17 +242,19 @@ function flowView(found, state, update) {
   const parts = found.attribution();
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   const rows = parts.map((part) => ({ ...part, key: part.layer === undefined ? null : `head.${part.layer}.${part.head}.${found.targetId}` }));
-  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, html("thead", {}, html("tr", {}, ["read", "1st", "2nd", "3rd", "4th"].map((cell) => html("th", { scope: "col" }, cell)))), html("tbody", {}, lens.map((row, l) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
+  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, headRow(["read", "1st", "2nd", "3rd", "4th"]), html("tbody", {}, lens.map((row, l) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
     colourScale((x) => sequential(x), 0, 1, "probability"),
-    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), html("p", { class: "help" }, "The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
+    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), help("The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
     asTable("Parts of the logit", ["part", "value"], parts.map((part) => [part.name, part.value]))];
 }
 
 function generateView(found, state, update) {
   const append = (token) => update({ text: state.text + token, position: null, seed: state.seed + 1 });
-  const draw = () => { let left = generator(state.seed + 1).uniform(); for (const each of found.after) { left -= each.probability; if (left <= 0) return each.token; } return found.after[0].token; };
-  return [html("p", { class: "generated" }, html("code", {}, state.text), html("span", { class: "cursor" }, "▏")), predictionsView(found, state), html("div", { class: "actions" }, html("button", { type: "button", onclick: () => append(found.after[0].token) }, `Append “${visible(found.after[0].token)}”, the most likely`), html("button", { type: "button", onclick: () => append(draw()) }, "Draw from the distribution"), html("button", { type: "button", disabled: state.text.length < 3, onclick: () => update({ text: [...state.text].slice(0, -1).join(""), position: null }) }, "Remove the last token")),
-    html("p", { class: "help" }, `The cache holds keys and values of ${found.tokens.length} tokens: ${found.cacheBytes.toLocaleString("en")} bytes in float32.`)];
+  const top = found.after.slice(0, 8);
+  const draw = () => { let left = generator(state.seed + 1).uniform() * top.reduce((sum, each) => sum + each.probability, 0); return top.find((each) => (left -= each.probability) <= 0) ?? top[0]; };
+  const last = found.tokens.at(-1);
+  return [html("p", { class: "generated" }, html("code", {}, state.text), html("span", { class: "cursor" }, "▏")), predictionsView(found, state), html("div", { class: "actions" }, html("button", { onclick: () => append(found.after[0].token) }, `Append “${visible(found.after[0].token)}”, the most likely`), html("button", { onclick: () => append(draw().token) }, `Draw one of the ${top.length} likeliest`), html("button", { disabled: found.tokens.length < 2 || !state.text.endsWith(last), onclick: () => update({ text: state.text.slice(0, -last.length), position: null }) }, "Remove the last token")),
+    help(`A draw takes each token in proportion to its probability. The cache holds keys and values of ${found.tokens.length} tokens: ${found.cacheBytes.toLocaleString("en")} bytes.`)];
 }
 
 const DRAW = { overview: (found, state, update) => html("div", { class: "model-overview" }, html("div", {}, overview(found, state, update)), predictionsView(found, state)), head: headView, edit: editView, flow: flowView, generate: generateView };
@@ -258,11 +262,12 @@ const DRAW = { overview: (found, state, update) => html("div", { class: "model-o
 function mount(element, state, update, data) {
   const bar = html("div", { class: "model-bar" });
   const tabs = html("div", { class: "tabs", role: "tablist" });
-  const body = html("div", { "aria-live": "off" }, html("p", { class: "muted" }, "Loading the model …"));
+  const body = html("div", { "aria-live": "off" }, muted("Loading the model …"));
   element.append(bar, tabs, body);
   let before = null;
   let asking = null;
   let waiting = 0;
+  let held = null; // gives the focus back when Python has answered
   let names = [{ name: BROWSER_MODEL, what: "runs in this page" }];
   let listed = !data.api && !Object.hasOwn(data, "models");
   if (!listed) load(data, "models").then((found) => { names = found; if (!state.text) state.text = names.find((each) => each.name === state.model)?.example ?? ""; }, () => {}).finally(() => { listed = true; drawBar(); draw(true); });
@@ -278,19 +283,25 @@ function mount(element, state, update, data) {
 
   function drawBar() {
     if (!typing()) input.value = state.text;
+    const giveBack = holdFocus(bar);
     bar.replaceChildren(field("Model", select(names.map(({ name }) => [name, name]), state.model, (model) => { update({ model, edits: [], unread: "", layer: 0, head: 0, text: names.find((each) => each.name === model)?.example ?? EXAMPLE, position: null, target: "", row: null, brush: [] }); drawBar(); }), names.find((each) => each.name === state.model)?.what), data.tabs ? "" : takesImage() ? field("Picture", upload) : field("Text", input),
       field("Sort heads by", select(SORTS, state.sort, (sort) => update({ sort }))), checkbox("Hide the first token and renormalise (S)", state.sinks, (sinks) => update({ sinks })), checkbox("Lines instead of a matrix (L)", state.lines, (lines) => update({ lines })));
+    giveBack();
   }
   drawBar();
 
   function show(found) {
     answers.set(state, found);
+    const giveBack = held ?? holdFocus(element);
+    held = null;
     update({}); // the comparison and the inspector follow
     if (document.activeElement !== input) input.value = state.text;
-    tabs.replaceChildren(...SHOWS.filter(([name]) => !data.tabs || data.tabs.includes(name)).map(([name, label]) => html("button", { type: "button", role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
-    body.replaceChildren(...[DRAW[state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
+    // an encoder, such as a Vision Transformer, has no next token
+    tabs.replaceChildren(...SHOWS.filter(([name]) => (!data.tabs || data.tabs.includes(name)) && (name !== "generate" || found.causal !== false)).map(([name, label]) => html("button", { role: "tab", "aria-selected": String(state.show === name), onclick: () => update({ show: name }) }, label)));
+    body.replaceChildren(...[DRAW[state.show === "generate" && found.causal === false ? "overview" : state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
+    giveBack();
   }
-  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message), state.edits.length || state.brush.length || state.unread ? html("button", { type: "button", onclick: () => update({ edits: [], brush: [], unread: "" }) }, "Undo all edits") : ""); };
+  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message), state.edits.length || state.brush.length || state.unread ? html("button", { onclick: () => update({ edits: [], brush: [], unread: "" }) }, "Undo all edits") : ""); };
 
   function draw(force = false) {
     const now = write(state).toString();
@@ -308,11 +319,12 @@ function mount(element, state, update, data) {
   }
 
   function askServer(signal) {
-    const note = html("p", { class: "muted" }, "Computing …");
-    body.replaceChildren(note, html("button", { type: "button", onclick: () => asking.abort() }, "Cancel"));
+    const note = muted("Computing …");
+    held ??= holdFocus(element);
+    body.replaceChildren(note, html("button", { onclick: () => asking.abort() }, "Cancel"));
     compute("model", requestOf(state), ({ text: progress }) => { note.textContent = progress; }, signal)
       .then((answer) => { if (!signal.aborted) show(fromServer(answer)); })
-      .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(html("p", { class: "muted" }, "Cancelled.")); else fail(error); });
+      .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(muted("Cancelled.")); else fail(error); });
   }
   draw.stop = () => { clearTimeout(waiting); asking?.abort(); };
   return draw;
@@ -387,13 +399,20 @@ function python(state) {
   const call = own ? "model(tokens)" : latest.call;
   const name = own ? "tokens" : /^(\w+) = torch\.tensor\(\[words\.encode/m.exec(latest.setup)?.[1];
   if (name && state.edits.some((edit) => edit.kind === "patch")) lines.push(`first, ${name} = ${name}, torch.tensor([words.encode(${text(state.source)})])`, "with torch.no_grad(), regard.watch(model) as other:", `    ${call}`, `${name} = first`);
+  const edits = state.edits.map((edit) => `    edit.${verbs[edit.kind]}(${edit.layer}, ${edit.head === null ? "" : `heads=[${edit.head}], `}${calls[edit.kind](edit)})`);
   lines.push("with torch.no_grad(), regard.watch(model) as seen:", `    before = ${call}`, `print(seen.table(${name ?? ""}))`);
   const last = state.edits.length ? "after" : "before";
-  if (state.edits.length) lines.push("with torch.no_grad(), regard.intervene(model) as edit:", ...state.edits.map((edit) => `    edit.${verbs[edit.kind]}(${edit.layer}, ${edit.head === null ? "" : `heads=[${edit.head}], `}${calls[edit.kind](edit)})`), `    after = ${call}`);
+  if (state.edits.length) lines.push("with torch.no_grad(), regard.intervene(model) as edit, regard.watch(model) as seen:", ...edits, `    after = ${call}`);
   if (latest?.after.length) {
     // the numbers of the page: the probabilities of the outputs that are likely before or after
     const row = (result) => `${own ? result : `getattr(${result}, "logits", ${result})`}[${latest.image ? "0" : `0, ${latest.position}`}].softmax(-1)`;
     lines.push(state.edits.length ? `old, new = ${row("before")}, ${row("after")}` : `old = new = ${row(last)}`, "for token in torch.maximum(old, new).topk(8).indices.tolist():", `    print(${name ? "repr(words.decode([token]))" : "token"}, f"{old[token]:.3f}"${state.edits.length ? ', f"{new[token]:.3f}"' : ""})`);
+  }
+  if (state.show === "head") lines.push(`print(seen.records[${state.layer}].weights()[0, ${state.head}])`);
+  if (state.show === "flow" && latest?.targetId !== undefined) {
+    const flow = `flow = regard.see.direct_logit_attribution(model, lambda: ${call}, ${latest.targetId}, position=${latest.image ? -1 : latest.position})`;
+    const lens = `print(regard.see.logit_lens(model, lambda: ${call}, progress=False)[:, 0${latest.image ? "" : `, ${latest.position}`}].softmax(-1).topk(4))`;
+    lines.push(...(edits.length ? ["with regard.intervene(model) as edit:", ...edits, `    ${flow}`, `    ${lens}`] : [flow, lens]), "for part, value in zip(flow.parts, flow.values[0].tolist()):", '    print(part, f"{value:.3f}")');
   }
   return `${lines.join("\n")}\n`;
 }

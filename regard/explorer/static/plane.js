@@ -1,6 +1,6 @@
 // Plane: attention in two dimensions. Drag keys, values and the query; the output moves inside the hull of the values.
 
-import { asTable, betaSlider, category, checkbox, field, format, html, math, number, svg } from "./dom.js";
+import { asTable, betaSlider, category, checkbox, field, format, help, html, math, number, svg } from "./dom.js";
 import { attend, convexHull, dot, firstOrderChange, generator, norm, scale, add } from "./maths.js";
 
 const UNIT = 100; // pixels
@@ -222,9 +222,10 @@ function mount(element, state, update) {
     scene.replaceChildren(...lines, hull.length > 2 ? svg("polygon", { points: hull.map((point) => point.join(",")).join(" "), class: "hull" }) : svg("polyline", { points: hull.map((point) => point.join(",")).join(" "), class: "hull" }), ...clouds,
       ...state.values.map((value, j) => { const [x, y] = toPixel(value); return svg("line", { x1: x, y1: y, x2: output[0], y2: output[1], class: "pull", stroke: category(j), "stroke-width": 0.5 + 9 * shares[j], opacity: 0.25 + 0.6 * shares[j] }); }),
       ...projections.flat(),
-      ...state.keys.flatMap((key, j) => [svg("g", { style: { "--own": category(j) } }, arrow(key, "key", state.tie ? `k${j + 1} = v${j + 1}` : `k${j + 1}`)), grip(`k${j}`, toPixel(key), `Key ${j + 1}`, null)]),
+      // a key in the direction of the query stays in sight on the thicker arrow
       svg("g", {}, arrow(state.query, "query", state.second ? "q₁" : "q")), grip("q", toPixel(state.query), state.second ? "Query 1" : "Query", null),
       ...(state.second ? [svg("g", {}, arrow(state.second, "query", "q₂")), grip("q2", toPixel(state.second), "Query 2", null)] : []),
+      ...state.keys.flatMap((key, j) => [svg("g", { style: { "--own": category(j) } }, arrow(key, "key", state.tie ? `k${j + 1} = v${j + 1}` : `k${j + 1}`)), grip(`k${j}`, toPixel(key), `Key ${j + 1}`, null)]),
       ...(state.tie ? [] : state.values.map((value, j) => grip(`v${j}`, toPixel(value), `Value ${j + 1}`, [svg("circle", { r: 9, fill: category(j), class: "value" }), svg("text", { x: 14, y: -10, class: "value-label" }, `v${j + 1}`)])).flat()),
       ...nudge, diamond(output, 9, "output"), svg("text", { x: output[0] + 13, y: output[1] + 20, class: "output-label" }, "output"));
   }
@@ -249,8 +250,8 @@ function mount(element, state, update) {
   function drawOptions() {
     const last = state.keys.length - 1;
     options.replaceChildren(
-      html("button", { type: "button", disabled: state.keys.length >= MOST_KEYS, onclick: () => { const angle = 2.4 * state.keys.length; const at = [Math.cos(angle), Math.sin(angle)].map((x) => Number(x.toFixed(2))); update({ keys: [...state.keys, at], values: [...state.values, state.tie ? at : scale(at, 2)] }); } }, "Add a key"),
-      html("button", { type: "button", disabled: state.keys.length < 2, onclick: () => update({ keys: state.keys.slice(0, -1), values: state.values.slice(0, -1), nudged: state.nudged === `k${last}` ? null : state.nudged, along: Math.min(state.along, last - 1) }) }, "Remove the last key"),
+      html("button", { disabled: state.keys.length >= MOST_KEYS, onclick: () => { const angle = 2.4 * state.keys.length; const at = [Math.cos(angle), Math.sin(angle)].map((x) => Number(x.toFixed(2))); update({ keys: [...state.keys, at], values: [...state.values, state.tie ? at : scale(at, 2)] }); } }, "Add a key"),
+      html("button", { disabled: state.keys.length < 2, onclick: () => update({ keys: state.keys.slice(0, -1), values: state.values.slice(0, -1), nudged: state.nudged === `k${last}` ? null : state.nudged, along: Math.min(state.along, last - 1) }) }, "Remove the last key"),
       checkbox("Values are the keys (k = v)", state.tie, (tie) => update({ tie, ...(tie ? { values: structuredClone(state.keys) } : {}) })),
       checkbox("Show scores as projections on the query", state.projections, (projections) => update({ projections })),
       checkbox("Second head", Boolean(state.second), (on) => update({ second: on ? [-state.query[1], state.query[0]] : null })),
@@ -261,23 +262,21 @@ function mount(element, state, update) {
       field("Key whose length varies", html("select", { onchange: (event) => update({ along: Number(event.target.value), length: state.length || 0.5 }) },
         [["-1", "none"], ...state.keys.map((_, j) => [String(j), `key ${j + 1}`])].map(([value, label]) => html("option", { value, selected: Number(value) === state.along }, label)))),
       range(`How much its length varies: ${format(state.length)}`, state.length, 1, (length) => update({ length })),
-      html("button", { type: "button", onclick: () => update({ seed: state.seed + 1 }) }, "Draw again"));
+      html("button", { onclick: () => update({ seed: state.seed + 1 }) }, "Draw again"));
   }
 
   let structure = "";
   return function redraw() {
     const found = compute(state);
-    const focused = document.activeElement?.dataset?.handle;
     drawScene(found);
-    if (focused) scene.querySelector(`[data-handle="${focused}"]`)?.focus();
     betaInput.value = String(Math.round(Number(betaSlider(state.beta, () => {}).input.value)));
     betaOutput.textContent = `β = ${format(state.beta)}`;
     const shown = found.second ? [["head 1", found.first, "1"], ["head 2", found.second, "2"]] : [["", found.first, "1"]];
     bars.replaceChildren(...shown.flatMap(([title, head, h]) => [title && html("h3", {}, title), ...head.weights.map((weight, j) => html("div", { class: "bar" },
       html("span", { class: "swatch", style: { background: category(j) } }), html("span", {}, `k${j + 1}`),
       html("span", { class: "track" }, html("span", { class: "fill", style: { width: `${100 * weight}%`, background: category(j) } })), number(weight, `w.${h}.${j}`, `Weight of key ${j + 1}`)))]).filter(Boolean));
-    numbers.replaceChildren("output = (", number(found.output[0], "o.0", "Output, x"), ", ", number(found.output[1], "o.1", "Output, y"), ")");
-    if (found.nudged) numbers.append(html("p", { class: "help" }, `After the nudge: predicted (${found.nudged.predicted.map(format).join(", ")}), true (${found.nudged.output.map(format).join(", ")}), apart by ${format(found.nudged.error)}.`));
+    numbers.replaceChildren(found.second ? "mean output of both heads = (" : "output = (", number(found.output[0], "o.0", "Output, x"), ", ", number(found.output[1], "o.1", "Output, y"), ")");
+    if (found.nudged) numbers.append(help(`After the nudge: predicted (${found.nudged.predicted.map(format).join(", ")}), true (${found.nudged.output.map(format).join(", ")}), apart by ${format(found.nudged.error)}.`));
     cloudText.replaceChildren(...(found.clouds ?? []).map((cloud, k) => html("p", { class: `cloud-text cloud-${k}` }, `${cloud.name}: standard deviation ${format(cloud.deviation)} over ${DRAWS} draws`)));
     const now = JSON.stringify([state.keys.length, state.tie, state.projections, Boolean(state.second), state.nudged, state.along, state.spread, state.length]);
     if (now !== structure && !noise.contains(document.activeElement?.closest("input[type=range]"))) { structure = now; drawOptions(); }
@@ -339,12 +338,14 @@ function table(state) {
 function python(state) {
   const list = (rows) => `[${rows.map((row) => `[${row.join(", ")}]`).join(", ")}]`;
   const queries = [state.query, ...(state.second ? [state.second] : [])];
+  const call = (v) => `attend(q[None, :, None], k[None, None], ${v}[None, None], beta=${state.beta === Infinity ? 'float("inf")' : state.beta})`;
   return [
     "import torch", "from regard import attend", "",
     `q = torch.tensor(${list(queries)}, dtype=torch.float64)  # ${queries.length === 2 ? "one query per head" : "one query"}`,
     `k = torch.tensor(${list(state.keys)}, dtype=torch.float64)`, `v = torch.tensor(${list(state.values)}, dtype=torch.float64)`,
-    `out = attend(q[None, :, None], k[None, None], v[None, None], beta=${state.beta === Infinity ? 'float("inf")' : state.beta})  # (b, h, i, e)`,
-    state.second ? "print(out.mean(1)[0, 0])  # the mean of both heads" : "print(out[0, 0, 0])", "",
+    `print(${call(`torch.eye(${state.keys.length}, dtype=torch.float64)`)}[0, :, 0])  # weights (h, j)`,
+    state.second ? `print(${call("v")}.mean(1)[0, 0])  # the mean of both heads` : `print(${call("v")}[0, 0, 0])`,
+    ...(state.nudged ? [`${state.nudged === "q" ? "q[0]" : `k[${state.nudged.slice(1)}]`} += torch.tensor([${state.nudge.join(", ")}])`, `print(${call("v")}[0, 0, 0])  # after the nudge`] : []), "",
   ].join("\n");
 }
 

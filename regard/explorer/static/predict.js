@@ -56,7 +56,7 @@ export function predictWeights(scores, beta, reveal) {
   const verdict = html("div", { "aria-live": "polite" });
   show();
   return html("div", { class: "predict" }, html("p", {}, html("strong", {}, "Predict first: "), "set the weights as you expect them, then compare."), rows, html("p", {}, total),
-    html("button", { type: "button", onclick: (event) => {
+    html("button", { onclick: (event) => {
       const found = judge(guess, scores, beta);
       event.target.disabled = true;
       verdict.replaceChildren(html("p", { class: found.right ? "good" : "warn" }, found.text), html("p", {}, `Yours: ${guess.map(format).join(", ")}. Computed: ${found.truth.map(format).join(", ")}.`));

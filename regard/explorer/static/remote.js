@@ -12,6 +12,9 @@ export function load(data, name) {
   return kept.get(name);
 }
 
+// A request that was cancelled is no failure.
+const noAnswer = (error) => { throw error.name === "AbortError" ? error : new Error("The server does not answer. Is regard explore still running?"); };
+
 async function answerOf(response) {
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(answer.error ?? "The server refused the request.");
@@ -20,13 +23,7 @@ async function answerOf(response) {
 
 export async function ask(address, body = null) {
   const options = body === null ? {} : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
-  let response;
-  try {
-    response = await fetch(address, options);
-  } catch {
-    throw new Error("The server does not answer. Is regard explore still running?");
-  }
-  return answerOf(response);
+  return answerOf(await fetch(address, options).catch(noAnswer));
 }
 
 const client = () => {
@@ -52,17 +49,12 @@ export async function compute(task, body, progress, signal) {
 
 // progress({ text, done, total }) is called as events arrive; aborting the signal cancels it.
 async function run(task, body, progress, signal) {
-  let response;
-  try {
-    response = await fetch(`/api/jobs/${task}`, { method: "POST", headers: { "Content-Type": "application/json", "X-Client": client() }, body: JSON.stringify(body), signal });
-  } catch (error) {
-    throw error.name === "AbortError" ? error : new Error("The server does not answer. Is regard explore still running?");
-  }
+  const response = await fetch(`/api/jobs/${task}`, { method: "POST", headers: { "Content-Type": "application/json", "X-Client": client() }, body: JSON.stringify(body), signal }).catch(noAnswer);
   if (!response.ok) return answerOf(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(noAnswer);
     if (done) throw new Error("The server ended the computation without an answer.");
     text += value;
     const events = text.split("\n\n");

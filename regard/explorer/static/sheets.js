@@ -1,7 +1,7 @@
 // Sheets and lab: every question of the course sheets with its answer, and the claims that measure it.
 
 import { drawDocument, shelf } from "./document.js";
-import { asTable, html, number } from "./dom.js";
+import { asTable, help, html, muted, number, withCode } from "./dom.js";
 import { presetAddress } from "./plane.js";
 import { compute, load } from "./remote.js";
 
@@ -27,14 +27,15 @@ function claimCard(claim, data) {
     outcome.querySelector(".guess").textContent = guess === null ? "" : guess === found ? "Your prediction was right." : `You predicted “${guess}”.`;
     if (shown) return;
     shown = true;
-    load(data, `figures/${claim.id}`).then((answer) => figure.replaceChildren(html("img", { src: answer.address, alt: `Figure: ${claim.question}` })), (error) => figure.replaceChildren(html("p", { class: "muted" }, error.message)));
+    load(data, `figures/${claim.id}`).then((answer) => figure.replaceChildren(html("img", { src: answer.address, alt: `Figure: ${claim.question}` })), (error) => figure.replaceChildren(muted(error.message)));
   };
-  outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), ` ${claim.sentence}`), figure, claim.numbers.length ? asTable("Numbers of the figure", ["number", "value"], claim.numbers.map(([name, value], k) => [name, typeof value === "number" ? number(value, `n.${claim.id}.${k}`, name) : String(value)])) : "");
+  outcome.append(html("p", { class: "guess muted" }), html("p", {}, html("strong", { class: `verdict ${claim.verdict}` }, claim.verdict), " ", withCode(claim.sentence)), figure, claim.numbers.length ? asTable("Numbers of the figure", ["number", "value"], claim.numbers.map(([name, value], k) => [name, typeof value === "number" ? number(value, `n.${claim.id}.${k}`, name) : String(value)])) : "");
   let stop = null;
-  const run = html("button", { type: "button", onclick: async () => {
+  const run = html("button", { onclick: async () => {
     if (stop) { stop.abort(); return; }
     stop = new AbortController();
     run.textContent = "Cancel";
+    running.textContent = "Starting …";
     try {
       const answer = await compute("claim", { claim: claim.id }, ({ text }) => { running.textContent = text; }, stop.signal);
       running.replaceChildren(html("p", {}, `Run now in ${answer.seconds.toFixed(1)} s: `, html("strong", {}, answer.verdict), ` ${answer.sentence}`), html("img", { src: answer.figure, alt: `Figure of the new run: ${claim.question}` }));
@@ -44,9 +45,9 @@ function claimCard(claim, data) {
     stop = null;
     run.textContent = "Run it now";
   } }, "Run it now");
-  return html("article", { class: "card" }, html("h2", {}, claim.question), html("p", {}, claim.claim),
-    html("p", { class: "help" }, `Measured: ${claim.measures}`),
-    html("div", { class: "actions", role: "group", "aria-label": "Predict the verdict" }, VERDICTS.slice(0, 2).map((word) => html("button", { type: "button", onclick: () => reveal(word) }, `I predict: ${word}`)), html("button", { type: "button", onclick: () => reveal(null) }, "Show the result")),
+  return html("article", { class: "card" }, html("h2", {}, claim.question), html("p", {}, withCode(claim.claim)),
+    help("Measured: ", withCode(claim.measures)),
+    html("div", { class: "actions", role: "group", "aria-label": "Predict the verdict" }, VERDICTS.slice(0, 2).map((word) => html("button", { onclick: () => reveal(word) }, `I predict: ${word}`)), html("button", { onclick: () => reveal(null) }, "Show the result")),
     outcome, html("p", { class: "command" }, html("code", {}, claim.command)), data.api ? run : null, running);
 }
 
@@ -57,10 +58,11 @@ function erratum(found) {
 
 let table = { head: ["question", "claims"], rows: [] };
 let known = new Map();
+let measuring = "beta"; // the first claim of the question that is shown
 
 function mount(element, state, update, data) {
   const list = html("div", {});
-  const text = html("article", { class: "prose" }, html("p", { class: "muted" }, "Loading the sheets …"));
+  const text = html("article", { class: "prose" }, muted("Loading the sheets …"));
   element.append(html("div", { class: "library" }, list, text));
   let found = null;
   Promise.all([load(data, "sheets"), load(data, "claims")]).then(([sheets, claims]) => { found = { sheets, claims: new Map(claims.map((claim) => [claim.id, claim])) }; known = found.claims; draw(); },
@@ -88,8 +90,9 @@ function mount(element, state, update, data) {
         html("dl", {}, found.sheets.map((each) => [html("dt", {}, each.sheet), html("dd", {}, `${each.title}. ${each.questions.length} questions.`)])));
       return;
     }
+    measuring = question.claims[0] ?? measuring;
     const view = presetAddress(question.places) || question.view;
-    text.replaceChildren(html("p", { class: "muted" }, `Sheet ${sheet.sheet}, question ${question.place.slice(4)}`), html("h1", {}, question.question), ...drawDocument(question.content), ...question.errata.map(erratum),
+    text.replaceChildren(muted(`Sheet ${sheet.sheet}, question ${question.place.slice(4)}`), html("h1", {}, question.question), ...drawDocument(question.content), ...question.errata.map(erratum),
       html("p", { class: "command" }, html("code", {}, question.command), view ? [" ", html("a", { href: view }, "See it in the explorer")] : ""),
       ...question.claims.map((name) => found.claims.get(name)).filter(Boolean).map((claim) => claimCard(claim, data)));
   }
@@ -101,11 +104,11 @@ function why(_, key) {
   const [kind, id, k] = key.split(".");
   const [name, value] = known.get(id)?.numbers[Number(k)] ?? [];
   if (kind !== "n" || name === undefined) return null;
-  return { title: name, value, formula: `measured by ${known.get(id).command}`, note: known.get(id).measures, parts: [], end: `In Python: claims()["${id}"].run().numbers` };
+  return { title: name, value, formula: `measured by ${known.get(id).command}`, note: known.get(id).measures, parts: [], end: "Copy Python runs it again." };
 }
 
 const claimTable = (state) => (known.get(state.claim)?.numbers.length ? { head: ["number", "value"], rows: known.get(state.claim).numbers } : table);
 
-const python = (state) => `from regard.lab.claim import claims\n\nprint(claims()[${JSON.stringify(state.claim || "beta")}].run())\n`;
+const python = (state) => `from regard.lab.claim import claims\n\nclaim = claims()[${JSON.stringify(state.claim || measuring)}]\noutcome = claim.run(claim.setup())\nprint(outcome.verdict.word, outcome.numbers)\n`;
 
 export const sheetsView = { title: "Sheets", read, write, mount, why, table: claimTable, python };

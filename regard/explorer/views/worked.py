@@ -23,7 +23,7 @@ def work_out(request: dict[str, Any]) -> dict[str, str]:
     """
     matrices = {name: (parse_matrix(request[name], name),) for name in ("q", "k", "v")}
     width = len(matrices["q"][0][0]) / request["heads"]
-    scaled = math.isclose(request["beta"], 1 / math.sqrt(width), rel_tol=1e-2)
+    scaled = math.isclose(request["beta"], 1 / math.sqrt(width), rel_tol=1e-5)
     if not scaled and request["beta"] != 1:
         raise ConfigError(
             f"a worked solution has beta = 1 or beta = 1/sqrt({width:g}) = {1 / math.sqrt(width):.4g}, "
