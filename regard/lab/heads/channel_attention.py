@@ -34,7 +34,7 @@ from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.channel import ChannelAttention
 from regard.nn.windows import partition
 
-MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2"
+MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2 \mathrm{for} D = 2 N"
 
 
 @dataclass(frozen=True, kw_only=True)
