@@ -9,17 +9,17 @@ Measures: Multiply-adds of the scores and weighted means ("attention"), of the p
     torch counts them, at lengths around D, and where the curves cross. Seconds of all three are reported but do not
     decide, because they depend on the machine. Whether the first token changes the last output.
 Finding: At width D={{ n.width }} and n={{ n.lengths[0] }} tokens the scores and weighted means of attention need {{
-    n["multiply-adds"]["attention"][0]|millions(2) }} M multiply-adds, its projections {{
-    n["multiply-adds"]["projections"][0]|millions(2) }} M and a recurrent layer {{
-    n["multiply-adds"]["recurrent"][0]|millions(2) }} M. Scores and means alone need more than the recurrent layer {{
-    shown["recurrent"] }}; with its projections attention needs more at every length. Scores and means need more than
-    the projections {{ shown["projections"] }}. In time on one machine, at n={{ n.lengths[0] }} scores and means take {{
-    (n.seconds["attention"][0] * 1e3)|fixed }} ms, the projections {{ (n.seconds["projections"][0] * 1e3)|fixed }} ms
-    and the recurrent layer {{ (n.seconds["recurrent"][0] * 1e3)|fixed }} ms, which computes one token after the other.
-    {% if n["crossings in seconds"]["recurrent"] is none %}Scores and means were faster than the recurrent layer at
-    every length up to n={{ n.lengths[-1] }}.{% else %}Scores and means took longer than the recurrent layer {{
-    clock["recurrent"] }}.{% endif %} In one layer the first of {{ n.lengths[0] }} tokens changes the last output (by {{
-    n["change of the last output by the first token"]|short }}): they are connected in one step.
+    n["multiply-adds"]["attention"][0]|comma }} multiply-adds, its projections {{
+    n["multiply-adds"]["projections"][0]|comma }} and a recurrent layer {{ n["multiply-adds"]["recurrent"][0]|comma }}.
+    Scores and means alone need more than the recurrent layer {{ shown["recurrent"] }}; with its projections attention
+    needs more at every length. Scores and means need more than the projections {{ shown["projections"] }}. In time on
+    one machine, at n={{ n.lengths[0] }} scores and means take {{ (n.seconds["attention"][0] * 1e3)|fixed }} ms, the
+    projections {{ (n.seconds["projections"][0] * 1e3)|fixed }} ms and the recurrent layer {{ (n.seconds["recurrent"][0]
+    * 1e3)|fixed }} ms, which computes one token after the other. {% if n["crossings in seconds"]["recurrent"] is none
+    %}Scores and means were faster than the recurrent layer at every length up to n={{ n.lengths[-1] }}.{% else %}Scores
+    and means took longer than the recurrent layer {{ clock["recurrent"] }}.{% endif %} In one layer the first of {{
+    n.lengths[0] }} tokens changes the last output (by {{ n["change of the last output by the first token"]|short }}):
+    they are connected in one step.
 Budget: 20 seconds
 Source: 000 1.4b, 002 1.4b
 """

@@ -23,7 +23,7 @@ Finding: Digits, from {{ n.sizes[0] }} images: convolutional network ({{ n.param
     The same images with stripes, whose direction alone predicts the class of {{ n.agree|percent }} of them: {% for
     size in n.sizes %}from {{ size|comma }} images {{ accuracy["patches and stripes"]["cnn"][loop.index0] }} and {{
     accuracy["patches and stripes"]["vit"][loop.index0] }}{{ ", " if not loop.last else ". " }}{% endfor %}With the
-    pixels of all digits shuffled in the same way, which destroys neighbourhoods, the convolutional network still has {{
+    pixels of all digits shuffled in the same way, which destroys neighbourhoods, the convolutional network has {{
     n["accuracy, pixels shuffled"]|percent }} from {{ n.sizes[0] }} digits.
 Budget: 120 seconds
 Source: 002 1.5d
