@@ -9,11 +9,11 @@ Measures: `linear_attend` against the same computation with all weights, in floa
 Finding: At N={{ n.length }}, D={{ n.width }} softmax attention needs {{ n["multiply-adds of softmax"]|comma }}
     multiply-adds and linear attention {{ n["multiply-adds of linear"]|comma }}. Its outputs equal those computed from
     all N^2 weights g(k) . g(q) up to {{ n.error|at_most }}, and its largest tensor has {{ n["largest tensor"]|comma }}
-    numbers. The multiply-adds grow as N^{{ growth[0]|fixed }} and N^{{ growth[1]|fixed }} (seconds as N^{{
-    seconds[0]|fixed(1) }} and N^{{ seconds[1]|fixed(1) }}). Computing all weights costs {{ n["multiply-adds of all
-    weights by features"]|comma }} by features and {{ n["multiply-adds of all weights by softmax"]|comma }} by softmax.
-    The smallest weight is {{ n["smallest weight"]|short }} with features that are not negative, and {{
-    n["smallest weight with g(x) = x"]|short }} with g(x) = x, which can be negative.
+    numbers, where N^2 is {{ (n.length ** 2)|comma }}. The multiply-adds grow as N^{{ growth[0]|fixed }} and N^{{
+    growth[1]|fixed }} (seconds as N^{{ seconds[0]|fixed(1) }} and N^{{ seconds[1]|fixed(1) }}). Computing all weights
+    costs {{ n["multiply-adds of all weights by features"]|comma }} by features and {{ n["multiply-adds of all weights
+    by softmax"]|comma }} by softmax. The smallest weight is {{ n["smallest weight"]|short }} with features that are not
+    negative, and {{ n["smallest weight with g(x) = x"]|short }} with g(x) = x, which can be negative.
 Budget: 10 seconds
 Source: 003 12.10
 """

@@ -5,12 +5,15 @@ Claim: By seeing fewer pairs. With a window along the sequence, square windows o
     connect every patch with every other, have 2 N root N pairs. A second stage with all pairs would have N^2 again.
 Measures: Visible pairs counted exactly from the masks for growing N, and measured from attention at a small N. Which
     pairs are connected within two stages. Seconds of attention with each mask, which are reported but do not decide.
-Finding: Visible pairs at N={{ n.lengths[-1]|comma }}, in brackets how they grow with N: {% for name in n.pairs %}{{
-    name }} {{ n.pairs[name][-1]|comma }} (N^{{ growth[name]|fixed }}){{ "; " if not loop.last else ". " }}{% endfor
-    %}At N={{ n["small length"] }} attention gives nonzero weights to {{ n["pairs with nonzero weight at the small
-    length"].values()|join_numbers }} pairs, in the same order; the masks have {{ n["pairs at the small
-    length"].values()|join_numbers }}. Milliseconds at N={{ n.lengths[-1]|comma }}: {% for name in n.seconds %}{{ name
-    }} {{ (n.seconds[name][-1] * 1e3)|fixed(1) }}{{ ", " if not loop.last else "." }}{% endfor %}
+Finding: Windows reach {{ n.window }} patches to each side, dilated ones as many steps of {{ n.stride }}; square windows
+    have {{ n.side }} x {{ n.side }} patches; global tokens: {{ n["global tokens"] }}. Visible pairs at N={{
+    n.lengths[-1]|comma }}, in brackets how they grow with N: {% for name in n.pairs %}{{ name }} {{
+    n.pairs[name][-1]|comma }} (N^{{ growth[name]|fixed }}){{ "; " if not loop.last else ". " }}{% endfor %}At N={{
+    n["small length"] }} attention gives nonzero weights to {{ n["pairs with nonzero weight at the small
+    length"].values()|join_numbers }} pairs, in the same order, {% if n["pairs at the small length"] == n["pairs with
+    nonzero weight at the small length"] %}as many as the masks have{% else %}but the masks have {{ n["pairs at the
+    small length"].values()|join_numbers }}{% endif %}. Milliseconds at N={{ n.lengths[-1]|comma }}: {% for name in
+    n.seconds %}{{ name }} {{ (n.seconds[name][-1] * 1e3)|fixed(1) }}{{ ", " if not loop.last else "." }}{% endfor %}
 Budget: 30 seconds
 Source: 003 12.8
 """
