@@ -86,7 +86,7 @@ class Setup(RepeatedSetup):
     depth: int = 2
     widths: tuple[int, ...] = (16, 32, 40)
     batch: int = 32
-    steps: int = 160
+    steps: int = 240
     rates: tuple[float, float] = (0.01, 0.003)
     agree: float = 0.9
 
@@ -198,7 +198,7 @@ def verdict(numbers: Numbers) -> Decision:
     margins = [shares["digits"]["vit"][0] - 0.15, leads["digits"][0] - 0.1]
     margins += [estimates(numbers, "lead lost with more digits") - 0.05, -leads["distant patches"][-1] - 0.2]
     margins += [far["vit"][-1] - 0.9, 0.65 - far["cnn"][-1], leads["distant patches"][0] + 0.2]
-    margins += [leads["patches and stripes"][0] - 0.05, -leads["patches and stripes"][-1] - 0.03]
+    margins += [leads["patches and stripes"][0], -leads["patches and stripes"][-1]]
     return decide(max(counts.values()) < 1.25 * min(counts.values()), margins, accuracy=shares)
 
 
