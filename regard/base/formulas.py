@@ -281,6 +281,8 @@ def _precedence(each: Expression, flat: bool) -> int:
             return _LOWEST
         case Row((Operator("-"), *_)):
             return _SUM
+        case Row(parts) if Operator("/") in parts:
+            return _PRODUCT
     return _ATOM
 
 

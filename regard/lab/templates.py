@@ -31,7 +31,6 @@ _FILTERS: dict[str, Any] = {
     "short": lambda value, digits=2: (
         f"{value:g}" if value == round(value) and abs(value) < 1e6 else f"{value:.{digits}g}"
     ),
-    "millions": lambda value, digits=1: f"{value / 1e6:.{digits}f}",
     "at_most": round_outward,
     "at_least": lambda value, digits=1: round_outward(value, digits, down=True),
     "each": lambda values, digits=2: ", ".join(f"{value:.{digits}f}" for value in values),

@@ -193,6 +193,7 @@ CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover"
         (r"\frac{\partial y_i}{\partial z_j} = y_i(\delta_{ij} - y_j)", "∂yᵢ/∂zⱼ = yᵢ(δᵢⱼ - yⱼ)"),
         (r"QK^\top/\sqrt{d_k}", "QKᵀ/√dₖ"),
         (r"\sqrt{a + b} \neq \sqrt c", "√(a + b) ≠ √c"),
+        (r"\sqrt{d/h} + \sqrt{d}/h", "√(d/h) + √d/h"),
         (r"W_Q X_{QK}^{n \times d}", "W_Q X_(QK)^(n × d)"),
         (r"\sum_{j=1}^{n} a_{ij} v_j", "Σⱼ₌₁ⁿ aᵢⱼ vⱼ"),
         ("x = -1, -x + (-2.5)", "x = -1, -x + (-2.5)"),

@@ -47,6 +47,7 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "multi-head-1": lambda n: {"queries and keys": [23, 23]},
     "multi-head-2": lambda n: {"sizes of W_q, W_k, W_v, W_o": [[12, 60]] * 4},
     "multi-head-3": lambda n: {"other heads changed": 2},
+    "multi-head-4": lambda n: {"other heads changed": 2},
     "grouped-convolution-0": lambda n: {"smallest error with groups = channels": 0.0},
     "grouped-convolution-1": lambda n: {"channels read with groups = channels": 15},
     "positions-0": lambda n: {"weight at distance 999": 0.1},
@@ -92,10 +93,11 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "against-mlp-0": lambda n: {"hidden states read": 1},
     "rows-are-distributions-0": lambda n: {"weights of three tokens": np.eye(3).tolist()},
     "rows-are-distributions-1": lambda n: {"scores of three tokens": [[0.2, 0.3, 0.5]] * 3},
-    "rows-are-distributions-2": lambda n: {"scores of three tokens": [[1.5, 2.5, 8.0]] * 3},
-    "rows-are-distributions-3": lambda n: {"third output of three tokens": [1.17, 0.21]},
-    "rows-are-distributions-4": lambda n: {"permuted example differs by": 0.4},
-    "rows-are-distributions-5": lambda n: {"column sums of the weights": [1.0, 1.0]},
+    "rows-are-distributions-2": lambda n: {"smallest sum of the other weights in a row": 1.0},
+    "rows-are-distributions-3": lambda n: {"scores of three tokens": [[1.5, 2.5, 8.0]] * 3},
+    "rows-are-distributions-4": lambda n: {"third output of three tokens": [1.17, 0.21]},
+    "rows-are-distributions-5": lambda n: {"permuted example differs by": 0.4},
+    "rows-are-distributions-6": lambda n: {"column sums of the weights": [1.0, 1.0]},
 }
 
 
@@ -453,6 +455,9 @@ def check_against_mlp(n: Numbers) -> None:
 
 
 def check_rows_are_distributions(n: Numbers) -> None:
+    q, k = normal_arrays((7, 9), (7, 9))
+    others = 1 - softmax(q @ k.T / 3).diagonal()
+    assert n["smallest sum of the other weights in a row"] == pytest.approx(others.min())
     tokens = np.array([[1, -1, 0, 2], [0, -1, 2, 1], [-2, 2, -1, 0]])
     by_query = np.array([[0, 1], [1, 0], [-0.5, 0], [1, 1]])
     by_key = np.array([[1, -0.5], [0, 1], [0.5, -0.5], [1, 0.5]])

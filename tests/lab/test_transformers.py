@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError
+from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.data.digits import digits
-from regard.lab.transformers import vit_on_digits
+from regard.lab.transformers import vit_on_digits, vit_or_cnn
 from regard.lab.transformers.stability import LACKING
 from regard.models.cnn import CNN
 from regard.models.mlp import MLP
@@ -467,6 +468,18 @@ def test_both_kinds_of_network_have_about_as_many_parameters() -> None:
     assert counts["vit"] == 4 * 32 + 32 + 16 * 32 + attention + feedforward + norms + 32 * 10 + 10
 
 
+def test_stripes_agree_with_the_class_in_the_given_share_of_images() -> None:
+    images, labels = vit_or_cnn.sample_distant_patches(2000, make_generator(3))
+    striped, same_labels = vit_or_cnn.sample_stripes(2000, make_generator(3), 0.8)
+    assert torch.equal(labels, same_labels)
+    stripes = (striped - images)[:, 0].round()
+    assert torch.equal(stripes[:, :, 4:12].abs().sum((1, 2)), torch.full((2000,), 32.0))  # 4 x 4 pixels of +-2
+    assert not stripes[:, :, :4].any()
+    assert not stripes[:, :, 12:].any()
+    vertical = stripes.sum(1).any(1).long()  # columns of horizontal stripes sum to 0
+    assert (vertical == labels).double().mean().item() == pytest.approx(0.8, abs=0.03)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
@@ -487,6 +500,7 @@ def test_both_kinds_of_network_have_about_as_many_parameters() -> None:
         ("vit-positions", {"repeats": 1}, "an interval needs two"),
         ("vit-or-cnn", {"sizes": (60,)}, "sizes must be two or more growing numbers of images: sizes=(60,)"),
         ("vit-or-cnn", {"sizes": (60, 1500)}, "there are 1397 training images, but sizes=(60, 1500)"),
+        ("vit-or-cnn", {"agree": 1.0}, "agree must be between 0.6 and 0.95"),
     ],
 )
 def test_invalid_settings_are_refused(name: str, settings: dict[str, Any], words: str) -> None:

@@ -97,6 +97,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "negative weights": int((weights < 0).sum()),
         "error of the row sums": (weights.sum(-1) - 1).abs().max().item(),
         "column sums of the weights": [weights.sum(0).min().item(), weights.sum(0).max().item()],
+        "smallest sum of the other weights in a row": (1 - weights.diagonal()).min().item(),
         "rows in the order of scores": int((weights.argsort(-1) == scores.argsort(-1)).all(-1).sum()),
         "chosen keys": list(setup.looks_at),
         "largest weight per row": looking.argmax(1).tolist(),

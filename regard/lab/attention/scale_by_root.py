@@ -9,11 +9,12 @@ Measures: For growing widths, with and without the division: the variance of sco
     is finite and correct for undivided scores far beyond the range of exp.
 Finding: For random queries and keys with entries of mean 0 and variance 1 the variance of scores at width {{
     n.widths[-1] }} is {{ n["variance, undivided"][-1]|fixed(0) }}, after division by the root of the width {{
-    n["variance, divided"][-1]|fixed }}. From width {{ n.widths[0] }} to {{ n.widths[-1] }} the mean of the largest
-    weight goes from {{ n["largest weight, undivided"][0]|fixed }} to {{ n["largest weight, undivided"][-1]|fixed }} and
-    the median gradient at the scores from {{ n["gradient, undivided"][0]|short }} to {{ n["gradient,
-    undivided"][-1]|short }}; after division, from {{ n["largest weight, divided"][0]|fixed }} to {{ n["largest weight,
-    divided"][-1]|fixed }} and from {{ n["gradient, divided"][0]|short }} to {{ n["gradient, divided"][-1]|short }}.
+    n["variance, divided"][-1]|fixed }}. From width {{ n.widths[0] }} to {{ n.widths[-1] }} the mean of the largest of
+    the {{ n["keys"] }} weights of a query goes from {{ n["largest weight, undivided"][0]|fixed }} to {{ n["largest
+    weight, undivided"][-1]|fixed }} and the median gradient at the scores from {{ n["gradient, undivided"][0]|short }}
+    to {{ n["gradient, undivided"][-1]|short }}; after division, from {{ n["largest weight, divided"][0]|fixed }} to {{
+    n["largest weight, divided"][-1]|fixed }} and from {{ n["gradient, divided"][0]|short }} to {{ n["gradient,
+    divided"][-1]|short }}.
 Budget: 6 seconds
 Source: 001 review 6, 004 2a-i
 """
@@ -71,7 +72,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         return torch.randn(1, *sizes, generator=draws, dtype=torch.float64)
 
     forms: dict[str, float | None] = {"undivided": 1.0, "divided": None}
-    numbers: Numbers = {"widths": list(setup.widths), "largest divided score": []}
+    numbers: Numbers = {"widths": list(setup.widths), "keys": setup.keys, "largest divided score": []}
     measured = (
         "variance",
         "largest weight",

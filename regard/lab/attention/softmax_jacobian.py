@@ -136,7 +136,7 @@ def verdict(numbers: Numbers) -> Decision:
     saturated = numbers["gap"] > 40
     return decide(
         bounded and numbers["error of the formula"] < 1e-9 and cancelled,
-        missing="" if saturated else "the largest input must lead by more than 40 for saturation",
+        missing="" if saturated else "the largest input must lead by more than 40, for then 1 - y is 0 in float64",
     )
 
 

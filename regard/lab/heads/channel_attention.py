@@ -10,9 +10,9 @@ Finding: Scores between {{ n.patches }} patches of width {{ n.width }} need {{ n
     multiply-adds and between channels {{ n["scores between channels"]|comma }}, {{ (n["scores between channels"] /
     n["scores between patches"])|short(3) }} times as many. With projections the layers need {{ n["patches with
     projections"]|comma }} and {{ n["channels with projections"]|comma }}, {{ (n["channels with projections"] /
-    n["patches with projections"])|short(3) }} times. Windows of {{ n.windows }} x {{ n.windows }} reduce the first to
-    {{ n["windows with projections"]|comma }}, {{ n.groups }} groups the second to {{ n["groups with projections"]|comma
-    }}.
+    n["patches with projections"])|short(3) }} times. With windows of {{ n.windows }} x {{ n.windows }} patches the
+    first layer needs {{ n["windows with projections"]|comma }}, with {{ n.groups }} groups of channels the second {{
+    n["groups with projections"]|comma }}.
 Budget: 5 seconds
 Source: 003 12.9
 """
@@ -34,7 +34,7 @@ from regard.nn.attention import Attention as AttentionLayer
 from regard.nn.channel_attention import ChannelAttention
 from regard.nn.windows import partition
 
-MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2"
+MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} = 1.2 \mathrm{for} D = 2 N"
 
 
 @dataclass(frozen=True, kw_only=True)

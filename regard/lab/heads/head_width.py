@@ -23,6 +23,7 @@ import torch
 
 from regard.lab.drawing import Figure, make_figure, plot_lines
 from regard.lab.measure import count_multiply_adds
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.nn.attention import Attention as AttentionLayer
 
@@ -43,6 +44,9 @@ class Setup:
     heads: tuple[int, ...] = (1, 2, 4, 8, 16)
     length: int = 64
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(self, heads=2)
 
 
 SMOKE = Setup(heads=(1, 4, 8), length=8)

@@ -32,6 +32,7 @@ from regard.base.validation import check_integer
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, make_figure, plot_bars, plot_lines
 from regard.lab.measure import attend_matrices, largest_difference, random_permutation
+from regard.lab.settings import check_at_least
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = (
@@ -56,7 +57,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_integer("length", self.length, 3, "tokens: two share a key and one does not")
-        if not self.betas or self.betas[-1] != math.inf:
+        check_at_least(self, betas=2)
+        if self.betas[-1] != math.inf:
             raise ConfigError(f"betas must grow and end with inf: betas={self.betas}")
 
 

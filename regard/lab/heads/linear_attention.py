@@ -6,14 +6,14 @@ Claim: The outputs cost O(N D D_g) instead of O(N^2 D), because the sums of g(k)
 Measures: `linear_attend` against the same computation with all weights, in float64. Multiply-adds (of products and of
     the sum over keys) and seconds of both for growing N; multiply-adds for twice the D and twice the D_g; the largest
     tensor; the smallest weight for elu + 1 and for g(x) = x.
-Finding: At N={{ n.length }}, D={{ n.width }} softmax attention needs {{ n["multiply-adds of softmax"]|millions }} M
-    multiply-adds and linear attention {{ n["multiply-adds of linear"]|millions(2) }} M. Its outputs equal those
-    computed from all N^2 weights g(k) . g(q) up to {{ n.error|at_most }}, and its largest tensor has {{ n["largest
-    tensor"]|comma }} numbers. The multiply-adds grow as N^{{ growth[0]|fixed }} and N^{{ growth[1]|fixed }} (seconds as
-    N^{{ seconds[0]|fixed(1) }} and N^{{ seconds[1]|fixed(1) }}). Computing all weights costs {{ n["multiply-adds of all
-    weights by features"]|millions }} M by features and {{ n["multiply-adds of all weights by softmax"]|millions }} M by
-    softmax. The smallest weight is {{ n["smallest weight"]|short }} with features that are not negative, and {{
-    n["smallest weight with g(x) = x"]|short }} with g(x) = x, which can be negative.
+Finding: At N={{ n.length }}, D={{ n.width }} softmax attention needs {{ n["multiply-adds of softmax"]|comma }}
+    multiply-adds and linear attention {{ n["multiply-adds of linear"]|comma }}. Its outputs equal those computed from
+    all N^2 weights g(k) . g(q) up to {{ n.error|at_most }}, and its largest tensor has {{ n["largest tensor"]|comma }}
+    numbers, where N^2 is {{ (n.length ** 2)|comma }}. The multiply-adds grow as N^{{ growth[0]|fixed }} and N^{{
+    growth[1]|fixed }} (seconds as N^{{ seconds[0]|fixed(1) }} and N^{{ seconds[1]|fixed(1) }}). Computing all weights
+    costs {{ n["multiply-adds of all weights by features"]|comma }} by features and {{ n["multiply-adds of all weights
+    by softmax"]|comma }} by softmax. The smallest weight is {{ n["smallest weight"]|short }} with features that are not
+    negative, and {{ n["smallest weight with g(x) = x"]|short }} with g(x) = x, which can be negative.
 Budget: 10 seconds
 Source: 003 12.10
 """

@@ -1,16 +1,19 @@
 """How can attention among many patches cost less than N^2?
 
-Claim: By seeing fewer pairs. With a window of w, a dilated window or g global tokens the number of pairs is
-    proportional to N. Blocks followed by strides of root N, two stages that connect every patch with every other, have
-    2 N root N pairs. A second stage with all pairs would have N^2 again.
+Claim: By seeing fewer pairs. With a window along the sequence, square windows of the image, a dilated window or g
+    global tokens the number of pairs is proportional to N. Blocks followed by strides of root N, two stages that
+    connect every patch with every other, have 2 N root N pairs. A second stage with all pairs would have N^2 again.
 Measures: Visible pairs counted exactly from the masks for growing N, and measured from attention at a small N. Which
     pairs are connected within two stages. Seconds of attention with each mask, which are reported but do not decide.
-Finding: Visible pairs at N={{ n.lengths[-1]|comma }}, in brackets how they grow with N: {% for name in n.pairs %}{{
-    name }} {{ n.pairs[name][-1]|comma }} (N^{{ growth[name]|fixed }}){{ "; " if not loop.last else ". " }}{% endfor
-    %}At N={{ n["small length"] }} attention gives nonzero weights to {{ n["pairs with nonzero weight at the small
-    length"].values()|join_numbers }} pairs, in the same order; the masks have {{ n["pairs at the small
-    length"].values()|join_numbers }}. Milliseconds at N={{ n.lengths[-1]|comma }}: {% for name in n.seconds %}{{ name
-    }} {{ (n.seconds[name][-1] * 1e3)|fixed(1) }}{{ ", " if not loop.last else "." }}{% endfor %}
+Finding: Windows reach {{ n.window }} patches to each side, dilated ones as many steps of {{ n.stride }}; square windows
+    have {{ n.side }} x {{ n.side }} patches; global tokens: {{ n["global tokens"] }}. Visible pairs at N={{
+    n.lengths[-1]|comma }}, in brackets how they grow with N: {% for name in n.pairs %}{{ name }} {{
+    n.pairs[name][-1]|comma }} (N^{{ growth[name]|fixed }}){{ "; " if not loop.last else ". " }}{% endfor %}At N={{
+    n["small length"] }} attention gives nonzero weights to {{ n["pairs with nonzero weight at the small
+    length"].values()|join_numbers }} pairs, in the same order, {% if n["pairs at the small length"] == n["pairs with
+    nonzero weight at the small length"] %}as many as the masks have{% else %}but the masks have {{ n["pairs at the
+    small length"].values()|join_numbers }}{% endif %}. Milliseconds at N={{ n.lengths[-1]|comma }}: {% for name in
+    n.seconds %}{{ name }} {{ (n.seconds[name][-1] * 1e3)|fixed(1) }}{{ ", " if not loop.last else "." }}{% endfor %}
 Budget: 30 seconds
 Source: 003 12.8
 """
@@ -30,7 +33,7 @@ from regard.lab.measure import growth_exponent, measure_seconds
 from regard.lab.settings import check_at_least, check_growing
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
-MATHS = r"N^2 \to N (2 w + 1), \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
+MATHS = r"N^2 \to N (2 w + 1), \quad N p^2, \quad N (2 w + 1) + 2 g N, \quad 2 N \sqrt{N}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class Setup:
 
     lengths  numbers of tokens; each must be a square number
     reach    number of visible keys on each side of a query in the windows
+    side     side of the square windows, in patches
     step     distance between visible keys in the dilated window
     tokens   number of global tokens
     width    width of queries, keys and values
@@ -48,6 +52,7 @@ class Setup:
 
     lengths: tuple[int, ...] = (256, 1024, 4096)
     reach: int = 8
+    side: int = 4
     step: int = 4
     tokens: int = 2
     width: int = 16
@@ -77,6 +82,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         "lengths": list(setup.lengths),
         "small length": setup.small,
         "window": setup.reach,
+        "side": setup.side,
         "stride": setup.step,
         "global tokens": setup.tokens,
         "pairs": {name: [pairs[name] for pairs, _ in curves] for name in names},
@@ -97,6 +103,8 @@ def _masks(setup: Setup, n: int) -> dict[str, tuple[Mask, ...]]:
     return {
         "all pairs": (full(),),
         "window": (near,),
+        # the patches are numbered window by window
+        "square windows": (blocks(setup.side**2),),
         "dilated window": (spread,),
         "window and global tokens": (near | global_tokens(setup.tokens),),
         "blocks, then strides": (blocks(root), dilated(root)),
@@ -145,6 +153,8 @@ def verdict(numbers: Numbers) -> Decision:
     # global rows and columns add the pairs outside the windows
     joined = both + 2 * sum(n - 1 - row - w for row in range(g))
     expected = {"all pairs": n * n, "window": both, "window and global tokens": joined}
+    whole, rest = divmod(n, numbers["side"] ** 2)
+    expected["square windows"] = whole * numbers["side"] ** 4 + rest**2
     expected["blocks, then strides"] = 2 * n * math.isqrt(n)
     exact = all(pairs[name][-1] == count for name, count in expected.items())
     linear = all(abs(growth[name] - 1) < 0.1 for name in ("window", "dilated window", "window and global tokens"))

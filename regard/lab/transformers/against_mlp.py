@@ -44,7 +44,7 @@ from regard.lab.verdict import Attention, Decision, Numbers, decide
 from regard.models.mlp import MLP, MLPConfig
 from regard.models.vit import ViT, ViTConfig
 
-MATHS = r"n H + H \mathrm{against} 2 D H + H + D"
+MATHS = r"\mathrm{perceptron, first layer}: n H + H, \quad \mathrm{feed-forward part, any} n: 2 D H + H + D"
 
 
 @dataclass(frozen=True, kw_only=True)
