@@ -309,7 +309,7 @@ def mask_in_decode(a: MeasuredAttention) -> Failure | None:
         expected = whole if wanted == "bottom-right" else band.visible(i, j, wanted).expand_as(seen)
         if bool((seen == expected).all()):
             continue
-        if a.alignment in ("top-left", "bottom-right"):
+        if a.alignment in ("top-left", "bottom-right") and a.alignment != wanted:
             words = f"{i} queries and {j} keys are aligned {a.alignment}, not {wanted}"
             return _wrong_in_steps(a, i, j, words, expected, f"alignment={a.alignment!r}")
         _, row, key = _first_pair(seen != expected)
