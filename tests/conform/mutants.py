@@ -296,6 +296,22 @@ def multiplies_values_by_queries(q, k, v):
     return attend(q, v, k)
 
 
+@mutant("k-and-v-swapped", "the output is linear in k, and v is compared with q")
+class ExchangesKeysAndValues(nn.Module):
+    """A layer whose weights cannot be measured, so that its example is found without them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected = (project(x) for project in (self.q_proj, self.v_proj, self.k_proj))
+        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in projected)
+        out: Tensor = self.out_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
 @mutant("q-and-k-swapped")
 def multiplies_keys_by_queries(q, k, v):
     if q.shape != k.shape:

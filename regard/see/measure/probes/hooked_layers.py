@@ -229,8 +229,8 @@ def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -
         if output in own and output not in known.names:
             after_heads = copy.get_submodule(output)
             # a layer indexes a list of modules, as in diffusers: to_out = ModuleList([Linear, Dropout])
-            parts = range(len(after_heads)) if isinstance(after_heads, nn.ModuleList) else None
-            for each in [output] if parts is None else [f"{output}.{at}" for at in parts]:
+            listed = isinstance(after_heads, nn.ModuleList)
+            for each in [f"{output}.{name}" for name, _ in after_heads.named_children()] if listed else [output]:
                 copy.set_submodule(each, FirstArgument())
     for output in OUTPUT_WEIGHTS:
         if bare_weight(copy, output) is not None:
