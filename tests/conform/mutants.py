@@ -523,7 +523,7 @@ def forgets_the_window_when_decoding(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=None if q.shape[2] == 1 else 4))
 
 
-@mutant("mask-in-decode", "1 queries after 66 cached keys are one position too early")
+@mutant("mask-in-decode", "one query after 66 cached keys is one position too early")
 def cuts_the_mask_of_long_calls_at_the_wrong_row(q, k, v):
     late = k.shape[2] > 64 and q.shape[2] == 1
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], shift=-1 if late else 0))
