@@ -70,6 +70,11 @@ class AttentionUnderTest:
         """Whether the attention accepts values whose width differs from that of the keys."""
         return not self.probe.equal_widths
 
+    @property
+    def even_widths(self) -> bool:
+        """Whether only even widths of q and k make sense, as with rotary positions."""
+        return False
+
     def find_parameter(self, names: tuple[str, ...]) -> str | None:
         """Return the first of the names that is an argument of the attention, or None."""
         return next((name for name in names if name in self.probe.parameters), None)

@@ -231,6 +231,11 @@ class MeasuredAttention(AttentionUnderTest):
             return None
         return self.measurement(c=WIDE).scores.rotation or self.scores.rotation
 
+    @property
+    def even_widths(self) -> bool:
+        # only if it was measured already: an attention that breaks one of the first facts may not be measurable
+        return vars(self).get("rotary") is not None
+
     @cached_property
     def rotary_scheme(self) -> RotaryScheme | None:
         """The base and scaling of the rotary frequencies; None without rotary positions or if the scheme is unknown."""
@@ -307,7 +312,10 @@ class MeasuredAttention(AttentionUnderTest):
         if name is None and self.yarn_factor != 1.0:
             return f"{self.yarn_factor:.4g}/sqrt(c), the scale of YaRN"
         if name is None and self.scale_varies:
-            return ", ".join(f"{scale:.6g} at c={c}, j={j}" for (c, _, _, j), scale in self.scales)
+            named = ("no constant" if math.isnan(scale) else f"{scale:.6g}" for _, scale in self.scales)
+            return ", ".join(
+                f"{each} at c={c}, j={j}" for each, ((c, _, _, j), _) in zip(named, self.scales, strict=True)
+            )
         return name or f"{self.scales[0][1]:.6g}"
 
     def scale(self, inputs: AttentionInputs) -> float:

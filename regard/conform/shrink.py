@@ -225,6 +225,8 @@ def _smaller_sizes(a: AttentionUnderTest, inputs: AttentionInputs, square: bool)
         for smaller in sorted({1, 2, 3, size // 2, size - 1}):
             if axis == "j" and not square and smaller < i <= j:
                 continue  # with more queries than keys the first rows of a causal attention see no key
+            if axis == "c" and smaller % 2 and a.even_widths:
+                continue
             if 0 < smaller < size:
                 for start in sorted({0, size - smaller}):
                     yield inputs.select(axis, torch.arange(start, start + smaller), square)

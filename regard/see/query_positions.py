@@ -19,9 +19,7 @@ from regard.see.record import Record
 
 ROWS = 16  # rows of the mask that are read
 CROSS_ATTENTION = "the positions of its queries are unknown: queries and keys are different sequences"
-NO_DIAGONAL = (
-    "the positions of its queries are unknown: there are {i} queries and {j} keys, and the mask has no diagonal"
-)
+NO_DIAGONAL = "the positions of its queries are unknown: i={i} queries, j={j} keys, and the mask has no diagonal"
 
 
 def infer_query_positions(record: Record, causal: bool = False, cross: bool = False) -> Record:

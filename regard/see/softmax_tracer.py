@@ -43,9 +43,11 @@ from regard.see.record import Record
 ROUTE = "softmax"
 AFTER_SOFTMAX = "after the softmax"  # part of the note of a record whose weights are changed after the softmax
 LARGE_SCORE = 1000.0  # bound of measured scores: lower numbers with a gap above them hide a pair
+SINGLE_QUERY = "values were multiplied by a softmax for one query without an axis: pass queries (1, c), as q[None]"
+ONE_AXIS_OF_VALUES = "values had one axis, that of keys"
 UNKNOWN_PRODUCT = "its scores are not a traced product, so queries and keys are unknown"
 # names of torch functions, without underscores
-PRODUCTS = ("matmul", "rmatmul", "bmm", "mm", "inner", "linear")
+PRODUCTS = ("matmul", "rmatmul", "bmm", "mm", "mv", "inner", "linear")
 # functions that add a tensor to a product, with the names of their arguments
 SUMS = {"baddbmm": ("input", "batch1", "batch2"), "addmm": ("input", "mat1", "mat2")}
 RIGHT_TRANSPOSED = ("inner", "linear")  # q @ k.mT of q and k
@@ -57,7 +59,7 @@ MINUS = ("sub", "isub", "subtract")
 ARITHMETIC = (*TIMES, *OVER, *PLUS, *MINUS, "masked_fill", "where")
 SAME = ("to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "clone", "detach")
 RESHAPES = ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten")
-EXPONENTIALS = ("exp", "exp2", "log_softmax", "gumbel_softmax")
+EXPONENTIALS = ("exp", "exp2", "log_softmax", "gumbel_softmax", "softmin")
 NONLINEARITIES = (
     "sigmoid", "logsigmoid", "hardsigmoid", "relu", "relu6", "leaky_relu", "elu", "softplus", "gelu", "silu", "mish",
     "tanh", "square", "pow", "clamp", "clamp_min",
@@ -124,7 +126,12 @@ class WeightedValues:
     key_axis: int = -2
 
 
-Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedValues
+@dataclass(frozen=True, eq=False)
+class SingleScores:
+    """Marks the product of keys (j, c) and one query (c): scores (j), without an axis for queries."""
+
+
+Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedValues | SingleScores
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +162,7 @@ def function_name(func: Any) -> str:
     """Return the name of a torch function, without underscores, namespace and overload; for a property, its name."""
     name: str = getattr(func, "__name__", str(func))
     name = (func.__self__.__name__ if name == "__get__" else name).partition(".")[0].strip("_")
-    return name.removeprefix("special_").removeprefix("linalg_")
+    return name.removeprefix("special_").removeprefix("linalg_").removeprefix("safe_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,9 +272,12 @@ class SoftmaxTracer:
             for part in out:
                 if isinstance(part, Tensor) and part.is_floating_point():
                     self._trace_part(Operation(func, args, kwargs, part))
-        if not isinstance(out, Tensor) or out.ndim < 2 or not out.is_floating_point():
+        if not isinstance(out, Tensor) or out.ndim < 1 or not out.is_floating_point():
             return
         operation = Operation(func, args, kwargs, out)
+        if out.ndim == 1:
+            self._trace_single(operation)
+            return
         if (product := _read_product(operation)) is not None:
             self._trace_product(*product, out)
         elif (equation := _as_einsum(operation)) is not None:
@@ -283,6 +293,29 @@ class SoftmaxTracer:
             self._keep(out, _no_softmax("a softmax over another axis"))
         elif operation.name in TIMES and (pairs := _read_pair_products(args, out)) is not None:
             self._keep(out, pairs)
+
+    def _trace_single(self, operation: Operation) -> None:
+        """Trace an operation whose output has one axis: scores, weights or the output of a single query.
+
+        Such a query is not recorded, because a query has no axis: its product with values raises an error.
+        """
+        if operation.name in PRODUCTS:
+            factors = _tensors((*operation.args, *operation.kwargs.values()))[:2]
+            for traced in map(self._recall, factors):
+                _refuse(traced)
+                if isinstance(traced, TracedWeights) and traced.scores is not None:
+                    raise RuntimeError(ONE_AXIS_OF_VALUES)
+            if sorted(x.ndim for x in factors) == [1, 2] and not any(map(_is_parameter, factors)):
+                self._keep(operation.out, SingleScores())
+            return
+        source = self._find_source((*operation.args, *operation.kwargs.values()))
+        traced = None if source is None else self._recall(source, operation.is_in_place)
+        if source is None or operation.out.shape != source.shape or operation.creates:
+            return
+        if isinstance(traced, Unsupported):
+            self._keep(operation.out, traced)
+        elif isinstance(traced, SingleScores):
+            self._keep(operation.out, Unsupported(SINGLE_QUERY) if operation.name == "softmax" else traced)
 
     def _keep(self, x: Tensor, traced: Traced) -> None:
         self._traced[x] = (traced, version(x))
@@ -321,13 +354,16 @@ class SoftmaxTracer:
         other = self._recall(right)
         for factor in (traced, other):
             _refuse(factor)
-        if isinstance(traced, TracedScores) and right.ndim >= 3 and not _is_parameter(right):
-            _refuse_nonlinear(traced)
+        if isinstance(traced, TracedScores) and not _is_parameter(right):
+            # relu and the like between products of matrices may be a layer whose weights are no parameters
+            ambiguous = right.ndim < 3 and traced.nonlinearity not in EXPONENTIALS
+            if not ambiguous:
+                _refuse_nonlinear(traced)
         if isinstance(traced, TracedWeights):
             if right.ndim >= 2:
                 self._finish(traced, left.shape, right, out, AxisPermutation(list(range(out.ndim))), out.shape[:-2])
             elif traced.scores is not None:
-                raise RuntimeError("values had one axis, that of keys")
+                raise RuntimeError(ONE_AXIS_OF_VALUES)
         elif isinstance(other, TracedWeights) and other.scores is not None:
             raise RuntimeError("values were the left factor of a product with softmax weights")
         elif min(left.ndim, right.ndim) >= 2 and (right.ndim >= 3 or not _is_parameter(right)):
@@ -336,7 +372,7 @@ class SoftmaxTracer:
 
     def _trace_step(self, traced: Traced, operation: Operation, source: Tensor) -> Traced | None:
         """Return the `Traced` entry of the output of an operation on a traced tensor; None if tracing ends there."""
-        if operation.creates:
+        if operation.creates or isinstance(traced, SingleScores):
             return None
         if isinstance(traced, PairProducts):
             if operation.summed_axis(source) == source.ndim - 1:

@@ -6,6 +6,7 @@ so that a mistake counts once. A number is correct if the true number, rounded t
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from regard.work.student_answer import StudentMatrix, StudentSteps
 Entries = list[tuple[int, int]]
 Terms = Callable[[int, int], Array | None]
 TRANSPOSED = "rows and columns exchanged"
+MAX_EXCHANGED = 5  # all orders of up to this many rows or columns are tried
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,8 @@ def judge_step(
             return verdict(hypothesis.name, hypothesis.explanation, explained)
     if written.transposed.matches(matrix):
         return verdict(TRANSPOSED, "rows are where columns should be", matrix.T)
+    if (moved := _find_order(problem, written, matrix)) is not None:
+        return verdict(*moved)
     return verdict(*_explain_entries(problem, written, matrix, wrong, terms))
 
 
@@ -284,6 +288,20 @@ def _judge_transposed(
     return StepVerdict(comment, upright.fill_gaps(matrix) if wrong else matrix, wrong)
 
 
+def _find_order(problem: Problem, written: StudentMatrix, matrix: Array) -> tuple[str, str, Array] | None:
+    """Return the verdict if all numbers are right but the rows, or the columns, are in another order; else None."""
+    for axis in (0, 1):
+        if matrix.shape[axis] > MAX_EXCHANGED:
+            continue
+        for order in permutations(range(matrix.shape[axis])):
+            moved = matrix.take(order, axis)
+            if written.matches(moved):
+                what = "rows" if (axis == 0) == problem.by_rows else "columns"
+                numbers = ", ".join(str(at + 1) for at in order)
+                return f"{what} in another order", f"these are the {what} {numbers}, in this order", moved
+    return None
+
+
 def _written_position(problem: Problem, entry: tuple[int, int]) -> tuple[int, int]:
     """Return the row and the column of an entry in the matrix as the student wrote it, counted from 1."""
     r, c = entry
@@ -302,6 +320,8 @@ def _explain_entries(
         return "sign", f"{'this entry has' if len(wrong) == 1 else 'these entries have'} the wrong sign"
     if all(written.cell(entry).truncates(float(matrix[entry])) for entry in wrong):
         return "digits cut off", "the further digits were cut off; round instead"
+    if len(wrong) > 1 and 2 * len(wrong) > sum(1 for _ in written):
+        return "unexplained", "most numbers are wrong, and no known mistake explains them; begin with the first"
     first = wrong[0]
     cell, expected = written.cell(first), float(matrix[first])
     products = terms(*first)
@@ -314,6 +334,4 @@ def _explain_entries(
         if cell.matches(float(matrix[r, c])) and (r, c) != first:
             row, column = _written_position(problem, (r, c))
             return "copied from another entry", f"this is the number that belongs at [{row},{column}]"
-    if len(wrong) > 1 and 2 * len(wrong) > sum(1 for _ in written):
-        return "unexplained", "most numbers are wrong, and no known mistake explains them; begin with the first"
     return "arithmetic", "this number is wrong, and no other mistake explains it; calculate this entry again"

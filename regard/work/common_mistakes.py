@@ -47,7 +47,12 @@ def _projection_mistakes() -> Iterator[CommonMistake]:
             if other != role:
                 text = f"these are the {NOUNS[other]}: their weights were used instead of those of the {NOUNS[role]}"
                 yield CommonMistake("wrong factor", role, text, _other_weights(role, other))
-        yield CommonMistake("missing bias", role, "the bias was not added", _without_bias(role))
+        yield CommonMistake("missing bias", role, "the bias was not added", _with_bias(role, role, 0.0))
+        yield CommonMistake("sign", role, "the bias was subtracted instead of added", _with_bias(role, role, -1.0))
+        for other in ROLES:
+            if other != role:
+                text = f"the bias of the {NOUNS[other]} was added instead of that of the {NOUNS[role]}"
+                yield CommonMistake("wrong bias", role, text, _with_bias(role, other, 1.0))
 
 
 def _transposed_weights(role: str) -> StepFunction:
@@ -68,10 +73,16 @@ def _other_weights(role: str, other: str) -> StepFunction:
     return compute
 
 
-def _without_bias(role: str) -> StepFunction:
-    return lambda head, values: (
-        None if head.inputs is None or role not in head.biases else head.inputs @ head.weights[role]
-    )
+def _with_bias(role: str, other: str, factor: float) -> StepFunction:
+    """Return a function that calculates q, k or v with `factor` times the bias of `other` in place of its own."""
+
+    def compute(head: HeadInputs, values: StepValues) -> Array | None:
+        if head.inputs is None or not {role, other} <= set(head.biases):
+            return None
+        own, bias = head.biases[role], head.biases[other]
+        return head.inputs @ head.weights[role] + factor * bias if bias.shape == own.shape else None
+
+    return compute
 
 
 def _product(left: str, right: str, transpose: bool = True) -> StepFunction:
@@ -203,6 +214,22 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
         "percent",
         "the weights are in percent; those of a query should add up to 1, not to 100",
         lambda scores, visible: 100 * softmax(scores, visible),
+    )
+    yield mistake(
+        "softmax twice",
+        "softmax was applied twice; apply it once",
+        lambda scores, visible: softmax(softmax(scores, visible), visible),
+    )
+    yield mistake(
+        "equal weights",
+        "all keys have the same weight, as if every score were the same",
+        lambda scores, visible: softmax(np.zeros_like(scores), visible),
+    )
+    yield CommonMistake(
+        "missing scale",
+        "weights",
+        "the weights were calculated from the scores, not from the scaled scores",
+        lambda head, values: softmax(values["scores"], head.visible) if head.scaled else None,
     )
     for base in (2, 10):
         yield mistake("another base", f"these are powers of {base} instead of powers of e", _with_base(base))

@@ -296,6 +296,22 @@ def multiplies_values_by_queries(q, k, v):
     return attend(q, v, k)
 
 
+@mutant("k-and-v-swapped", "the output is linear in k, and v is compared with q")
+class ExchangesKeysAndValues(nn.Module):
+    """A layer whose weights cannot be measured, so that its example is found without them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected = (project(x) for project in (self.q_proj, self.v_proj, self.k_proj))
+        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in projected)
+        out: Tensor = self.out_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
 @mutant("q-and-k-swapped")
 def multiplies_keys_by_queries(q, k, v):
     if q.shape != k.shape:
@@ -421,6 +437,11 @@ def multiplies_scores_by_the_mask(q, k, v):
     return attend(q, k, v, seen, weigh=lambda scores, seen: (scores * seen).softmax(-1))
 
 
+@mutant("scores", "the scores of later keys are set to zero, not to -inf")
+def sets_hidden_scores_to_zero(q, k, v):
+    return multiplies_scores_by_the_mask(q, k, v)
+
+
 @mutant("causality", "of sequence 1 sees key 1", causal=True)
 def is_causal_in_the_first_sequence_only(q, k, v):
     first = torch.arange(len(q))[:, None, None, None] == 0
@@ -500,6 +521,12 @@ def stands_one_place_too_early_in_the_cache(q, k, v):
 @mutant("mask-in-decode", causal=True, window_before=4)
 def forgets_the_window_when_decoding(q, k, v):
     return attend(q, k, v, triangle(q.shape[2], k.shape[2], before=None if q.shape[2] == 1 else 4))
+
+
+@mutant("mask-in-decode", "one query after 66 cached keys is one position too early")
+def cuts_the_mask_of_long_calls_at_the_wrong_row(q, k, v):
+    late = k.shape[2] > 64 and q.shape[2] == 1
+    return attend(q, k, v, triangle(q.shape[2], k.shape[2], shift=-1 if late else 0))
 
 
 @mutant("mask-in-decode", causal=True)
@@ -626,6 +653,56 @@ def pairs_neighbours(q, k, v):
 @mutant("rotary-pairing", "is none, not half", causal=True, rotary="half")
 def forgets_to_turn(q, k, v):
     return right_causal(q, k, v)
+
+
+def rotate(phases, q, k, v, pairing="half", dtype=None):
+    """Causal attention whose queries and keys are rotated by given phases (n, c), their cosines and sines rounded."""
+    dtype = dtype or phases.dtype
+    cos, sin = (x.to(dtype).to(q.dtype) for x in (phases.cos(), phases.sin()))
+
+    def turn(x):
+        one, two = x.chunk(2, -1) if pairing == "half" else (x[..., ::2], x[..., 1::2])
+        turned = torch.cat([-two, one], -1) if pairing == "half" else torch.stack([-two, one], -1).flatten(-2)
+        return x * cos[-x.shape[2] :] + turned * sin[-x.shape[2] :]
+
+    return attend(turn(q), turn(k), v, triangle(q.shape[2], k.shape[2]))
+
+
+def angles(k, dtype=torch.float64):
+    """Angles (n, c / 2): positions times the frequencies of base 10000, both rounded to a dtype."""
+    frequencies = 10000.0 ** -(torch.arange(0, k.shape[-1], 2, dtype=torch.float64) / k.shape[-1])
+    return torch.outer(torch.arange(k.shape[2]).to(dtype), frequencies.to(dtype))
+
+
+@mutant("scores", "rotary angles are in the order of the other pairing, by cat((x, x)) (interleaved pairs, base 10000)")
+def turns_neighbours_by_the_angles_of_halves(q, k, v):
+    return rotate(angles(k).repeat(1, 2), q, k, v, "interleaved")
+
+
+@mutant(
+    "scores", "rotary angles are in the order of the other pairing, by repeat_interleave(2) (half pairs, base 10000)"
+)
+def turns_halves_by_the_angles_of_neighbours(q, k, v):
+    return rotate(angles(k).repeat_interleave(2, -1), q, k, v)
+
+
+@mutant("scores", "rotary angles are rounded to torch.bfloat16 (half pairs, base 10000)", width=8)
+def rounds_rotary_angles(q, k, v):
+    return rotate(angles(k, torch.bfloat16).double().repeat(1, 2), q, k, v)
+
+
+@mutant("scores", "rotary cosines and sines are rounded to torch.bfloat16 (half pairs, base 10000)")
+def rounds_cosines_and_sines(q, k, v):
+    return rotate(angles(k).repeat(1, 2), q, k, v, dtype=torch.bfloat16)
+
+
+@mutant("outputs", "rotary frequencies are rounded to torch.bfloat16: in torch.float32 off by")
+def rounds_rotary_frequencies(q, k, v):
+    frequencies = angles(k)[1].bfloat16().double() if k.shape[2] > 1 else k.new_zeros(k.shape[-1] // 2).double()
+    phases = torch.outer(torch.arange(k.shape[2]).double(), frequencies).repeat(1, 2)
+    if k.shape[-1] % 2:  # wrong in another way, so that an example may not be shrunk to an odd width
+        return attend(2 * q, k, v, triangle(q.shape[2], k.shape[2]))
+    return rotate(phases, q, k, v)
 
 
 @mutant("rotary-precision", causal=True)
@@ -1063,6 +1140,16 @@ def fills_a_given_mask_with_minus_1e4(q, k, v, mask=None):
         return scores.masked_fill(~seen, -1e4).softmax(-1) * seen.any(-1, keepdim=True)
 
     return attend(q, k, v, mask, weigh=finite)
+
+
+@mutant("finite-mask-value")
+def adds_minus_1e4_where_a_mask_hides(q, k, v, mask=None):
+    """As in BERT: visible scores below -1e4 lose against a hidden key whose own score is 0."""
+
+    def added(scores, seen):
+        return (scores + (1.0 - seen.to(scores.dtype)) * -1e4).softmax(-1) * seen.any(-1, keepdim=True)
+
+    return attend(q, k, v, mask, weigh=added)
 
 
 @mutant("fully-masked-row")

@@ -94,8 +94,8 @@ def of_a_tokenizer(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | Non
 
 
 def ones_keep(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-    """As BERT first did: numbers that are 1 and 0, where 1 keeps."""
-    hidden = 0.0 if attention_mask is None else (1.0 - attention_mask) * -1e4
+    """Numbers that are 1 and 0, where 1 keeps, as in BERT."""
+    hidden = 0.0 if attention_mask is None else (1.0 - attention_mask) * torch.finfo(q.dtype).min
     return (q * q.shape[-1] ** -0.5 @ k.mT + hidden).softmax(-1) @ v
 
 
@@ -153,7 +153,7 @@ NAN = {"fully_masked_rows": "nan", "masked_nan": "propagates"}
         (of_a_tokenizer, NAN, {"mask": "attention_mask (b j), True keeps"}),
         (
             ones_keep,
-            {"fully_masked_rows": "unmasked", "masked_nan": "propagates"},
+            {"fully_masked_rows": "mean", "masked_nan": "propagates"},
             {"mask": "attention_mask (b h i j), 1 keeps"},
         ),
         (time_first, {}, {"layout": "n b h c"}),

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from regard.base.errors import ConfigError
 from regard.conform import check
 from regard.conform.report import Report
 from regard.integrations.torchvision import let_torchvision_load
 from regard.see.measure.probes.attention_interface import NOTE
+from regard.see.xray import xray
 from tests.conform import mutants
 
 
@@ -144,9 +146,71 @@ class BarePacked(nn.Module):
         return out
 
 
+class LikeLlama(nn.Module):
+    """Meta's layer: rotary phases are complex numbers, as a buffer or as the argument freqs_cis, cut to the length."""
+
+    def __init__(self, given: bool = False) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.given = 4, 2, given
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(32, n, bias=False) for n in (32, 16, 16, 32))
+        angles = torch.outer(torch.arange(512), 10000.0 ** -(torch.arange(0, 8, 2) / 8))
+        self.register_buffer("phases", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        phases = freqs_cis if self.given else self.phases[: x.shape[1]]
+
+        def turned(y: Tensor) -> Tensor:
+            pairs = torch.view_as_complex(y.float().unflatten(-1, (-1, 2)))
+            return torch.view_as_real(pairs * phases[:, None]).flatten(-2).type_as(y)
+
+        q, k, v = (project(x).unflatten(-1, (-1, 8)) for project in (self.wq, self.wk, self.wv))
+        q, k, v = (y.transpose(1, 2) for y in (turned(q), turned(k), v))
+        out: Tensor = self.wo(
+            functional.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2)
+        )
+        return out
+
+
+class LikeDiffusers(nn.Module):
+    """The output projection and its dropout are a list of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 3
+        self.to_q, self.to_k, self.to_v = (nn.Linear(12, 12, bias=False) for _ in range(3))
+        self.to_out = nn.ModuleList([nn.Linear(12, 12), nn.Dropout(0.0)])
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None) -> Tensor:
+        other = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        q, k, v = self.to_q(hidden_states), self.to_k(other), self.to_v(other)
+        q, k, v = (y.unflatten(-1, (3, 4)).transpose(1, 2) for y in (q, k, v))
+        out = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        for part in self.to_out:
+            out = part(out)
+        return out
+
+
+class LikeGptFast(nn.Module):
+    """One projection `wqkv`, with fewer key heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head, self.head_dim = 6, 4
+        self.wqkv, self.wo = nn.Linear(24, 40, bias=False), nn.Linear(24, 24, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (-1, 4)).transpose(1, 2) for y in self.wqkv(x).split([24, 8, 8], -1))
+        k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
+        out: Tensor = self.wo(functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
+        return out
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
+        (LikeLlama, {"rotary pairing": "interleaved, base 10000", "grouped heads": "repeat"}),
+        (LikeDiffusers, {"visible keys": "every key", "scale": "1/sqrt(c)"}),
+        (LikeGptFast, {"grouped heads": "repeat", "mask": "mask (b h i j), True keeps"}),
         (partial(BareWeights, False), {"visible keys": "every key", "scale": "1/sqrt(c)"}),
         (partial(BareWeights, True), {"visible keys": "every key", "scale": "1/sqrt(c)"}),
         (BareHeads, {"visible keys": "causal", "scale": "1/sqrt(c)"}),
@@ -319,6 +383,27 @@ def test_a_lacking_argument_is_named_with_the_call_to_write() -> None:
     assert failed(report) == ["runs"]
     assert "check(lacking, extra={'scale': ...})" in report.failures[0].reason
     assert {each.name: each.value for each in report.conventions} == {"filled in": "scale = None"}
+
+
+def test_an_argument_of_a_layer_may_be_computed_from_its_input() -> None:
+    layer = LikeLlama(given=True)
+    with pytest.raises(ConfigError) as raised:
+        check(layer, quick=True)
+    assert "None was passed for freqs_cis, which has no default" in str(raised.value)
+    assert "check(layer, extra={'freqs_cis': ...}); a value may be a function of the input" in str(raised.value)
+    report = check(layer, quick=True, extra={"freqs_cis": lambda x: layer.phases[: x.shape[1]]})
+    assert failed(report) == [], report
+    assert {each.name: each.value for each in report.conventions}["rotary pairing"] == "interleaved, base 10000"
+
+
+def test_a_layer_of_one_length_is_referred_to_xray() -> None:
+    class Window(LikeGptFast):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x, torch.ones(4, 4, dtype=torch.bool))
+
+    with pytest.raises(ConfigError, match=r"can be measured by regard\.see\.xray\(layer, queries=\.\.\.\)"):
+        check(Window(), quick=True)
+    assert xray(Window(), queries=4).scale_name == "1/sqrt(c)"
 
 
 @pytest.mark.parametrize(

@@ -399,7 +399,7 @@ class Odd(nn.Module):
             lambda q, k, v, start, end: v[:, :, start + end :],
             "None was passed for start, end, which have no default: pass start=...",
         ),
-        (Windowed(21, 3), r"pass heads= and kv_heads=, pass queries= if it accepts one length only, or wrap it"),
+        (Windowed(21, 3), r"Pass heads= and kv_heads= if these are wrong, or wrap it"),
         (
             Odd(qkv=nn.Linear(9, 27)),
             "the number of heads of Odd is unknown: looked for heads, num_heads, .* pass heads=",

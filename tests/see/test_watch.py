@@ -527,7 +527,7 @@ def test_unknown_query_positions_give_no_distance_and_a_note(tmp_path: Path) -> 
     q, k, v = qkv(i=1, j=9)
     record, _ = seen_of(functional.scaled_dot_product_attention, q, k, v, (torch.arange(9) < 7)[None])
     assert record.distance is None
-    unknown = "the positions of its queries are unknown: there are 1 queries and 9 keys, and the mask has no diagonal"
+    unknown = "the positions of its queries are unknown: i=1 queries, j=9 keys, and the mask has no diagonal"
     assert record.note == unknown
     (head, *_) = measure_heads(record, torch.arange(9).expand(2, -1))
     assert (head.distance, head.previous, head.first, head.induction) == (None, None, None, None)

@@ -163,6 +163,52 @@ def test_functions_by_other_names_are_recorded(form: str) -> None:
     torch.testing.assert_close(record.weights().reshape(weights.shape), weights)
 
 
+ONE_QUERY: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "matmul": lambda q, k, v: torch.softmax(k @ q[0] * SCALE, 0) @ v,
+    "mv": lambda q, k, v: torch.mv(v.T, torch.mv(k, q[0]).div(3).softmax(-1)),
+    "by name": lambda q, k, v: torch.matmul(torch.softmax(input=q[0] @ k.T + 1, dim=0), other=v),
+}
+
+
+@pytest.mark.parametrize("form", ONE_QUERY)
+def test_a_single_query_without_an_axis_is_listed(form: str) -> None:
+    with watch() as seen:
+        ONE_QUERY[form](*matrices())
+    assert not len(seen)
+    (reason,) = seen.left_out
+    assert "one query without an axis: pass queries (1, c), as q[None]" in reason
+
+
+def test_products_of_vectors_and_class_probabilities_are_no_attention() -> None:
+    layer, x, experts = nn.Linear(5, 7), torch.randn(5), torch.randn(7, 4)
+    with watch() as seen:
+        torch.softmax(layer.weight @ x, 0) @ experts  # a router of experts
+        torch.randn(3, 7) @ (torch.randn(7, 5) @ x)
+        torch.softmax(torch.randn(7), 0) @ experts
+    assert not len(seen)
+    assert not seen.left_out
+
+
+def test_other_weights_and_values_of_matrices_are_listed() -> None:
+    q, k, v = matrices()
+    with watch() as seen:
+        (q @ k.T).softmax(-1) @ v[:, 0]
+        functional.softmin(-(q @ k.T), -1) @ v
+        powers = (q @ k.T).exp()
+        (powers / powers.sum(-1, keepdim=True)) @ v
+        (q @ k.T).relu() @ v  # may be a layer whose weights are no parameters
+    reasons = [reason.partition("RuntimeError: ")[2].partition(", which")[0] for reason in seen.left_out]
+    times = "values were multiplied by"
+    assert reasons == [
+        "values had one axis, that of keys",
+        f"{times} softmin of a product",
+        f"{times} exp of a product",
+    ]
+    with watch() as recorded:
+        torch.ops.aten._safe_softmax(q @ k.T, -1) @ v
+    assert len(recorded) == 1
+
+
 def test_a_fused_operator_that_is_called_directly_is_listed() -> None:
     q = torch.randn(2, 6, 5, 8)
     with watch() as seen:

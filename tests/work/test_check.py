@@ -121,6 +121,9 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("transposed product", "q", lambda s: X @ W["q"].T + B["q"]),
     ("wrong factor", "k", lambda s: X @ W["v"] + B["v"]),
     ("missing bias", "v", lambda s: X @ W["v"]),
+    ("sign", "k", lambda s: X @ W["k"] - B["k"]),
+    ("wrong bias", "q", lambda s: X @ W["q"] + B["k"]),
+    ("rows in another order", "v", lambda s: (X @ W["v"] + B["v"])[[0, 2, 1, 3, 4]]),
     ("scaled too early", "scores", lambda s: s["q"] @ s["k"].T / 3**0.5),
     ("sign", "scores", lambda s: -(s["q"] @ s["k"].T)),
     ("transposed product", "scores", lambda s: s["k"] @ s["q"].T),
@@ -138,9 +141,13 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("percent", "weights", lambda s: 100 * softmax(s["scaled"])),
     ("another base", "weights", lambda s: softmax(s["scaled"] * np.log(2))),
     ("another base", "weights", lambda s: softmax(s["scaled"] * np.log(10))),
+    ("softmax twice", "weights", lambda s: softmax(softmax(s["scaled"]))),
+    ("equal weights", "weights", lambda s: np.full((5, 5), 0.2)),
+    ("missing scale", "weights", lambda s: softmax(s["scores"])),
     ("scale after softmax", "weights", lambda s: softmax(s["scores"]) / np.sqrt(s["q"].shape[1])),
     ("sign", "weights", lambda s: softmax(-s["scaled"])),
     ("rows and columns exchanged", "weights", lambda s: softmax(s["scaled"]).T),
+    ("columns in another order", "weights", lambda s: softmax(s["scaled"])[:, [4, 1, 2, 3, 0]]),
     ("transposed product", "output", lambda s: s["weights"].T @ s["v"]),
     ("wrong factor", "output", lambda s: s["weights"] @ s["k"]),
 ]
@@ -153,6 +160,8 @@ def test_a_planted_mistake_is_found_under_its_name(
 ) -> None:
     steps = {each: rounded(value if by_rows else value.T) for each, value in forward(**{key: wrong}).items()}
     found = review(small(by_rows), steps)
+    if name.endswith("in another order") and not by_rows:
+        name = {"rows": "columns", "columns": "rows"}[name.split()[0]] + " in another order"
     assert [(comment.mistake, comment.step) for comment in found.comments] == [(name, key)], str(found)
     judged = {*found.correct, *found.carried_forward}
     assert judged == {each for each in steps if each != key}, (
@@ -170,6 +179,8 @@ LATER = [(name, key, wrong) for name, key, wrong in PLANTED if key in ("scores",
 def test_a_mistake_is_recognised_from_the_output_alone(name: str, key: str, wrong: Callable[[Steps], Any]) -> None:
     if name == "scaled too early":
         name = "scale by d instead of sqrt(d)"  # scaled twice gives the same numbers
+    if name == "columns in another order":
+        name = "unexplained"  # only the sums over keys are seen
     if name == "rows and columns exchanged":
         name = "transposed product"  # both give the same numbers
     found = review(small(), {"output": rounded(forward(**{key: wrong})["output"], 8)})
@@ -290,6 +301,17 @@ def test_a_transposed_matrix_is_recognised_by_its_shape() -> None:
     broken[0, 1] += 1
     (comment,) = review(small(), {"q": rounded(broken)}).comments
     assert "some numbers are wrong too" in comment.explanation
+
+
+def test_one_entry_does_not_explain_a_matrix_that_is_wrong_as_a_whole() -> None:
+    weights = np.roll(forward()["weights"], 1, 1) ** 2
+    weights[0, 0] = forward()["weights"][3, 2]  # the number that belongs elsewhere
+    (comment,) = review(small(), {"weights": rounded(weights)}).comments
+    assert comment.mistake == "unexplained", comment
+    off = forward()["q"] + np.arange(15).reshape(5, 3) + 1.5
+    off[0, 0] = forward()["q"][0, 0] - X[0, 0] * W["q"][0, 0]  # one product is missing
+    (comment,) = review(small(), {"q": rounded(off)}).comments
+    assert comment.mistake == "unexplained", comment
 
 
 def test_random_numbers_are_unexplained() -> None:

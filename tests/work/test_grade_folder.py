@@ -10,7 +10,7 @@ import pytest
 
 from regard.base.errors import ConfigError, UnknownNameError
 from regard.work.exercises import EXERCISE_SETS, solutions
-from regard.work.exercises.answer_process import Limits
+from regard.work.exercises.answer_process import GradingError, Limits, run_submission
 from regard.work.exercises.exercise import ExerciseSet, student_seed
 from regard.work.exercises.run_answer import NextTokenTable, OtherValue, RaisedError, TorchModule, decode, encode
 from regard.work.grade_folder import ClassOptions, ClassRow, find_submissions, grade_folder, read_predictions, to_csv
@@ -184,6 +184,36 @@ def test_an_honest_solution_gets_all_points(tmp_path: Path) -> None:
         ("ann", "attention", 1, "correct"),
         ("ann", "scaled", 1, "correct"),
     ]
+
+
+def test_a_relative_folder_is_graded_as_an_absolute_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "link.txt").symlink_to("nothing")  # a link to a missing file stops nobody's grading
+    monkeypatch.chdir(tmp_path)
+    rows = grade_one(Path("class"), solve(EXERCISE_SETS[SET]))
+    assert [row.points for row in rows] == [1, 1, 1], rows
+
+
+def test_an_error_of_the_grading_is_not_one_of_the_submission(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            GradingError, match=r"exit code 1 before it ran this one, .*: FileNotFoundError: .*no_such_folder"
+        ),
+        run_submission([("ann.py", "x = 1")], LIMITS, hidden=[tmp_path / "no_such_folder"]),
+    ):
+        pass
+
+
+def test_another_copy_of_the_solutions_on_the_path_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy" / "regard" / "work" / "answers.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(solve(EXERCISE_SETS[SET]))
+    monkeypatch.syspath_prepend(tmp_path / "copy")
+    (tmp_path / "class").mkdir()
+    rows = grade_one(tmp_path / "class", f"exec(open({str(copy)!r}).read())")
+    assert [row.points for row in rows] == [0, 0, 0], rows
 
 
 def test_torch_modules_are_graded_in_the_other_process(tmp_path: Path) -> None:

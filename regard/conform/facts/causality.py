@@ -309,8 +309,9 @@ def mask_in_decode(a: MeasuredAttention) -> Failure | None:
         expected = whole if wanted == "bottom-right" else band.visible(i, j, wanted).expand_as(seen)
         if bool((seen == expected).all()):
             continue
-        if a.alignment in ("top-left", "bottom-right"):
-            words = f"{i} queries and {j} keys are aligned {a.alignment}, not {wanted}"
+        queries = "one query" if i == 1 else f"{i} queries"
+        if a.alignment in ("top-left", "bottom-right") and a.alignment != wanted:
+            words = f"{queries} and {j} keys are aligned {a.alignment}, not {wanted}"
             return _wrong_in_steps(a, i, j, words, expected, f"alignment={a.alignment!r}")
         _, row, key = _first_pair(seen != expected)
         words = f"{i} of {j} rows: row {row} {'sees' if seen[0, 0, row, key] else 'does not see'} key {key}"
@@ -320,6 +321,6 @@ def mask_in_decode(a: MeasuredAttention) -> Failure | None:
             moved = VisibleBand(before, None if band.after is None else band.after + shift).visible(i, j)
             if bool((seen == moved).all()):
                 late = "late" if shift > 0 else "early"
-                words = f"{i} queries after {j - i} cached keys are one position too {late}"
+                words = f"{queries} after {j - i} cached keys {'is' if i == 1 else 'are'} one position too {late}"
         return _wrong_in_steps(a, i, j, words, expected)
     return None

@@ -12,6 +12,7 @@ from regard.base.registry import Registry
 from regard.conform.attention_under_test import TRAINING_NAMES
 from regard.conform.conventions import LONG, MeasuredAttention
 from regard.conform.example import CallWriter, WriteLines, run_lines, write_example
+from regard.conform.expected import ExpectedAttention
 from regard.conform.fact import INEXACT, Fact, Failure, NotApplicableError, fact, first_failure
 from regard.conform.facts.behaviour import raised_by, seed_all
 from regard.conform.inputs import QKV, AttentionInputs, hide_later_half
@@ -82,7 +83,23 @@ def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | N
     if error <= most:
         return None
     grade = INEXACT if error <= SMALL_ERROR * largest else ""
-    return Violation(f"in {inputs.dtype} {off_by(error, most)}", got, reference.to(got.dtype), grade=grade)
+    words = f"{_rounded_frequencies(expected, inputs, got, most)}in {inputs.dtype} {off_by(error, most)}"
+    return Violation(words, got, reference.to(got.dtype), grade=grade)
+
+
+def _rounded_frequencies(expected: ExpectedAttention, inputs: AttentionInputs, got: Tensor, most: float) -> str:
+    """Describe rotary frequencies in half precision, if they explain the outputs; otherwise empty.
+
+    most  the largest allowed error of the outputs
+    """
+    if expected.rotation is None:
+        return ""
+    for dtype in (torch.bfloat16, torch.float16):
+        frequencies = torch.tensor(expected.rotation.frequencies, dtype=torch.float64).to(dtype)
+        rotation = replace(expected.rotation, frequencies=tuple(frequencies.tolist()))
+        if max_error(got, replace(expected, rotation=rotation).reference(inputs)) <= 2 * most:
+            return f"rotary frequencies are rounded to {dtype}: "
+    return ""
 
 
 def off_by(error: float, most: float) -> str:
@@ -193,10 +210,10 @@ def half_precision(a: MeasuredAttention) -> Failure | None:
 def finite_mask_value(a: MeasuredAttention) -> Failure | None:
     """A hidden key has no weight at all, not a very small one.
 
-    A hidden key has no weight even if every visible score is -3e5 or -1e10.
+    A hidden key has no weight even if every visible score is -3e5 or -1e10, and its own score is 0.
 
-    Usual causes: masked_fill(-1e9) or -1e4 in place of -inf: a hidden key beats visible scores below that
-    (TransformerLens#385)
+    Usual causes: masked_fill(-1e9) or -1e4 in place of -inf, or adding (1 - mask) * -1e4: a hidden key beats visible
+    scores below that (TransformerLens#385)
     """
     hides = a.band is not None and (a.band.before is not None or a.band.after is not None)
     mask = a.mask if a.mask is not None and a.mask.works else None
@@ -229,9 +246,11 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
         calls += [_mark_keys(hidden, slice(3, None))]
 
     def scaled(inputs: AttentionInputs, size: float) -> AttentionInputs:
-        """Return the inputs with constant q and k, so that every score is about -size."""
+        """Return the inputs with constant q and k, so that every score is about -size, and 0 for the marked keys."""
         root = (size / (inputs.q.shape[-1] * max(a.scale(inputs), 1e-9))) ** 0.5
-        return inputs.with_tensors(q=torch.full_like(inputs.q, -root), k=torch.full_like(inputs.k, root))
+        marked = (inputs.v != 0).any(-1, keepdim=True)
+        k = torch.full_like(inputs.k, root).masked_fill(marked, 0.0)
+        return inputs.with_tensors(q=torch.full_like(inputs.q, -root), k=k)
 
     return first_failure(smallest_failure(a, scaled(x, size), detect) for size in (1e10, 3e5) for x in calls)
 

@@ -61,6 +61,9 @@ def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h 
     scale = a.expected_scale(inputs)
     yield "the softmax is applied twice", _weights(a, scale).softmax(-1)
     q, k, _ = _prepare_inputs(a)
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    words = "the scores of later keys are set to zero, not to -inf, so that they still get weight"
+    yield words, (q @ k.mT * scale).masked_fill(later, 0.0).softmax(-1)
     rotations = list(usual_rotations(inputs.sizes[5]))
     for rotation in rotations:
         turn, turned = rotation.apply, f"({_describe(rotation)})"
@@ -76,6 +79,36 @@ def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h 
             if other != rotation:
                 words = f"rotary differs between q ({_describe(rotation)}) and k ({_describe(other)})"
                 yield words, _weights(a, scale, turn(q), other.apply(k))
+        for words, cos, sin in _wrong_phases(rotation):
+            yield (
+                f"{words} ({_describe(rotation)})",
+                _weights(a, scale, *(_rotate(rotation, x, cos, sin) for x in (q, k))),
+            )
+
+
+def _wrong_phases(rotation: Rotation) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield possible mistakes in the phases of a rotation: a description, and the cosines and sines (7, width)."""
+    frequencies, positions = torch.tensor(rotation.frequencies, dtype=torch.float64), torch.arange(7.0)
+    angles = positions[:, None].double() * frequencies
+    halves, neighbours = torch.cat((angles, angles), -1), angles.repeat_interleave(2, -1)
+    right, wrong = (halves, neighbours) if rotation.pairing == "half" else (neighbours, halves)
+    layout = "cat((x, x))" if rotation.pairing == "interleaved" else "repeat_interleave(2)"
+    yield f"rotary angles are in the order of the other pairing, by {layout}", wrong.cos(), wrong.sin()
+    for dtype in (torch.bfloat16, torch.float16):
+        rounded = (positions.to(dtype)[:, None] * frequencies.to(dtype)).double()
+        for each in (rounded, angles.float().to(dtype).double()):
+            phases = torch.cat((each, each), -1) if rotation.pairing == "half" else each.repeat_interleave(2, -1)
+            yield f"rotary angles are rounded to {dtype}", phases.cos(), phases.sin()
+        cos, sin = (x.to(dtype).double() for x in (right.cos(), right.sin()))
+        yield f"rotary cosines and sines are rounded to {dtype}", cos, sin
+
+
+def _rotate(rotation: Rotation, x: Float[Tensor, "b h n c"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n c"]:
+    """Rotate the pairs of a rotation by given cosines and sines, (n, c)."""
+    a, b = rotation.pairs()
+    turned = torch.empty_like(x)
+    turned[..., a], turned[..., b] = -x[..., b], x[..., a]
+    return x * cos + turned * sin
 
 
 def _describe(rotation: Rotation) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from regard.base.errors import ConfigError
+from regard.base.errors import ConfigError, RegardError
 from regard.work.exercises import run_answer
 from regard.work.exercises.run_answer import RaisedError, decode, encode
 
@@ -116,6 +116,17 @@ class AnswerProcess:
         return json.loads(line)
 
 
+class GradingError(RegardError):
+    """Raised if grading itself fails, whatever the submission contains."""
+
+
+def _solution_folders() -> list[Path]:
+    """Return the folder of the solutions, in every copy of this package that Python can import."""
+    own = Path(regard.__file__).parent
+    copies = (Path(each) / own.name / "work" for each in sys.path)
+    return [own / "work", *(each for each in copies if each.is_dir())]
+
+
 @contextmanager
 def run_submission(
     sources: Sources, limits: Limits, hidden: Sequence[Path] = (), readable: Sequence[Path] = ()
@@ -124,26 +135,36 @@ def run_submission(
 
     hidden    folders that the submission may not read, such as the submissions of others
     readable  folders inside hidden ones that it may read and import from
+
+    Raises GradingError if the process ends before it runs the submission.
     """
     if os.name != "posix":
         raise ConfigError("grading files needs Linux or macOS: their limits on processes are used")
     package = Path(regard.__file__).parent
     python_path = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH", "")]))
     env = {**os.environ, "PYTHONPATH": python_path, "MPLBACKEND": "agg", "PYTHONDONTWRITEBYTECODE": "1"}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as startup_errors:
         (read_requests, requests), (replies, write_replies) = os.pipe(), os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-P", run_answer.__file__, str(read_requests), str(write_replies)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=startup_errors,
             env=env, cwd=folder, pass_fds=(read_requests, write_replies), start_new_session=True,
         )  # fmt: skip
         os.close(read_requests)
         os.close(write_replies)
         started = AnswerProcess(process, requests, replies, limits)
-        start = {"sources": sources, "hidden": [str(each) for each in (package / "work", *hidden)]}
-        start |= {"readable": [str(each) for each in readable], "megabytes": limits.megabytes}
+        # the process runs in another folder, so all paths are absolute
+        start = {"sources": sources, "hidden": [str(each.resolve()) for each in (*_solution_folders(), *hidden)]}
+        start |= {"readable": [str(each.resolve()) for each in readable], "megabytes": limits.megabytes}
         try:
-            started._exchange(start, STARTUP_SECONDS)
+            try:
+                started._exchange(start, STARTUP_SECONDS)
+            except ProcessEndedError as error:
+                startup_errors.seek(0)
+                reason = startup_errors.read(MAX_REPLY).decode(errors="replace").strip().rpartition("\n")[2]
+                raise GradingError(
+                    f"the process that runs submissions {error} before it ran this one, so nothing is graded: {reason}"
+                ) from None
             with reject_malformed_replies():
                 found = started.read_reply(limits.seconds)
                 started.names, started.errors = found["names"], [RaisedError(**each) for each in found["errors"]]

@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -273,14 +273,22 @@ def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
 
     # these functions start a process without an audit event
     sys.modules["_posixsubprocess"].fork_exec = sys.modules["subprocess"]._fork_exec = refuse  # type: ignore[attr-defined]
-    shown = {_identify(each) for folder in readable for each in (Path(folder), *Path(folder).rglob("*"))}
-    secret = {_identify(each) for folder in hidden for each in (Path(folder), *Path(folder).rglob("*"))} - shown
+    shown = {each for folder in readable for each in _identify_all(Path(folder))}
+    secret = {each for folder in hidden for each in _identify_all(Path(folder))} - shown
     # files are known by their inodes, because a submission can replace the functions that resolve paths
     forbid_files(
         frozenset(secret - {_identify(Path(__file__))}),  # this file stays readable: it is read to describe an error
         _identify(Path.cwd()),
         Path("/proc").stat().st_dev if status.exists() else None,
     )
+
+
+def _identify_all(folder: Path) -> Iterator[tuple[int, int]]:
+    """Yield the device and inode numbers of a folder and all files in it, except for links to missing files."""
+    yield _identify(folder)
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            yield _identify(path)
 
 
 def _identify(path: Path) -> tuple[int, int]:
@@ -367,6 +375,8 @@ def main(requests: int, replies: int) -> None:
         import_libraries(sources)
         sys.path[:0] = start["readable"]
         restrict(start["hidden"], start["readable"], start["megabytes"])
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)  # errors until here are of the grading, later ones of the submission
         reply({"ready": True})
         module, errors = execute(sources)
         reply({"names": list(vars(module)), "errors": [asdict(each) for each in errors]})

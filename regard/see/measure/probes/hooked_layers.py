@@ -21,7 +21,15 @@ from regard.see.measure.probes.bare_weights import (
     set_bare_weight,
 )
 from regard.see.measure.probes.module_copies import ModuleCopies, dtypes_and_device
-from regard.see.measure.probes.probe import AS_FUNCTION, Probe, ProbeOptions, ProbeSizes, first_tensor, first_working
+from regard.see.measure.probes.probe import (
+    AS_FUNCTION,
+    Probe,
+    ProbeOptions,
+    ProbeSizes,
+    first_tensor,
+    first_working,
+    missing_argument_hint,
+)
 from regard.see.measure.probes.projections import LayerSizes, Projections, has_known_heads, layer_sizes
 
 # submodules that follow the heads and are replaced by the identity: output projections and their dropout
@@ -59,10 +67,14 @@ def probe_layer(module: nn.Module, known: Projections, name: str, options: Probe
             break
     if isinstance(found, Probe):
         return found
+    probe, _ = next(_attempts(module, known, sizes, name, sized))
+    lacking = tuple(each for each in probe.filled_in if each not in probe.filled_values)
     raise ConfigError(
         f"{name} was read as an attention by its {known} with {sizes.h} heads of width {sizes.c} and {sizes.g} key "
-        f"heads, but raised {type(found).__name__}: {found}; pass missing arguments by name, pass heads= and "
-        f"kv_heads=, pass queries= if it accepts one length only, or {AS_FUNCTION}"
+        f"heads, but raised {type(found).__name__}: {str(found).rstrip('.')}. "
+        f"{missing_argument_hint('layer', lacking, 'x (b n d)')}Pass heads= and kv_heads= if these are wrong, or "
+        f"{AS_FUNCTION}. A layer that accepts one length only can be measured by regard.see.xray(layer, queries=...), "
+        "but not checked"
     )
 
 
@@ -214,7 +226,11 @@ def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -
     container = known.names[0].rpartition(".")[0]  # in a list of projections the next one is the output projection
     for output in (*OUTPUT_MODULES, f"{container}.{len(known.names)}"):
         if output in own and output not in known.names:
-            copy.set_submodule(output, FirstArgument())
+            after_heads = copy.get_submodule(output)
+            # a layer indexes a list of modules, as in diffusers: to_out = ModuleList([Linear, Dropout])
+            listed = isinstance(after_heads, nn.ModuleList)
+            for each in [f"{output}.{name}" for name, _ in after_heads.named_children()] if listed else [output]:
+                copy.set_submodule(each, FirstArgument())
     for output in OUTPUT_WEIGHTS:
         if bare_weight(copy, output) is not None:
             set_bare_weight(copy, output, heads_before_output, chosen.time_first)
@@ -258,7 +274,8 @@ class _LayerCall:
         settings: dict[str, object] = {
             **dict.fromkeys(self.required),
             **dict(zip(self.inputs[1:], others, strict=False)),
-            **self.options.extra,
+            # arguments whose shape follows the length, such as rotary phases, are computed from the input
+            **{each: value(x) if inspect.isfunction(value) else value for each, value in self.options.extra.items()},
             **keywords,
         }
         if self.masked:

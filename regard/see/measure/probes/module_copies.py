@@ -25,12 +25,23 @@ class ModuleCopies:
         if dtype not in self.copies:
             copy = deepcopy(self.reference)
             own = next((x.dtype for x in _floating(copy)), dtype)
-            self.copies[dtype] = copy if own == dtype else copy.to(dtype)
+            if own != dtype:
+                _cast(copy, dtype)
+            self.copies[dtype] = copy
             self.prepare(copy)
         modes = {name: part.training for name, part in self.reference.named_modules()}
         for name, part in self.copies[dtype].named_modules():
             part.training = modes.get(name, self.reference.training)
         return self.copies[dtype]
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the floating-point parameters and buffers of a module, in place.
+
+    Complex buffers, such as precomputed rotary phases, stay as they are: `module.to(dtype)` would discard their
+    imaginary part.
+    """
+    module._apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def dtypes_and_device(module: nn.Module | None, options: ProbeOptions) -> tuple[list[torch.dtype], torch.device]:

@@ -127,14 +127,18 @@ def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> P
     return mixing or raised[0]
 
 
-def missing_argument_hint(name: str, filled_in: tuple[str, ...]) -> str:
-    """Return a hint for an error message: which required arguments were passed as None, and how to pass them."""
+def missing_argument_hint(name: str, filled_in: tuple[str, ...], of: str = "") -> str:
+    """Return a hint for an error message: which required arguments were passed as None, and how to pass them.
+
+    of  name of an input from which a function in `extra` may compute its argument; empty if none may
+    """
     if not filled_in:
         return ""
     extra = f"extra={{{', '.join(f'{each!r}: ...' for each in filled_in)}}}"
+    computed = f"; a value may be a function of the input {of}" if of else ""
     return (
         f"None was passed for {', '.join(filled_in)}, which {'has' if len(filled_in) == 1 else 'have'} no default: "
-        f"pass {filled_in[0]}=..., or {extra} to check, as check({name}, {extra}). "
+        f"pass {filled_in[0]}=..., or {extra} to check, as check({name}, {extra}){computed}. "
     )
 
 

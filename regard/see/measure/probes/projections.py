@@ -28,7 +28,8 @@ NAMES = {
     "linear_q linear_k linear_v, fc_q fc_k fc_v, query_proj key_proj value_proj, queries keys values, "
     "linears.0 linears.1 linears.2",
     "q kv": "q_attn c_attn, to_q to_kv, query key_value, q_proj kv_proj, q kv, wq wkv",
-    "qkv": "qkv, query_key_value, c_attn, to_qkv, qkv_proj, in_proj, Wqkv, W_pack, attn_qkv, in_proj_weight",
+    "qkv": "qkv, query_key_value, c_attn, to_qkv, qkv_proj, in_proj, Wqkv, wqkv, w_qkv, W_qkv, W_pack, "
+    "attn_qkv, linear_qkv, in_proj_weight",
 }
 KNOWN = [
     Projections(tuple(names.split()), tuple(parts.split()))
