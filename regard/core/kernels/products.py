@@ -154,7 +154,8 @@ class _DotProducts(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, of_q: Tensor, of_k: Tensor) -> Tensor:
         q, k = ctx.saved_tensors
-        return of_q @ k.mT + q @ of_k.mT
+        tangent: Tensor = of_q @ k.mT + q @ of_k.mT
+        return tangent
 
 
 class _WeightedSum(torch.autograd.Function):
