@@ -1,5 +1,7 @@
 """Exceptions. Their messages say what was expected, what was given and how to fix it."""
 
+LONGEST_MESSAGE = 4000  # characters; what was given may be a file of any size
+
 
 class RegardError(Exception):
     """Base class of all exceptions of this package.
@@ -10,6 +12,11 @@ class RegardError(Exception):
     ...     print(type(error).__name__)
     ShapeError
     """
+
+    def __str__(self) -> str:
+        text, half = super().__str__(), LONGEST_MESSAGE // 2
+        left_out = len(text) - LONGEST_MESSAGE
+        return text if left_out <= 0 else f"{text[:half]} ... ({left_out:,} characters left out) ... {text[-half:]}"
 
 
 class ShapeError(RegardError, ValueError):

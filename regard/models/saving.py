@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
-from regard.base.files import file_digest, read_json
+from regard.base.files import describe, file_digest, read_json
 from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import suggest
 from regard.models.hub_cache import REPOSITORY, find_cached, hub_cache, list_cached
@@ -88,13 +88,14 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
     """
     folder = pretrained_folder(path)
     about = read_config(folder)
-    try:
-        return _load_saved(folder, about, device)
-    except CheckpointError:
-        newer = read_config(folder)
-        if newer == about:
-            raise
-        return _load_saved(folder, newer, device)  # another process saved a model here in the meantime
+    while True:
+        try:
+            return _load_saved(folder, about, device)
+        except CheckpointError:
+            older, about = about, read_config(folder)
+            if about == older:
+                raise
+            # another process saved a model here in the meantime
 
 
 def _load_saved(folder: Path, about: dict[str, Any], device: torch.device | str | None) -> Model:
@@ -239,7 +240,10 @@ def content_hash(file: Path) -> str:
 
 
 def _weights_name(file: Path) -> str:
-    return f"weights-{content_hash(file)}.safetensors"
+    try:
+        return f"weights-{content_hash(file)}.safetensors"
+    except OSError as error:  # another process may have replaced it
+        raise CheckpointError(f"{file} cannot be read: {describe(error)}") from None
 
 
 def _list_names(names: list[str]) -> str:

@@ -4,6 +4,7 @@ import pytest
 
 from regard.base import errors
 from regard.base.errors import RegardError, kernel_refused
+from regard.core.masks.expression import parse_mask
 
 KINDS = {
     "ShapeError": ValueError,
@@ -54,3 +55,20 @@ def test_a_refusal_of_all_kernels_names_none():
     refusal = kernel_refused(None, ["it rains"], [])
     assert refusal.kernel is None
     assert str(refusal) == "no kernel can serve this call:\n  - it rains"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_long_message_keeps_its_beginning_and_its_end(name):
+    kind = getattr(errors, name)
+    text = str(kind("given: " + 10**6 * "(" + "; write it shorter"))
+    assert len(text) < errors.LONGEST_MESSAGE + 60
+    assert text.startswith("given: ((")
+    assert text.endswith("; write it shorter")
+    assert "996,025 characters left out" in text
+    assert str(kind("short")) == "short"
+
+
+def test_what_a_user_wrote_is_not_repeated_at_any_length():
+    with pytest.raises(errors.ConfigError, match="write for instance") as raised:
+        parse_mask(10**5 * "(" + "causal()")
+    assert len(str(raised.value)) < errors.LONGEST_MESSAGE + 60

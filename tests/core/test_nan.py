@@ -283,6 +283,102 @@ def test_a_visible_score_of_nan_or_plus_infinity_reaches_no_gradient_of_keys_its
                     assert own[:, :, visible[6]].isnan().all(), f"{name}: gradients of {letter} that row 6 sees"
 
 
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+def test_nan_reaches_no_gradient_through_queries_that_see_nothing(kernel, part):
+    """Queries 3 and 4 see nothing, but may meet a key of NaN inside the kernel."""
+    for n in (9, 150):
+        mask = causal() & window(before=3) & Mask.of("rest", lambda i, j: (i < 3) | (i > 4))
+        visible = seen(mask, n)
+        q, k, v = draw(n)
+        where = (1, slice(None), n - 1, 2)
+        dirty = [with_(x, where, NAN) if part == own else x for own, x in zip("qkv", (q, k, v), strict=True)]
+        out = served(*dirty, mask=mask, kernel=kernel)
+        rows = visible[:, n - 1] if part != "q" else torch.arange(n) == n - 1
+        assert out[:, :, ~rows].isfinite().all()
+        found = torch.autograd.grad(out.sum(), dirty)
+        assert found[0][:, :, ~rows].isfinite().all()
+        for own in found[1:]:
+            assert own[:, :, ~visible[rows].any(0)].isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+def test_a_key_whose_scores_are_minus_infinity_reaches_no_gradient_through_rows_that_fill_a_block(kernel):
+    for n in (9, 150):
+        q, k, v = draw(n)
+        q = q.detach().abs().requires_grad_()
+        k = with_(k, (1, slice(None), n - 1, 3), -INF)
+        out = served(q, k, v, mask=causal() & window(before=3), kernel=kernel)
+        assert out.isfinite().all()
+        assert all(own.isfinite().all() for own in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("part", ["k", "v"])
+@pytest.mark.parametrize("transform", ["vjp", "vmap", "jvp", "vmap of grad"])
+def test_nan_inside_torch_func_reaches_only_queries_that_see_it(kernel, part, transform):
+    n, mask = 12, causal() & window(before=2)
+    visible = seen(mask, n)
+    rows = visible[:, 5]
+    apart = ~visible[rows].any(0)
+    inputs = [
+        with_(x, (1, 1, 5, 2), NAN).detach() if part == own else x.detach()
+        for own, x in zip("qkv", draw(n), strict=True)
+    ]
+
+    def run(*x: Tensor) -> Tensor:
+        return attend(*x, mask=mask, kernel=kernel)
+
+    def loss(*x: Tensor) -> Tensor:
+        return run(*(each[None] for each in x))[0, :, ~rows].square().sum()
+
+    try:
+        if transform == "vjp":
+            out, pull = torch.func.vjp(run, *inputs)
+            grads = pull(torch.zeros_like(out).masked_fill(~rows[:, None], 1))
+        elif transform == "vmap":
+            out, grads = torch.func.vmap(lambda *x: run(*(each[None] for each in x))[0])(*inputs), None
+        elif transform == "jvp":
+            out, tangent = torch.func.jvp(run, tuple(inputs), tuple(torch.ones_like(x) for x in inputs))
+            assert tangent[:, :, ~rows].isfinite().all()
+            grads = None
+        else:
+            out, grads = None, torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*inputs)
+    except KernelRefusedError:
+        return
+    if out is not None:
+        assert out[:, :, ~rows].isfinite().all()
+        assert out[1, 2:, rows].isnan().any(-1).all()
+    if grads is not None:
+        assert grads[0][:, :, ~rows].isfinite().all()
+        assert all(own[:, :, apart].isfinite().all() for own in grads[1:])
+
+
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("setting", ["eager", "aot_eager"])
+@pytest.mark.parametrize("learning", [False, True])
+def test_a_dot_product_of_plus_infinity_makes_its_row_nan(kernel, setting, learning):
+    """In half precision torch's kernel for the CPU gives zeros to such a row."""
+    mask = causal() & window(before=40) if kernel == "blocked" else causal()
+    for dtype in DTYPES if setting == "eager" else (torch.bfloat16,):
+        for n in (9, 33, 70, 150) if setting == "eager" else (70,):
+            if kernel in ("blocked", "reference") and setting != "eager":
+                continue
+            for part in "qk":
+                q, k, v = (x.detach().to(dtype) for x in draw(n))
+                (q if part == "q" else k)[1, :, n // 2, 3] = INF
+                q.requires_grad_(learning)
+                run = lambda *x: attend(*x, mask=mask, kernel=kernel)  # noqa: E731
+                torch._dynamo.reset()
+                own = torch.compile(run, backend=setting, fullgraph=True) if setting != "eager" else run
+                out = own(q, k, v)
+                scores = q.detach().double() @ k.double().repeat_interleave(H // G, 1).mT
+                visible = seen(mask, n)
+                lost = ((scores == INF) & visible).any(-1)
+                assert lost.any(), (dtype, n, part)
+                assert torch.equal(out.isnan().any(-1), lost), (dtype, n, part)
+
+
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
 @pytest.mark.parametrize("features", [elu_plus_one(), performer(C, 24)], ids=["elu", "performer"])
 def test_linear_attention_keeps_the_same_rules(form, features):

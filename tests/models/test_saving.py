@@ -318,3 +318,21 @@ def test_a_model_that_is_saved_while_another_is_loaded_does_not_mix_with_it(
 
     monkeypatch.setattr(saving, "read_weights", save_first)
     assert regard.load(tmp_path).config == deep.config
+
+
+@pytest.mark.parametrize("saves", [1, 3])
+def test_weights_that_are_replaced_after_they_were_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int
+) -> None:
+    shallow, *deeper = (regard.build("birthplace", depth=depth, width=32) for depth in range(1, saves + 2))
+    shallow.save(tmp_path)
+    read = saving.read_weights
+
+    def save_afterwards(file: Path) -> dict[str, torch.Tensor]:
+        weights = read(file)
+        if deeper:
+            deeper.pop(0).save(tmp_path)  # another process, between the weights and their checksum
+        return weights
+
+    monkeypatch.setattr(saving, "read_weights", save_afterwards)
+    assert regard.load(tmp_path).config.depth == saves + 1

@@ -54,11 +54,12 @@ class BlockGroup:
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
-        """Return the mask `nonempty` as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
+        """Return the mask as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
         found = self._biases.get(dtype)
         if found is None:
             with outside_inference_mode():
-                found = torch.zeros_like(self.nonempty, dtype=dtype).masked_fill_(~self.nonempty, -math.inf)
+                seen = self.visible if sdpa.takes_empty_rows(self.visible) else self.nonempty
+                found = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -math.inf)
             if found.numel() <= _KEEP_BIAS:
                 self._biases[dtype] = found
         return found
@@ -67,7 +68,7 @@ class BlockGroup:
     def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
         """The mask `visible`, except that rows that see no key see all keys.
 
-        The fused kernel needs a finite score in every row.
+        For fused kernels that need a finite score in every row.
         """
         with outside_inference_mode():
             return self.visible | ~self.visible.any(-1, keepdim=True)
@@ -253,7 +254,9 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
         if not request.terms:
             yield FusedInputs(blocks, keys, values, repeat_for_heads(group.bias(blocks.dtype), b, h), None)
             continue
-        visible, hidden = repeat_for_heads(group.visible if request.hides_by_score else group.nonempty, b, h), None
+        takes_empty = sdpa.takes_empty_rows(blocks)
+        seen_by_mask = group.visible if request.hides_by_score or takes_empty else group.nonempty
+        visible, hidden = repeat_for_heads(seen_by_mask, b, h), None
         # where blocks slide, all of them have the same distances: the bias of the first one serves all
         first = slice(1) if _has_equal_biases(request, plan, group) else slice(None)
         bias = sum_terms(terms, _grid(request, plan.spans, group.rows[first], group.columns[first]), request.q)
@@ -262,8 +265,9 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
             seen = visible & (bias != -math.inf)
             unseen, hidden = ~visible_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
             keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
-            # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed afterwards
-            visible, bias, blocks = seen | hidden, bias.masked_fill(hidden, 0), blocks.masked_fill(hidden, 0)
+            blocks = blocks.masked_fill(hidden, 0)
+            # other fused kernels need finite scores in a row that sees nothing; it is zeroed afterwards
+            visible, bias = (seen, bias) if takes_empty else (seen | hidden, bias.masked_fill(hidden, 0))
         added = sdpa.join_bias(blocks, keys.shape[2], visible, bias, sink)
         if sink is not None:
             keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
@@ -408,6 +412,8 @@ def _visible_in_blocks(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) 
         for x in (spans.columns, spans.key_positions(), spans.column_blocks.real)
     )
     batch = torch.arange(mask.batch() or 1)[:, None, None]
+    # rows and keys that only fill a block see nothing and are not seen: a NaN that they met would reach gradients
+    real = real & spans.row_blocks.real[rows][:, None, :, None]
     seen = mask.see(Grid(batch, torch.zeros(1, dtype=torch.long), row, column, i, j)) & real
     return seen.expand(len(rows), mask.batch() or 1, SIZE, columns.shape[1] * SIZE)
 

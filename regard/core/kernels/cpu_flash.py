@@ -69,9 +69,9 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
     added  additive bias; a boolean mask is not possible
     """
     if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-        out = _scaled_dot_product(q, k, v, added, causal, beta)
+        out, sums = _infer(q, k, v, added, causal, beta)
         fake = type(out) is not Tensor  # under a fake tensor mode: it has no values to read
-        return out if fake or _is_exact(out, q, k) else None
+        return out if fake or _is_exact(out, sums, q, k) else None
     if _innermost_transform() is not None:
         return None
     factor, scale = _factor_tensor(beta, q.dtype)
@@ -97,12 +97,14 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
     return out, lse
 
 
-def _is_exact(out: Tensor, q: Tensor, k: Tensor) -> bool:
-    """Return whether the kernel's output can be trusted: it is finite and, if there are few keys, q and k are too.
+def _is_exact(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor) -> bool:
+    """Return whether the kernel's output can be trusted: it is finite, the log-sum-exp too, and q and k of few keys.
 
-    With fewer keys than the width of a vector register, the kernel returns zeros for a row of NaN.
+    In half precision, the kernel returns zeros for a row with a score of +inf; its log-sum-exp is +inf. With fewer keys
+    than the width of a vector register, it returns zeros for a row of NaN.
     """
-    return is_finite(out) if k.shape[2] >= SHORTEST else is_finite(out, q, k)
+    read = (out,) if lse is None else (out, lse)
+    return is_finite(*read) if k.shape[2] >= SHORTEST else is_finite(*read, q, k)
 
 
 def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
@@ -111,13 +113,18 @@ def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool
         return attention_by_rows(dense_row_attention(added, causal, beta), q, k, v)
 
 
-def _scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
+def _infer(
+    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the output without gradients, and in half precision the log-sum-exp, which `_is_exact` reads."""
+    if q.dtype.itemsize == 2:
+        return _kernel(q, k, v, added, causal, beta)
     grouped = q.shape[1] != k.shape[1]
     if added is not None and torch.is_autocast_enabled("cpu") and is_autocasting(q):  # it would round a float32 bias
         with disable_autocast(q):
-            return scaled_dot_product_attention(q, k, v, added, 0.0, causal, scale=beta, enable_gqa=grouped)
+            return scaled_dot_product_attention(q, k, v, added, 0.0, causal, scale=beta, enable_gqa=grouped), None
     # the same kernel as `_FORWARD`, with less to do in Python
-    return scaled_dot_product_attention(q, k, v, added, 0.0, causal, scale=beta, enable_gqa=grouped)
+    return scaled_dot_product_attention(q, k, v, added, 0.0, causal, scale=beta, enable_gqa=grouped), None
 
 
 def _is_small(lse: Tensor, limit: float) -> bool:
@@ -133,10 +140,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
     """
     factor, scale = split_scale(beta, q.dtype)
     out, lse = _kernel(q if factor == 1.0 else q * factor, k, v, added, causal, scale)
+    sums = lse
     if not _is_small(lse, lse_limit(q)):
         # scores that are exactly equal must stay equal, which rounding q * factor would prevent
-        out, lse = _kernel(q, k, v, added, causal, beta)[0], torch.full_like(lse, math.nan)
-    if not _is_exact(out, q, k):
+        out, sums = _kernel(q, k, v, added, causal, beta)
+        lse = torch.full_like(lse, math.nan)
+    if not _is_exact(out, sums, q, k):
         out, lse = _by_rows(q, k, v, added, causal, beta), torch.full_like(lse, math.nan)
     return out, lse
 
@@ -227,8 +236,8 @@ def _register_operators(library: torch.library.Library) -> None:
     def infer(*arguments: Any) -> Tensor:
         record_kernel("sdpa")
         q, k, v, *rest = contiguous(arguments)
-        out = _scaled_dot_product(q, k, v, *rest)
-        return (out if _is_exact(out, q, k) else _by_rows(q, k, v, *rest)).contiguous()
+        out, sums = _infer(q, k, v, *rest)
+        return (out if _is_exact(out, sums, q, k) else _by_rows(q, k, v, *rest)).contiguous()
 
     def learn(*arguments: Any) -> tuple[Any, ...]:
         record_kernel("sdpa")

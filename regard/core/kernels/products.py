@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from regard.base.tracing import can_read_values
+from regard.base.tracing import is_meta_or_fake
 from regard.core.input_checks import disable_autocast
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -39,14 +39,22 @@ def _has_finite_sum(tensors: tuple[Tensor, ...]) -> bool:
 def has_nonfinite(*tensors: Tensor) -> bool:
     """Return whether a tensor may contain NaN or infinity.
 
-    False if reading the values is impossible or slow (a GPU).
+    False if reading the values is impossible or slow (a GPU). Inside torch.func transforms all values of the batch are
+    read.
     """
-    return can_look_for_nonfinite(tensors[0]) and not is_finite(*tensors)
+    return can_look_for_nonfinite(tensors[0]) and not is_finite(*map(_unwrap, tensors))
 
 
 def can_look_for_nonfinite(x: Tensor) -> bool:
     """Return whether `has_nonfinite` reads the values of a tensor: on the CPU, where this is possible and fast."""
-    return x.device.type == "cpu" and can_read_values(x)
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_meta_or_fake(_unwrap(x))
+
+
+def _unwrap(x: Tensor) -> Tensor:
+    """Return the tensor inside the wrappers of torch.func transforms."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def dot_products(
@@ -123,10 +131,18 @@ def masked_product(
 
 
 class _DotProducts(torch.autograd.Function):
+    """q @ k.mT. In the backward pass, pairs with a gradient of zero take no part. torch.func can transform it."""
+
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k)
+    def forward(q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,14 +151,33 @@ class _DotProducts(torch.autograd.Function):
         counts = grad != 0
         return masked_product(grad, k, counts), masked_product(grad.mT, q, counts.mT)
 
+    @staticmethod
+    def jvp(ctx: Any, of_q: Tensor, of_k: Tensor) -> Tensor:
+        q, k = ctx.saved_tensors
+        tangent: Tensor = of_q @ k.mT + q @ of_k.mT
+        return tangent
+
 
 class _WeightedSum(torch.autograd.Function):
+    """weights @ v over the visible pairs, forward and backward. torch.func can transform it."""
+
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, v, visible)
+    def forward(weights: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         return masked_product(weights, v, visible)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, v, visible = ctx.saved_tensors
         return torch.where(visible, grad @ v.mT, 0), masked_product(weights.mT, grad, visible.mT), None
+
+    @staticmethod
+    def jvp(ctx: Any, of_weights: Tensor, of_v: Tensor, _: None) -> Tensor:
+        weights, v, visible = ctx.saved_tensors
+        return masked_product(of_weights, v, visible) + masked_product(weights, of_v, visible)

@@ -148,7 +148,7 @@ def _run_dense(
     if request is not None and any(isinstance(term, Sink) for term in request.terms):
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
     out = fused_attention(q, k, v, beta, 0.0 if request is None else request.dropout, added=dense.added)
-    return out if dense.blind is None else out.masked_fill(dense.blind, 0)
+    return out if dense.blind is None or takes_empty_rows(q) else out.masked_fill(dense.blind, 0)
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,15 @@ class DenseBias:
     added: Tensor | None
     unseen: Bool[Tensor, "#b #g j 1"] | None
     blind: Bool[Tensor, "#b #h i 1"] | None
+
+
+def takes_empty_rows(q: Tensor) -> bool:
+    """Return whether the fused kernel gives zeros to a row in which every score is -inf, and zero gradients.
+
+    torch's kernel for the CPU does. Other kernels may give NaN, so that such a row has to see all keys, and its output
+    is set to 0 afterwards.
+    """
+    return q.device.type == "cpu" and not is_exporting()
 
 
 _biases: Memo[DenseBias] = Memo(8)
@@ -195,12 +204,12 @@ def _build_dense_bias(request: Request) -> DenseBias:
     visible, unseen, blind = request.visible(), None, None
     if visible is not None:
         unseen, blind = ~visible_keys(visible, request.k.shape[1]), ~visible.any(-1, keepdim=True)
-        # a row that sees nothing needs finite scores; it is zeroed afterwards
-        visible, request = visible | blind, replace(request, q=request.q.masked_fill(blind, 0))
+        request = replace(request, q=request.q.masked_fill(blind, 0))
     terms = request.bound_terms()
     bias = sum_terms(terms, request.grid(), request.q) if terms else None
-    if bias is not None and blind is not None and request.hides_by_score:
-        bias = bias.masked_fill(blind, 0)
+    if visible is not None and blind is not None and not takes_empty_rows(request.q):
+        visible = visible | blind  # such a row needs finite scores; it is zeroed afterwards
+        bias = bias.masked_fill(blind, 0) if bias is not None and request.hides_by_score else bias
     return DenseBias(join_bias(request.q, request.k.shape[2], visible, bias, request.sink), unseen, blind)
 
 
