@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from regard.base.tracing import outside_inference_mode
+from regard.base.tracing import can_read_values, outside_inference_mode
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.kernels import compiled, offsets, sdpa
 from regard.core.kernels.request import MOST_PREPARED, PreparedCall, Request, sum_terms, visible_keys
@@ -37,6 +37,7 @@ _ALIKE = 4  # number of patterns that query blocks share; the other blocks have 
 _AT_ONCE = 1 << 24  # pairs evaluated at once while planning
 _KEEP = 1 << 26  # largest number of pairs of a plan that is cached
 _KEEP_BIAS = 1 << 22  # largest number of pairs of a group whose bias is cached
+_KEEP_TERMS = 1 << 23  # largest number of entries of a group's bias that is cached with constant score terms
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class BlockGroup:
     columns: Int[Tensor, "r m"]
     visible: Bool[Tensor, "#r #b s l"]
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    _term_biases: dict[Hashable, Tensor] = field(default_factory=dict)  # the last one
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
         """Return the mask `nonempty` as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
@@ -246,9 +248,16 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
     b, h, _, _, _, _, _ = request.sizes
     terms = request.bound_terms()
     sink = None if request.sink is None else request.sink.repeat(b)
+    constant = _terms_key(request)
     for group, (blocks, keys, values) in zip(plan.groups, gather(request, plan), strict=True):
         if not group.columns.shape[1]:
             yield FusedInputs(blocks, keys, values, None, None)
+            continue
+        known = group._term_biases.get(constant)
+        if known is not None:
+            if sink is not None:
+                keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
+            yield FusedInputs(blocks, keys, values, known, None)
             continue
         if not request.terms:
             yield FusedInputs(blocks, keys, values, repeat_for_heads(group.bias(blocks.dtype), b, h), None)
@@ -265,9 +274,20 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
             # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed afterwards
             visible, bias, blocks = seen | hidden, bias.masked_fill(hidden, 0), blocks.masked_fill(hidden, 0)
         added = sdpa.join_bias(blocks, keys.shape[2], visible, bias, sink)
+        if constant is not None and added is not None and added.numel() <= _KEEP_TERMS and not added.is_inference():
+            group._term_biases.clear()
+            group._term_biases[constant] = added
         if sink is not None:
             keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
         yield FusedInputs(blocks, keys, values, added, hidden)
+
+
+def _terms_key(request: Request) -> Hashable | None:
+    """Return a cache key of what the score terms add in every block. None if they are learned, large or may hide."""
+    if not request.terms or request.hides_by_score or not can_read_values(request.q):
+        return None
+    terms = [term.key() for term in request.terms]
+    return None if None in terms else (*terms, request.q.shape[:2], request.q.dtype)
 
 
 def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
