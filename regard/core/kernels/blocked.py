@@ -231,6 +231,7 @@ class FusedInputs(NamedTuple):
     added   additive mask and bias; None if the group sees no key
     hidden  rows that score terms hide from every key; their outputs are set to 0 afterwards. None if there are
             none
+    unseen  keys that score terms hide from every row; they are set to 0. None if there are none
     """
 
     q: Float[Tensor, "r bh s c"]
@@ -238,6 +239,7 @@ class FusedInputs(NamedTuple):
     v: Float[Tensor, "r bg l e"]
     added: Float[Tensor, "#r #bh s l"] | None
     hidden: Bool[Tensor, "#r bh s 1"] | None
+    unseen: Bool[Tensor, "#r bg l 1"] | None = None
 
 
 def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
@@ -253,7 +255,7 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
         if not group.columns.shape[1]:
             yield FusedInputs(blocks, keys, values, None, None)
             continue
-        known = group._term_biases.get(constant)
+        known, unseen = group._term_biases.get(constant), None
         if known is not None:
             if sink is not None:
                 keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
@@ -279,7 +281,7 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
             group._term_biases[constant] = added
         if sink is not None:
             keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
-        yield FusedInputs(blocks, keys, values, added, hidden)
+        yield FusedInputs(blocks, keys, values, added, hidden, unseen)
 
 
 def _terms_key(request: Request) -> Hashable | None:
@@ -316,6 +318,31 @@ def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Fl
     if plan.spans.steps:  # a row that is repeated to fill a block takes no part in the output
         rows = rows.masked_fill(~plan.spans.row_blocks.real.reshape(-1, 1), 0)
     return [_query_blocks(rows, group) for group in plan.groups]
+
+
+def scatter_keys(
+    grads: list[Float[Tensor, "_ bg _ c"]], inputs: list[FusedInputs], plan: GatherPlan, b: int
+) -> Float[Tensor, "b g j c"]:
+    """Add the gradients of the gathered keys, or values, of all groups: the adjoint of `gather` and `fused_inputs`."""
+    blocks, (bg, c) = plan.spans.column_blocks, (grads[0].shape[1], grads[0].shape[3])
+    total = grads[0].new_zeros(bg, blocks.index.numel() // SIZE, SIZE, c)
+    for grad, part, group in zip(grads, inputs, plan.groups, strict=True):
+        rows, run = group.columns.shape
+        grad = grad[:, :, : run * SIZE]  # without the key of an attention sink
+        grad = grad if part.unseen is None else grad.masked_fill(part.unseen, 0)
+        if group.sliding is not None:
+            for step in range(run):
+                first = group.sliding[1] + step
+                total[:, first : first + rows] += grad[:, :, step * SIZE : (step + 1) * SIZE].transpose(0, 1)
+        elif run:
+            pieces = grad.unflatten(2, (run, SIZE)).permute(1, 0, 2, 3, 4).flatten(1, 2)
+            total.index_add_(1, group.columns.flatten().to(grad.device), pieces)
+    found = total.flatten(1, 2)
+    if plan.spans.steps:
+        index = blocks.index.flatten().to(found.device)
+        found = found.new_zeros(bg, plan.spans.j, c).index_add_(1, index, found)
+    found = found[:, : plan.spans.j].unflatten(0, (b, -1))
+    return found if plan.unseen is None else found.masked_fill(plan.unseen, 0)
 
 
 def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h i e"]:
