@@ -181,9 +181,11 @@ def unknown_model_error(name: str) -> CheckpointError:
     if name in PRESETS:
         return CheckpointError(
             f"{name!r} is a preset without trained weights, and neither a folder nor in {hub_cache()}; `hf download "
-            f"{name}` gets the model of this name from the Hugging Face Hub, regard.build({name!r}) has random weights"
+            f"{name}` gets the model of this name from the Hugging Face Hub, regard.load takes the path of a folder "
+            f"too, and regard.build({name!r}) has random weights"
         )
-    near = get_close_matches(name, [*list_models(pretrained=True), *list_models(), *list_cached()])
+    names = {other.lower(): other for other in (*list_cached(), *list_models(), *list_models(pretrained=True))}
+    near = [names[other] for other in get_close_matches(name.lower(), names)]
     fix = (
         f"did you mean {' or '.join(map(repr, near))}?"
         if near

@@ -337,7 +337,7 @@ def scatter_keys(
         elif run:
             pieces = grad.unflatten(2, (run, SIZE)).permute(1, 0, 2, 3, 4).flatten(1, 2)
             total.index_add_(1, group.columns.flatten().to(grad.device), pieces)
-    found = total.flatten(1, 2)
+    found: Tensor = total.flatten(1, 2)
     if plan.spans.steps:
         index = blocks.index.flatten().to(found.device)
         found = found.new_zeros(bg, plan.spans.j, c).index_add_(1, index, found)

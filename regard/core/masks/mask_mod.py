@@ -196,7 +196,8 @@ class SymbolicDistance(_Symbol):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "SymbolicDistance":
         if function is not torch.abs:
             raise NotSymbolicError(f"{function} of a distance")
-        return abs(args[0])
+        distance: SymbolicDistance = args[0]
+        return abs(distance)
 
     def __add__(self, other: int) -> "SymbolicDistance":
         return SymbolicDistance(self.sign, self.offset + _integer(other), self.magnitude)
