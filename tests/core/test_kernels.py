@@ -550,6 +550,12 @@ def test_constant_score_terms_are_evaluated_once_while_they_stay(planned, monkey
     call().sum().backward()
     assert values.grad is not None
     assert len(evaluated) == 5 * before
+    values.requires_grad_(False)
+    monkeypatch.setattr(blocked, "_KEEP_TERMS", B * H * 64 * 64 - 1)  # one pair of blocks
+    values += 1
+    call()
+    call()
+    assert len(evaluated) == 7 * before
     assert len(planned) == 1
 
 

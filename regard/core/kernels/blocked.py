@@ -37,7 +37,7 @@ _ALIKE = 4  # number of patterns that query blocks share; the other blocks have 
 _AT_ONCE = 1 << 24  # pairs evaluated at once while planning
 _KEEP = 1 << 26  # largest number of pairs of a plan that is cached
 _KEEP_BIAS = 1 << 22  # largest number of pairs of a group whose bias is cached
-_KEEP_TERMS = 1 << 23  # largest number of entries of a group's bias that is cached with constant score terms
+_KEEP_TERMS = 1 << 23  # largest number of scores of a plan whose biases of constant score terms are cached
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
     b, h, _, _, _, _, _ = request.sizes
     terms = request.bound_terms()
     sink = None if request.sink is None else request.sink.repeat(b)
-    constant = _terms_key(request)
+    constant = _terms_key(request, plan)
     for group, (blocks, keys, values) in zip(plan.groups, gather(request, plan), strict=True):
         if not group.columns.shape[1]:
             yield FusedInputs(blocks, keys, values, None, None)
@@ -276,7 +276,7 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
             # a row that sees nothing needs finite scores inside the fused kernel; it is zeroed afterwards
             visible, bias, blocks = seen | hidden, bias.masked_fill(hidden, 0), blocks.masked_fill(hidden, 0)
         added = sdpa.join_bias(blocks, keys.shape[2], visible, bias, sink)
-        if constant is not None and added is not None and added.numel() <= _KEEP_TERMS and not added.is_inference():
+        if constant is not None and added is not None and not added.is_inference():
             group._term_biases.clear()
             group._term_biases[constant] = added
         if sink is not None:
@@ -284,12 +284,18 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
         yield FusedInputs(blocks, keys, values, added, hidden, unseen)
 
 
-def _terms_key(request: Request) -> Hashable | None:
-    """Return a cache key of what the score terms add in every block. None if they are learned, large or may hide."""
-    if not request.terms or request.hides_by_score or not can_read_values(request.q):
+def _terms_key(request: Request, plan: GatherPlan) -> Hashable | None:
+    """Return a cache key of what the score terms add in every block of a plan.
+
+    None if they are learned or may hide keys, if the plan is large, or on a GPU.
+    """
+    b, h = request.q.shape[:2]
+    if not request.terms or request.hides_by_score or b * h * plan.visited * SIZE * SIZE > _KEEP_TERMS:
+        return None
+    if not request.q.is_cpu or not can_read_values(request.q):
         return None
     terms = [term.key() for term in request.terms]
-    return None if None in terms else (*terms, request.q.shape[:2], request.q.dtype)
+    return None if None in terms else (*terms, b, h, request.q.dtype)
 
 
 def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
