@@ -336,13 +336,14 @@ def scatter_keys(
         rows, run = group.columns.shape
         grad = grad[:, :, : run * SIZE]  # without the key of an attention sink
         grad = grad if part.unseen is None else grad.masked_fill(part.unseen, 0)
-        if group.sliding is not None:
-            for step in range(run):
+        columns = group.columns.to(grad.device)
+        for step in range(run):
+            piece = grad[:, :, step * SIZE : (step + 1) * SIZE].transpose(0, 1)
+            if group.sliding is None:
+                total.index_add_(1, columns[:, step], piece)
+            else:
                 first = group.sliding[1] + step
-                total[:, first : first + rows] += grad[:, :, step * SIZE : (step + 1) * SIZE].transpose(0, 1)
-        elif run:
-            pieces = grad.unflatten(2, (run, SIZE)).permute(1, 0, 2, 3, 4).flatten(1, 2)
-            total.index_add_(1, group.columns.flatten().to(grad.device), pieces)
+                total[:, first : first + rows] += piece
     found: Tensor = total.flatten(1, 2)
     if plan.spans.steps:
         index = blocks.index.flatten().to(found.device)
