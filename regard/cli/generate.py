@@ -124,10 +124,13 @@ def make_strategies(count: int, **settings: float | int | str | None) -> "list[S
     return [replace(made, stream=number) for number in range(count)]
 
 
-def read_prompt(prompt: str | None, model: str) -> str:
-    """Return the prompt: the argument, the text on stdin if it is "-", or the model's example if it is None."""
+def read_prompt(prompt: str | None, model: str, kind: str = "prompt") -> str:
+    """Return the prompt: the argument, the text on stdin if it is "-", or the model's example if it is None.
+
+    kind  what the model takes, for the error message if there is none
+    """
     if prompt is None:
-        prompt = example_input(model, "there is no prompt; give one after the model, or - to read it from stdin")
+        prompt = example_input(model, f"there is no {kind}; give one after the model, or - to read it from stdin")
         print_message(f"the prompt is {prompt!r}, the example of {model}")
     return (
         read_stdin().replace("\r\n", "\n").removesuffix("\n") if prompt == "-" else check_argument("the prompt", prompt)

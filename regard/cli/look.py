@@ -72,8 +72,9 @@ def command(
     from regard.see.heads import check_column
 
     check_column(sort)  # report a wrong column before the model runs
+    prompt = read_prompt(prompt, model, "text or image")
     loaded = load_model(model, device)
-    inputs = build_input(loaded, read_prompt(prompt, model), target, tokenizer, device)
+    inputs = build_input(loaded, prompt, target, tokenizer, device)
     if loaded.weights.startswith("random"):
         print_message(f"{model} is a preset with random weights, so its attention is random too")
     print_message(f"running {model} on {inputs.size}")

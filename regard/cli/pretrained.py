@@ -1,6 +1,8 @@
 """Models by name on the command line: pretrained models with an example input, and presets without weights."""
 
-from regard.base.errors import ConfigError
+from pathlib import Path
+
+from regard.base.errors import CheckpointError, ConfigError
 
 
 def is_untrained(name: str) -> bool:
@@ -25,6 +27,12 @@ def example_input(name: str, missing: str) -> str:
 
     folder = find_pretrained(name)
     if folder is None:
-        raise ConfigError(missing) if name in PRESETS or find_folder(name) else unknown_model_error(name)
+        if Path(name).is_file():
+            raise ConfigError(f"{name} is a file, not a model; give the model before its input")
+        if name in PRESETS or find_folder(name):
+            raise ConfigError(missing)
+        error = str(unknown_model_error(name))
+        hint = "" if "did you mean" in error else "; if this is the input, give the model before it"
+        raise CheckpointError(error + hint)
     example = read_card(name).example
     return str(folder / example) if (folder / example).is_file() else example

@@ -47,8 +47,9 @@ class ModelExplanation(TextDisplay):
         groups: dict[str, list[str]] = {}
         for name, explanation in self.layers:
             groups.setdefault(str(explanation), []).append(name)
+        calls = "call" if len(self.layers) == 1 else "calls"
         lines = [
-            f"{len(self.layers)} attention calls: " + ", ".join(f"{n} x {name}" for name, n in self.kernels.items())
+            f"{len(self.layers)} attention {calls}: " + ", ".join(f"{n} x {name}" for name, n in self.kernels.items())
         ]
         for text, names in groups.items():
             lines += ["", _list_names(names), *(f"  {line}" for line in text.splitlines())]

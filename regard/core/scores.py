@@ -243,6 +243,9 @@ class Sink(ScoreTerm):
     def check(self, q: Tensor, j: int) -> None:
         _check_heads(self, len(self.logits), q)
 
+    def key(self) -> Hashable | None:
+        return _contents(self.name, self.logits)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.logits,)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from regard.core.masks.mask_mod import (
     read_mask_mod,
 )
 from regard.core.scores import Additive, ScoreTerm, Sink, Softcap
+from regard.integrations.torchvision import can_import
 
 NAME = "regard"
 
@@ -51,8 +53,17 @@ def register() -> None:
     torch.Size([1, 19, 24])
     """
     transformers = import_optional("transformers", "huggingface", 'attn_implementation="regard"')
-    transformers.AttentionInterface.register(NAME, attention_forward)
-    transformers.AttentionMaskInterface.register(NAME, build_mask)
+    try:
+        transformers.AttentionInterface.register(NAME, attention_forward)
+        transformers.AttentionMaskInterface.register(NAME, build_mask)
+    except ModuleNotFoundError as error:  # transformers imports torchvision here
+        if find_spec("torchvision") is None or can_import():
+            raise
+        raise ConfigError(
+            f"transformers cannot be imported, because torchvision was built for another torch than "
+            f"{torch.__version__}: reinstall torchvision from the source that torch came from, or call "
+            "regard.integrations.torchvision.let_torchvision_load() first"
+        ) from error
     _make_rules_readable(import_module("transformers.masking_utils"))
     _raise_for_models_without_the_interface(transformers.PreTrainedModel)
 

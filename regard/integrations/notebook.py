@@ -140,10 +140,14 @@ def _explain(
         yield f"{names[1]} were transposed: its rows are keys"
     sides = (mask, names[0], first, second), (against, names[1], second, first)
     for mine, name, _, other in sides:
-        if isinstance(mine, Tensor) and mine.is_floating_point() and mine.ndim >= 2:
-            multiplied = _four_axes(mine != 0, i, j)
-            if not (mine < HIDDEN_BELOW).any() and _equal(multiplied, other):
-                yield f"the numbers of {name} were factors (1 visible, 0 hidden) instead of numbers to add"
+        if isinstance(mine, Tensor) and mine.dtype != torch.bool and mine.shape[-2:] == (i, j):
+            flags, use = _four_axes(mine != 0, i, j), "to add" if mine.is_floating_point() else "for each key"
+            if (mine < HIDDEN_BELOW).any():
+                continue
+            if _equal(flags, other):
+                yield f"the numbers of {name} were factors (1 visible, 0 hidden) instead of numbers {use}"
+            if _equal(~flags, other):
+                yield f"the numbers of {name} were flags (1 hidden, 0 visible) instead of numbers {use}"
     rules = [(_rule(mine), name, other) for mine, name, _, other in sides]
     found = [words for rule, name, other in rules if rule is not None for words in _shifts(rule, name, other, i, j)]
     if not found:

@@ -29,7 +29,8 @@ class Replacement:
     left_out: dict[str, str] = field(default_factory=dict)  # name of a module -> why it stays
 
     def __str__(self) -> str:
-        lines = [f"replaced {len(self.replaced)} modules: {', '.join(self.replaced)}"]
+        plural = "" if len(self.replaced) == 1 else "s"
+        lines = [f"replaced {len(self.replaced)} module{plural}: {', '.join(self.replaced)}"]
         if self.max_difference is not None:
             lines.append(f"largest difference of the outputs: {self.max_difference:.2g}")
         lines += [f"left out {name}: {reason}" for name, reason in self.left_out.items()]
@@ -40,17 +41,20 @@ def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Repl
     """Replace every torch.nn.MultiheadAttention in a model by regard's, in place.
 
     Those in encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
-    dicts and hook handles stay valid. Encoder layers no longer use torch's fast path, which would not call the
-    attention module.
+    dicts and hook handles stay valid. Encoders and encoder layers no longer use torch's fast path for inference, which
+    would not call the attention module. Outputs at padding, which that path sets to zero, are then those of training.
 
-    example  arguments of the model. The model is run on them before and after, in eval mode, and the outputs
-             are compared, except entries that were NaN before
+    example  arguments of the model. The model is run on them before and after, in eval mode without the fast path,
+             and the outputs are compared, except entries that were NaN before
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> report = regard.integrations.torch.replace(layer, example=(torch.randn(1, 5, 16),))
     >>> report.replaced, report.max_difference < 1e-5
     (('self_attn',), True)
     """
+    _check_model(model)
+    if example is not None and not isinstance(example, tuple | list):
+        raise ConfigError(f"example must be a tuple of the arguments of the model, (x,), not {type(example).__name__}")
     if type(model) is nn.MultiheadAttention:
         raise ConfigError(
             "the model is a single MultiheadAttention, which has no parent to replace it in; "
@@ -74,10 +78,10 @@ def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Repl
         raise ConfigError(
             f"{type(model).__name__} contains no torch.nn.MultiheadAttention; there is nothing to replace"
         )
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.self_attn, MultiheadAttention):
-            module.__dict__.setdefault(_ORIGINAL, module.activation_relu_or_gelu)
-            module.activation_relu_or_gelu = 0  # zero switches off the fast path of the layer and of its encoder
+    for module, switch in _fast_path_switches(model):
+        if any(type(layer) is MultiheadAttention for layer in module.modules()):
+            module.__dict__.setdefault(_ORIGINAL, getattr(module, switch))
+            setattr(module, switch, 0)
     difference = None if before is None else _largest_difference(before, _run(model, example or ()))
     return Replacement(tuple(replaced), difference, left_out)
 
@@ -92,6 +96,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
     >>> regard.integrations.torch.restore(layer)
     ('self_attn',)
     """
+    _check_model(model)
     names = []
     for name, parent, key, layer in _attention_layers(model):
         original = layer.__dict__.get(_ORIGINAL)
@@ -99,12 +104,17 @@ def restore(model: nn.Module) -> tuple[str, ...]:
             continue
         setattr(parent, key, original.train(layer.training))
         names.append(name)
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and _ORIGINAL in module.__dict__:
-            module.activation_relu_or_gelu = module.__dict__.pop(_ORIGINAL)
+    for module, switch in _fast_path_switches(model):
+        if _ORIGINAL in module.__dict__:
+            setattr(module, switch, module.__dict__.pop(_ORIGINAL))
     if not names:
         raise ConfigError(f"{type(model).__name__} contains no module that regard.integrations.torch.replace put there")
     return tuple(names)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, not {type(model).__name__}")
 
 
 def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.MultiheadAttention]]:
@@ -118,14 +128,31 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, n
                 yield f"{path}.{key}" if path else key, parent, key, child
 
 
+def _fast_path_switches(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield every encoder and encoder layer, and the name of the attribute that switches off its fast path if it is 0.
+
+    The fast path of a layer does not call the attention module. That of an encoder passes nested tensors to it.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            yield module, "activation_relu_or_gelu"
+        elif isinstance(module, nn.TransformerEncoder) and hasattr(module, "use_nested_tensor"):
+            yield module, "use_nested_tensor"
+
+
 def _run(model: nn.Module, example: tuple[Any, ...]) -> list[Tensor]:
-    """Run a model in eval mode without gradients and return the floating-point tensors of its output."""
-    modes = {module: module.training for module in model.modules()}
+    """Run a model in eval mode without gradients and return the floating-point tensors of its output.
+
+    torch's fast path is switched off, because it sets outputs at padding to zero.
+    """
+    modes, fast = {module: module.training for module in model.modules()}, torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad():
             out = model(*example)
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for module, mode in modes.items():
             module.training = mode
     return [leaf for leaf in _pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -185,7 +185,8 @@ def unknown_model_error(name: str) -> CheckpointError:
     if name in PRESETS:
         return CheckpointError(
             f"{name!r} is a preset without trained weights, and neither a folder nor in {hub_cache()}; `hf download "
-            f"{name}` gets the model of this name from the Hugging Face Hub, regard.build({name!r}) has random weights"
+            f"{name}` gets the model of this name from the Hugging Face Hub, regard.load takes the path of a folder "
+            f"too, and regard.build({name!r}) has random weights"
         )
     fix = suggest(name, [*list_models(pretrained=True), *list_models(), *list_cached()], most=3) or (
         f"; `regard.list_models(pretrained=True)` lists what ships with the package, and `hf download {name}` gets a "

@@ -163,6 +163,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         keys   number of all keys; those that the layer appends are visible to every query
         """
         b, h, i, _ = q.shape
+        _check_mask_dtype("attn_mask", attn_mask)
+        _check_mask_dtype("key_padding_mask", padding)
         mask: Mask = Full()
         terms: list[ScoreTerm] = []
         appended = keys - given
@@ -200,3 +202,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             else:
                 terms.append(Additive(functional.pad(padding.to(q.dtype), (0, appended))[:, None, None]))
         return mask, tuple(terms)
+
+
+def _check_mask_dtype(name: str, mask: Tensor | Mask | None) -> None:
+    """Raise ConfigError for a mask of integers, such as the attention_mask of a tokenizer."""
+    if isinstance(mask, Tensor) and mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ConfigError(
+            f"{name} must be boolean, True where hidden, or floats to add to the scores, not {mask.dtype}; "
+            "pass mask == 0 for a mask in which 1 means visible, as in the attention_mask of a tokenizer"
+        )

@@ -59,6 +59,10 @@ class Statistics:
     beta: float
     positions: Positions
 
+    def __repr__(self) -> str:
+        b, h, i, _ = self.q.shape
+        return f"Statistics(b={b} h={h} i={i} j={self.k.shape[2]}, mask={self.mask!r})"
+
     @cached_property
     def _request(self) -> Request:
         values = self.k if self.v is None else self.v

@@ -302,6 +302,8 @@ def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPa
             "number-words has a run of translation, whose model does not continue a text;",
         ),
         (["gpt2"], "there is no prompt; give one after the model, or - to read it from stdin"),
+        (["hello world"], "is a folder with config.json and its weights; if this is the input, give the model before"),
+        ([__file__], "test_generate_command.py is a file, not a model; give the model before its input"),
         (
             ["transformer-tiny", "x"],
             "transformer-tiny is a Transformer, which needs a start token, but it has no config.json with a "

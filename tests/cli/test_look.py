@@ -443,7 +443,7 @@ def test_an_unknown_model_suggests_the_nearest() -> None:
     assert error_of("no/such/place", "x").startswith(
         "there is no folder 'no/such/place'; a model is a folder with config.json"
     )
-    assert error_of("vit-ti/16") == "there is no prompt; give one after the model, or - to read it from stdin"
+    assert error_of("vit-ti/16") == "there is no text or image; give one after the model, or - to read it from stdin"
 
 
 def test_a_pretrained_model_is_shown_on_its_example() -> None:

@@ -42,7 +42,7 @@ from regard.base.errors import ConfigError, KernelRefusedError, ShapeError
 from regard.core import kernels
 from regard.core.attend import prepare_request
 from regard.core.kernels import KERNELS, blocked, cpu_flash, eager, flex, sdpa
-from regard.core.kernels.request import Request, in_unsupported_transform
+from regard.core.kernels.request import Request, in_unsupported_transform, sum_terms
 from regard.core.masks import as_mask
 from regard.core.masks.plan_cache import Memo
 
@@ -519,6 +519,44 @@ def test_a_plan_for_data_is_remembered_while_the_data_stays(planned):
     assert torch.allclose(after, attend(*inputs, mask=documents(ids), kernel="eager"), atol=1e-6)
     attend(*inputs, mask=documents(ids.clone()), kernel="blocked")
     assert len(planned) == 2, "equal contents share a plan"
+
+
+@pytest.mark.parametrize("kind", [sink, lambda values: alibi(slopes=values)], ids=["sink", "alibi"])
+def test_constant_score_terms_are_evaluated_once_while_they_stay(planned, monkeypatch, kind):
+    evaluated = []
+    monkeypatch.setattr(blocked, "sum_terms", lambda *rest: evaluated.append(rest) or sum_terms(*rest))
+    values, mask, inputs = torch.linspace(0.1, 0.7, H), causal() & window(before=3), draw()
+
+    def call(dtype: torch.dtype = torch.float32) -> Tensor:
+        out = attend(*(x.to(dtype) for x in inputs), mask=mask, scores=kind(values), kernel="blocked")
+        expected = attend(*(x.to(dtype) for x in inputs), mask=mask, scores=kind(values), kernel="eager")
+        assert torch.allclose(out, expected, atol=1e-6)
+        return out
+
+    with torch.inference_mode():
+        call()  # such tensors cannot be saved for a backward pass
+    before = len(evaluated)
+    call()
+    assert len(evaluated) == 2 * before
+    inputs = tuple(x.requires_grad_() for x in inputs)
+    call().sum().backward()
+    assert len(evaluated) == 2 * before
+    values += 1  # in place
+    call()
+    assert len(evaluated) == 3 * before
+    call(torch.float64)
+    assert len(evaluated) == 4 * before
+    values.requires_grad_()
+    call().sum().backward()
+    assert values.grad is not None
+    assert len(evaluated) == 5 * before
+    values.requires_grad_(False)
+    monkeypatch.setattr(blocked, "_KEEP_TERMS", B * H * 64 * 64 - 1)  # one pair of blocks
+    values += 1
+    call()
+    call()
+    assert len(evaluated) == 7 * before
+    assert len(planned) == 1
 
 
 def test_data_made_in_inference_mode_is_planned_for_each_time(planned):

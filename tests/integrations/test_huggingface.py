@@ -258,6 +258,23 @@ def test_watch_records_the_weights_of_such_a_model() -> None:
     torch.testing.assert_close(weights[real], expected[1][real], atol=1e-6, rtol=1e-5)
 
 
+def test_a_torchvision_that_cannot_be_imported_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Transformers:
+        @property
+        def AttentionInterface(self) -> None:  # noqa: N802 (the name of transformers)
+            raise ModuleNotFoundError("Could not import module 'AttentionInterface'")
+
+    monkeypatch.setattr(huggingface, "import_optional", lambda *_: Transformers())
+    for present, error, words in (
+        (True, ConfigError, r"torchvision was built for another torch.*let_torchvision_load\(\) first"),
+        (False, ModuleNotFoundError, "Could not import module 'AttentionInterface'"),
+    ):
+        monkeypatch.setattr(huggingface, "find_spec", lambda _, present=present: present or None)
+        monkeypatch.setattr(huggingface, "can_import", lambda: False)
+        with pytest.raises(error, match=words):
+            huggingface.register()
+
+
 def test_registering_twice_is_registering_once() -> None:
     from transformers import PreTrainedModel, masking_utils
 

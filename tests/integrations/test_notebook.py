@@ -54,6 +54,8 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "own key": (causal(), TRIL.tril(-1), "hid the query's own key"),
     "next key": (lambda b, h, q, kv: q >= kv, torch.ones(N, N).tril(1).bool(), "showed the key after"),
     "multiplied": (causal(), TRIL.float(), "factors (1 visible, 0 hidden) instead of numbers to add"),
+    "flags": (causal(), (~TRIL).float(), "flags (1 hidden, 0 visible) instead of numbers to add"),
+    "integers": (causal(), TRIL.long(), "factors (1 visible, 0 hidden) instead of numbers for each key"),
 }
 
 

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors", "ignore:enabl
 D = 12
 
 
-def encoder(**settings: bool) -> nn.Module:
+def encoder(heads: int = 3, **settings: bool) -> nn.Module:
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(D, 3, 20, dropout=0.3, batch_first=True, **settings)
+    layer = nn.TransformerEncoderLayer(D, heads, 20, dropout=0.3, batch_first=True, **settings)
     return nn.TransformerEncoder(layer, 2).eval()
 
 
@@ -38,14 +38,19 @@ def test_an_encoder_runs_on_attend_with_and_without_gradients(norm_first: bool, 
         assert len(kernels) == 2
 
 
-def test_padded_batches_of_an_encoder_agree_on_real_rows() -> None:
-    model = encoder()
+@pytest.mark.parametrize("heads", [2, 3])  # only with an even number does torch pass nested tensors
+def test_padded_batches_of_an_encoder_agree_on_real_rows(heads: int) -> None:
+    model = encoder(heads)
     x, padding = torch.randn(2, 7, D), torch.arange(7) >= torch.tensor([[7], [4]])
     with torch.no_grad():
         expected = model(x, src_key_padding_mask=padding)
-        replace(model)
+        report = replace(model, example=(x, None, padding))
         out = model(x, src_key_padding_mask=padding)
-    torch.testing.assert_close(out[~padding], expected[~padding], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(out[~padding], expected[~padding], atol=1e-6, rtol=1e-5)
+        assert report.max_difference is not None
+        assert report.max_difference < 1e-6
+        restore(model)
+        assert torch.equal(model(x, src_key_padding_mask=padding), expected)
 
 
 def test_a_decoder_and_a_whole_transformer() -> None:
@@ -160,6 +165,10 @@ def test_a_shared_layer_stays_shared_and_a_subclass_is_left_out() -> None:
 
 
 def test_wrong_models_raise_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module, not str"):
+        replace("encoder")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"example must be a tuple of the arguments of the model, \(x,\), not Tensor"):
+        replace(encoder(), example=torch.randn(2, 7, D))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no parent"):
         replace(nn.MultiheadAttention(D, 3))
     with pytest.raises(ConfigError, match=r"contains no torch\.nn\.MultiheadAttention"):

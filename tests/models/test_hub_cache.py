@@ -78,7 +78,8 @@ def test_the_error_says_how_to_get_a_model(cache: Path) -> None:
         regard.load("gpt2")
     assert str(preset.value) == (
         f"'gpt2' is a preset without trained weights, and neither a folder nor in {cache}; `hf download gpt2` gets the "
-        "model of this name from the Hugging Face Hub, regard.build('gpt2') has random weights"
+        "model of this name from the Hugging Face Hub, regard.load takes the path of a folder too, and "
+        "regard.build('gpt2') has random weights"
     )
     with pytest.raises(
         CheckpointError, match=r"no model of this name; .* and `hf download someone/llama` gets a model"
@@ -87,6 +88,8 @@ def test_the_error_says_how_to_get_a_model(cache: Path) -> None:
     download(cache, "someone/llama-small")
     with pytest.raises(CheckpointError, match=r"no model of this name; did you mean 'someone/llama-small'\?"):
         regard.load("someone/lama-small")
+    with pytest.raises(CheckpointError, match=r"no model of this name; did you mean 'gpt2'"):
+        regard.load("GPT2")
     with pytest.raises(CheckpointError, match=r"there is no folder '\.\./a/b'; a model is a folder with config\.json"):
         regard.load("../a/b")
 

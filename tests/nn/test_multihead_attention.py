@@ -149,6 +149,11 @@ def test_wrong_arguments_raise_what_was_expected() -> None:
         layer(q, k, v, attn_mask=HIDDEN.T)
     with pytest.raises(ShapeError, match=r"key_padding_mask is \(7, 3\), but must be \(3, 7\)"):
         layer(q, k, v, key_padding_mask=PADDING.T)
+    for integers in (torch.int64, torch.uint8):
+        with pytest.raises(ConfigError, match=r"key_padding_mask must be boolean.*; pass mask == 0"):
+            layer(q, k, k, key_padding_mask=torch.ones(3, 7, dtype=integers))
+        with pytest.raises(ConfigError, match="attn_mask must be boolean, True where hidden, or floats"):
+            layer(q, k, k, attn_mask=torch.ones(5, 7, dtype=integers))
     with pytest.raises(ConfigError, match="append"):
         pair(add_zero_attn=True)[1](q, k, v, attn_mask=causal())
     with pytest.warns(UserWarning, match="nested tensors"):

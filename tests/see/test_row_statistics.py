@@ -122,6 +122,11 @@ def test_every_term_agrees_with_the_dense_matrix(mask: str, term: str) -> None:
     assert_matches_matrix(statistics(q, k, **rest), dense(q, k, **rest), 3e-6)
 
 
+def test_statistics_print_their_sizes_and_mask() -> None:
+    q, k = torch.randn(B, H, N, C), torch.randn(B, G, J, C)
+    assert repr(statistics(q, k, mask=causal())) == "Statistics(b=2 h=6 i=37 j=53, mask=causal())"
+
+
 def test_many_terms_act_in_their_order() -> None:
     q, k = draw()
     rest = {"mask": MASKS["empty rows"], "scores": [TERMS["alibi"], softcap(2.0), TERMS["sink"], TERMS["t5"]]}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import _disable_current_modes
 
-from regard.base.tracing import outside_inference_mode
+from regard.base.tracing import can_read_values, outside_inference_mode
 from regard.core.absolute_positions import Grid, Positions, key_positions
 from regard.core.kernels import compiled, offsets, sdpa
 from regard.core.kernels.request import MOST_PREPARED, PreparedCall, Request, sum_terms, visible_keys
@@ -37,6 +37,7 @@ _ALIKE = 4  # number of patterns that query blocks share; the other blocks have 
 _AT_ONCE = 1 << 24  # pairs evaluated at once while planning
 _KEEP = 1 << 26  # largest number of pairs of a plan that is cached
 _KEEP_BIAS = 1 << 22  # largest number of pairs of a group whose bias is cached
+_KEEP_TERMS = 1 << 23  # largest number of scores of a plan whose biases of constant score terms are cached
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class BlockGroup:
     columns: Int[Tensor, "r m"]
     visible: Bool[Tensor, "#r #b s l"]
     _biases: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    _term_biases: dict[Hashable, Tensor] = field(default_factory=dict)  # the last one
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
         """Return the mask as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
@@ -230,6 +232,7 @@ class FusedInputs(NamedTuple):
     added   additive mask and bias; None if the group sees no key
     hidden  rows that score terms hide from every key; their outputs are set to 0 afterwards. None if there are
             none
+    unseen  keys that score terms hide from every row; they are set to 0. None if there are none
     """
 
     q: Float[Tensor, "r bh s c"]
@@ -237,6 +240,7 @@ class FusedInputs(NamedTuple):
     v: Float[Tensor, "r bg l e"]
     added: Float[Tensor, "#r #bh s l"] | None
     hidden: Bool[Tensor, "#r bh s 1"] | None
+    unseen: Bool[Tensor, "#r bg l 1"] | None = None
 
 
 def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
@@ -247,9 +251,16 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
     b, h, _, _, _, _, _ = request.sizes
     terms = request.bound_terms()
     sink = None if request.sink is None else request.sink.repeat(b)
+    constant = _terms_key(request, plan)
     for group, (blocks, keys, values) in zip(plan.groups, gather(request, plan), strict=True):
         if not group.columns.shape[1]:
             yield FusedInputs(blocks, keys, values, None, None)
+            continue
+        known, unseen = group._term_biases.get(constant), None
+        if known is not None:
+            if sink is not None:
+                keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
+            yield FusedInputs(blocks, keys, values, known, None)
             continue
         if not request.terms:
             yield FusedInputs(blocks, keys, values, repeat_for_heads(group.bias(blocks.dtype), b, h), None)
@@ -269,9 +280,26 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
             # other fused kernels need finite scores in a row that sees nothing; it is zeroed afterwards
             visible, bias = (seen, bias) if takes_empty else (seen | hidden, bias.masked_fill(hidden, 0))
         added = sdpa.join_bias(blocks, keys.shape[2], visible, bias, sink)
+        if constant is not None and added is not None and not added.is_inference():
+            group._term_biases.clear()
+            group._term_biases[constant] = added
         if sink is not None:
             keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
-        yield FusedInputs(blocks, keys, values, added, hidden)
+        yield FusedInputs(blocks, keys, values, added, hidden, unseen)
+
+
+def _terms_key(request: Request, plan: GatherPlan) -> Hashable | None:
+    """Return a cache key of what the score terms add in every block of a plan.
+
+    None if they are learned or may hide keys, if the plan is large, or on a GPU.
+    """
+    b, h = request.q.shape[:2]
+    if not request.terms or request.hides_by_score or b * h * plan.visited * SIZE * SIZE > _KEEP_TERMS:
+        return None
+    if not request.q.is_cpu or not can_read_values(request.q):
+        return None
+    terms = [term.key() for term in request.terms]
+    return None if None in terms else (*terms, b, h, request.q.dtype)
 
 
 def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -300,6 +328,32 @@ def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Fl
     if plan.spans.steps:  # a row that is repeated to fill a block takes no part in the output
         rows = rows.masked_fill(~plan.spans.row_blocks.real.reshape(-1, 1), 0)
     return [_query_blocks(rows, group) for group in plan.groups]
+
+
+def scatter_keys(
+    grads: list[Float[Tensor, "_ bg _ c"]], inputs: list[FusedInputs], plan: GatherPlan, b: int
+) -> Float[Tensor, "b g j c"]:
+    """Add the gradients of the gathered keys, or values, of all groups: the adjoint of `gather` and `fused_inputs`."""
+    blocks, (bg, c) = plan.spans.column_blocks, (grads[0].shape[1], grads[0].shape[3])
+    total = grads[0].new_zeros(bg, blocks.index.numel() // SIZE, SIZE, c)
+    for grad, part, group in zip(grads, inputs, plan.groups, strict=True):
+        rows, run = group.columns.shape
+        grad = grad[:, :, : run * SIZE]  # without the key of an attention sink
+        grad = grad if part.unseen is None else grad.masked_fill(part.unseen, 0)
+        columns = group.columns.to(grad.device)
+        for step in range(run):
+            piece = grad[:, :, step * SIZE : (step + 1) * SIZE].transpose(0, 1)
+            if group.sliding is None:
+                total.index_add_(1, columns[:, step], piece)
+            else:
+                first = group.sliding[1] + step
+                total[:, first : first + rows] += piece
+    found: Tensor = total.flatten(1, 2)
+    if plan.spans.steps:
+        index = blocks.index.flatten().to(found.device)
+        found = found.new_zeros(bg, plan.spans.j, c).index_add_(1, index, found)
+    found = found[:, : plan.spans.j].unflatten(0, (b, -1))
+    return found if plan.unseen is None else found.masked_fill(plan.unseen, 0)
 
 
 def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h i e"]:

@@ -155,6 +155,7 @@ class _Parts:
         self.rows: Callable[[Tensor], list[Tensor]]
         self.join: Callable[[list[Tensor]], Tensor]
         self.split: Callable[[Tensor], list[Tensor]]  # the adjoint of join
+        self.add: Callable[[list[Tensor]], Tensor]  # the adjoint of the keys of the inputs, and of the values
         b = request.q.shape[0]
         if kernel == "blocked":
             plan = blocked.get_plan(request)
@@ -162,6 +163,7 @@ class _Parts:
             self.rows = lambda x: list(blocked.gather_rows(x, plan))
             self.join = lambda outs: blocked.assemble(outs, plan, b)
             self.split = lambda grad: blocked.gather_gradient(grad, plan)
+            self.add = lambda grads: blocked.scatter_keys(grads, self.inputs, plan, b)
         else:
             dense = sdpa.get_dense_bias(request)
             q, k, v = request.q, request.k, request.v
@@ -173,6 +175,7 @@ class _Parts:
             self.rows = lambda x: [x]
             self.join = lambda outs: _fill_zeros(outs[0], dense.blind)
             self.split = lambda grad: [_fill_zeros(grad, dense.blind)]
+            self.add = lambda grads: _fill_zeros(grads[0][:, :, : request.k.shape[2]], dense.unseen)
 
     def assemble(self, outs: list[Tensor]) -> Tensor:
         """Join the outputs of the fused-kernel calls to the output of the attention call."""
@@ -188,7 +191,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     request, kernel = _prepare(arguments)
     record_kernel(kernel)
     parts, outs, sums = _Parts(request, kernel), [], []
-    for q, k, v, added, _ in parts.inputs:
+    for q, k, v, added, *_ in parts.inputs:
         if k.shape[2]:
             out, lse = cpu_flash.forward(q, k, v, added, False, request.beta)
         else:
@@ -199,22 +202,18 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _backward(grad: Tensor, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    leaves = [x.detach().requires_grad_() for x in arguments[:3]]
-    request, kernel = _prepare((*leaves, *arguments[3:]))
-    with torch.enable_grad():  # autograd knows how to undo the gathering of blocks
-        parts = _Parts(request, kernel)
-    grads = parts.gradients(grad)
-    made: list[Tensor] = []
-    used: list[Tensor] = []
-    pieces = zip(parts.inputs, grads, parts.rows(out), parts.rows(lse[..., None]), strict=True)
-    for (q, k, v, added, _), of_out, own, own_lse in pieces:
+    request, kernel = _prepare(arguments)
+    parts = _Parts(request, kernel)
+    found: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
+    pieces = zip(parts.inputs, parts.gradients(grad), parts.rows(out), parts.rows(lse[..., None]), strict=True)
+    for (q, k, v, added, *_), own_grad, own, own_lse in pieces:
         if k.shape[2]:
-            used += [q, k, v]
-            inputs = (of_out, q.detach(), k.detach(), v.detach(), added, own, own_lse[..., 0])
-            made += cpu_flash.backward(*inputs, False, request.beta)
-    if not used:
-        return torch.zeros_like(leaves[0]), torch.zeros_like(leaves[1]), torch.zeros_like(leaves[2])
-    of_q, of_k, of_v = torch.autograd.grad(used, leaves, made)
+            made = cpu_flash.backward(own_grad, q, k, v, added, own, own_lse[..., 0], False, request.beta)
+        else:
+            made = torch.zeros_like(q), k, v
+        for each, tensor in zip(found, made, strict=True):
+            each.append(tensor)
+    of_q, of_k, of_v = parts.assemble(found[0]), parts.add(found[1]), parts.add(found[2])
     return of_q.contiguous(), of_k.contiguous(), of_v.contiguous()
 
 

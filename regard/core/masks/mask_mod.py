@@ -40,6 +40,8 @@ def from_mask_mod(function: MaskMod, batch: int | None = None, heads: int | None
         raise ConfigError(f"a mask_mod is a function of batch, head, query and key index, not {function!r}")
     try:
         return read_mask_mod(function)
+    except TruthValueError:
+        raise
     except Exception:  # whatever a function does that symbolic positions cannot: it is evaluated on tensors instead
         return MaskModMask(function, batch, heads)
 
@@ -59,7 +61,21 @@ class NotSymbolicError(Exception):
     """A FlexAttention mask_mod does something that symbolic positions do not support."""
 
 
-class SymbolicMask:
+class TruthValueError(ConfigError):
+    """A FlexAttention mask_mod uses `and`, `or`, `not`, `if` or `a < b < c`, which no tensor supports either."""
+
+
+class _Symbol:
+    """The base of symbolic values. They have no truth value: `a and b` would return b alone."""
+
+    def __bool__(self) -> bool:
+        raise TruthValueError(
+            "a mask_mod needs the truth value of a tensor; use & for and, | for or, ~ for not, torch.where for if, "
+            "and two comparisons joined by & for a < b < c"
+        )
+
+
+class SymbolicMask(_Symbol):
     """The value that a mask_mod returns for symbolic positions.
 
     It has the boolean tensor methods that mask_mods use.
@@ -91,7 +107,7 @@ class SymbolicMask:
         return SymbolicMask(self.mask.part if isinstance(self.mask, Not) else Not(self.mask))
 
 
-class SymbolicIndex:
+class SymbolicIndex(_Symbol):
     """A symbolic index in a mask_mod: the batch, head, query or key index, plus a constant."""
 
     device = None
@@ -158,7 +174,7 @@ class SymbolicIndex:
         return SymbolicLookup(data, kinds[-1], batched=len(kinds) == 2)
 
 
-class SymbolicDistance:
+class SymbolicDistance(_Symbol):
     """A symbolic distance in a mask_mod: sign * (q - kv) + offset, or with |q - kv| in place of q - kv.
 
     magnitude  whether it is |q - kv|
@@ -173,6 +189,15 @@ class SymbolicDistance:
         if self.offset:
             raise NotSymbolicError("the magnitude of a shifted distance")
         return SymbolicDistance(1, 0, magnitude=True)
+
+    abs = __abs__
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "SymbolicDistance":
+        if function is not torch.abs:
+            raise NotSymbolicError(f"{function} of a distance")
+        distance: SymbolicDistance = args[0]
+        return abs(distance)
 
     def __add__(self, other: int) -> "SymbolicDistance":
         return SymbolicDistance(self.sign, self.offset + _integer(other), self.magnitude)
@@ -210,7 +235,7 @@ class SymbolicDistance:
 
 
 @dataclass
-class SymbolicRemainder:
+class SymbolicRemainder(_Symbol):
     """A symbolic remainder in a mask_mod: (q - kv) % step."""
 
     step: int
@@ -221,7 +246,7 @@ class SymbolicRemainder:
         return SymbolicMask(dilated(self.step))
 
 
-class SymbolicChunk:
+class SymbolicChunk(_Symbol):
     """A symbolic chunk index in a mask_mod: q // size or kv // size."""
 
     def __init__(self, kind: str, size: int) -> None:

@@ -24,6 +24,8 @@ READABLE: dict[str, Callable[..., Any]] = {
     "causal() & window(before=3, after=None)": lambda b, h, q, kv: (q >= kv) & (q - kv <= 3),
     "causal() & window(before=3, after=None) ": lambda b, h, q, kv: (kv <= q) & (kv > q - 4),
     "window(before=2, after=2)": lambda b, h, q, kv: abs(q - kv) < 3,
+    "window(before=2, after=2) ": lambda b, h, q, kv: (q - kv).abs() <= 2,
+    "window(before=2, after=2)  ": lambda b, h, q, kv: torch.abs(kv - q) <= 2,
     "window(before=None, after=2)": lambda b, h, q, kv: kv + 1 <= q + 3,
     "~window(before=None, after=1)": lambda b, h, q, kv: kv - q >= 2,
     "window(before=0)": lambda b, h, q, kv: q == kv,
@@ -52,6 +54,7 @@ UNREADABLE: dict[str, Callable[..., Any]] = {
     "a shifted distance without its sign": lambda b, h, q, kv: abs(q - kv - 1) < 3,
     "the remainder of a shifted distance": lambda b, h, q, kv: (q - kv + 1) % 3 == 0,
     "another remainder": lambda b, h, q, kv: (q - kv) % 3 == 1,
+    "a function of a distance": lambda b, h, q, kv: torch.square(q - kv) < 5,
     "a function of a position": lambda b, h, q, kv: torch.sin(q) > torch.sin(kv),
     "a floating-point number": lambda b, h, q, kv: kv - q < 1.5,
     "a lookup at a shifted position": lambda b, h, q, kv: IDS[(kv + 1) % N] == IDS[q],
@@ -129,6 +132,24 @@ def test_positions_and_batches_reach_the_block_mask() -> None:
     blocks = mask.to_block_mask(3, 9, positions=Positions(5), size=4)
     assert blocks.shape == (2, 1, 3, 9)
     assert torch.equal(Mask.from_block_mask(blocks).dense(3, 9), mask.dense(3, 9, positions=Positions(5)))
+
+
+TRUTH_VALUES: dict[str, Callable[..., Any]] = {
+    "and": lambda b, h, q, kv: q >= kv and q - kv <= 3,
+    "or": lambda b, h, q, kv: kv < 3 or q >= kv,
+    "not": lambda b, h, q, kv: not q < kv,
+    "two comparisons": lambda b, h, q, kv: 0 <= q - kv <= 3,
+    "if": lambda b, h, q, kv: q >= kv if q - kv else kv < 3,
+    "a remainder": lambda b, h, q, kv: (q - kv) % 3 and q >= kv,
+    "a chunk": lambda b, h, q, kv: q // 3 and q >= kv,
+    "an index": lambda b, h, q, kv: q and q >= kv,
+}
+
+
+@pytest.mark.parametrize("name", TRUTH_VALUES)
+def test_truth_values_in_a_mask_mod_raise_what_to_use_instead(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"use & for and, \| for or"):
+        Mask.from_mask_mod(TRUTH_VALUES[name])
 
 
 def test_wrong_arguments_raise_what_was_expected() -> None:
