@@ -68,10 +68,7 @@ def command(
         Path | None, other_option(help="A tokenizer.json [default: the folder's own, else bytes]")
     ] = None,
     int8: Annotated[
-        bool,
-        typer.Option(
-            "--int8", help="Round the weights of the blocks to int8, which a CPU reads faster", rich_help_panel=OTHER
-        ),
+        bool, other_option("--int8", help="Round the weights of the blocks to int8, which a CPU reads faster")
     ] = False,
     json: JsonOption = False,
 ) -> None:
