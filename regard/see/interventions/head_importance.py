@@ -67,8 +67,8 @@ def repeated_tokens(vocab: int, *, length: int = 25, repeats: int = 4, b: int = 
     repeats  number of copies
     b        number of sequences
 
-    >>> repeated_tokens(256, length=5, repeats=2, b=1).shape
-    torch.Size([1, 10])
+    >>> repeated_tokens(256, length=3, repeats=2, b=1)
+    tensor([[172,  47, 117, 172,  47, 117]])
     """
     for name, value, least in (("vocab", vocab, 1), ("length", length, 2), ("repeats", repeats, 2), ("b", b, 1)):
         check_integer(name, value, least)
