@@ -1,7 +1,9 @@
 """The release check and the audit: their page lists their steps, and each finding is reported."""
 
 import re
+import tomllib
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tools.audit import audit_code, summarize
 from tools.release import (
     LARGEST,
+    NEEDED,
     STEPS,
     Release,
     ReleaseError,
@@ -56,8 +59,7 @@ def test_an_artefact_that_is_too_large_is_an_error(tmp_path: Path, monkeypatch: 
     with zipfile.ZipFile(tmp_path / "regard-1.whl", "w") as wheel:
         wheel.write(content, "regard/a.py")
     with tarfile.open(tmp_path / "regard-1.tar.gz", "w:gz") as sdist:
-        names = ("LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile", "tests/conftest.py")
-        for name in ("regard/a.py", *names):
+        for name in ("regard/a.py", *sorted(NEEDED)):
             sdist.add(content, f"regard-1/{name}")
     with pytest.raises(ReleaseError, match=r"regard-1.whl has 12,\d+,\d+ bytes, at most 12,000,000 are allowed"):
         module.check_contents(release)
@@ -83,3 +85,12 @@ def test_bandit_reports_code_that_runs_a_shell(tmp_path: Path, capsys: pytest.Ca
 def test_requirements_of_extras_are_left_out_and_names_are_normal() -> None:
     requirements = ["Jinja2>=3.1", "typing_extensions; python_version<'3.12'", "uvicorn>=0.30; extra == 'web'"]
     assert required_names(requirements) == ["jinja2", "typing-extensions"]
+
+
+def test_the_sdist_includes_what_the_check_needs() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+    patterns = tomllib.loads(text)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    lacking = {
+        name for name in NEEDED if not any(fnmatch(name, each) or name.startswith(f"{each}/") for each in patterns)
+    }
+    assert not lacking

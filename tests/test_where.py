@@ -1,4 +1,4 @@
-"""docs/where.md: every concept is where the page says, and every folder is on the page."""
+"""docs/where.md and other pages: every concept, file and module is where a page says, and every folder is listed."""
 
 import ast
 import re
@@ -8,6 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROWS = re.findall(r"^\| (.+) \| `(.+)` \| `(.+)` \|$", (ROOT / "docs" / "where.md").read_text(), re.M)
+
+LOG = ROOT / "docs" / "log.md"  # its entries are not changed afterwards
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {LOG})]
 
 
 def defined_names(file: Path) -> set[str]:
@@ -29,3 +32,14 @@ def test_every_folder_is_on_the_page() -> None:
 def test_no_concept_is_listed_twice() -> None:
     concepts = [concept for concept, _, _ in ROWS]
     assert len(concepts) == len(set(concepts))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = set(re.findall(r"`((?:regard|tests|tools|bench|docs)/[a-z_/0-9]+(?:\.[a-z]+)?)`", text))
+    modules = {
+        name.replace(".", "/") for name in re.findall(r"python -m\s+((?:regard|tests|tools|bench)\b[\w.]*\w)", text)
+    }
+    files |= {f"{name}.py" for name in modules if not (ROOT / name / "__main__.py").is_file()}
+    assert not [name for name in sorted(files) if not (ROOT / name).exists()]

@@ -23,8 +23,8 @@ MODULES = {
     "regard.nn": "Modules with parameters.",
     "regard.see": "What a model attends to: statistics, records, relevance. The guide is [Seeing inside](../see.md).",
     "regard.data": "Data sets and tokenizers of the recipes. The guide is [Training](../training.md).",
-    "regard.integrations.huggingface": "Hugging Face models. The guide is [Integrations](../integrations.md).",
-    "regard.integrations.torch": "Attention of `torch.nn`. The guide is [Integrations](../integrations.md).",
+    "regard.integrations.huggingface": "Hugging Face models: [the guide](../integrations.md#hugging-face).",
+    "regard.integrations.torch": "Attention of `torch.nn`: [the guide](../integrations.md#torchnn).",
 }
 
 SETUP = """\

@@ -24,6 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LARGEST = 12 * 10**6  # bytes of an artefact
+# files of the sdist besides the package, one of each kind
+NEEDED = {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile", "zensical.toml", "tests/conftest.py"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # commands that run from another folder, and a word of their output
@@ -113,8 +115,7 @@ def check_contents(release: Release) -> str:
     with tarfile.open(release.artefact(".tar.gz")) as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
     compare_names("the sdist", tracked, {name for name in inside if name.startswith("regard/")})
-    needed = {"LICENSE", "README.md", "CHANGELOG.md", "constraints.txt", "Makefile", "tests/conftest.py"}
-    demand(needed <= inside, f"the sdist lacks {sorted(needed - inside)}")
+    demand(inside >= NEEDED, f"the sdist lacks {sorted(NEEDED - inside)}")
     sizes = {suffix: release.artefact(suffix).stat().st_size for suffix in (".whl", ".tar.gz")}
     for suffix, size in sizes.items():
         demand(size < LARGEST, f"{release.artefact(suffix).name} has {size:,} bytes, at most {LARGEST:,} are allowed")

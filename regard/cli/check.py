@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regard.conform.report import Report
 
 
-# options that tell what the target is, if that cannot be measured, and those for every run; the others are conventions
+# options about the target, for what cannot be measured, and those for every run; the others are conventions
 TARGET = ("kind", "heads", "kv_heads", "width", "layout", "vocab")
 EVERY_RUN = ("only", "without", "seed", "quick")
 reports_option = panel_option("Reports")
@@ -35,7 +35,9 @@ reports_option = panel_option("Reports")
 def _parameter(each: "Field[Any]") -> inspect.Parameter:
     """Return the command-line option for one field of CheckOptions."""
     flag, choices = f"--{each.name.replace('_', '-')}", each.metadata["choices"]
-    text = f"{' or '.join(choices)}: {each.metadata['help']}" if choices else each.metadata["help"]
+    text = each.metadata["help"]
+    if choices:
+        text = f"{', '.join(choices[:-1])} or {choices[-1]}: {text}"
     kind, default = (list[str] | None, None) if each.name in ("only", "without") else (each.type, each.default)
     flags = [flag] if kind is bool else [f"{flag}/--no-{flag[2:]}"] if kind == bool | None else []
     panel = "Target" if each.name in TARGET else "Conventions (measured by default)"

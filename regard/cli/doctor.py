@@ -36,7 +36,7 @@ class Finding(NamedTuple):
 def command(json: JsonOption = False) -> None:
     """Check versions, devices, kernels, extras and disk space.
 
-    Example: regard doctor --json
+    Example: regard doctor
     """
     findings = [*find_packages(), *find_torchvision(), *find_devices(), *find_kernels(), *find_space()]
     if json:

@@ -23,7 +23,7 @@ WORKED: dict[str, Any] = {
 
 
 def command(
-    model: Annotated[str | None, typer.Argument(help="A model to open: a name or a folder")] = None,
+    model: Annotated[str | None, typer.Argument(help="A pretrained model or a folder")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one")] = 8765,
     host: Annotated[str, typer.Option(help="Address; all but 127.0.0.1 need a token")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser")] = True,

@@ -188,7 +188,7 @@ def show_sheet(
     json: JsonOption = False,
     markdown: Markdown = False,
 ) -> None:
-    """List the course sheets, the questions of one, or show one answer in full.
+    """List the course sheets, or show the answers of one.
 
     Example: regard lab sheet 002 1.2a
     """
@@ -234,7 +234,7 @@ def show_sheet(
 @app.command("errata")
 @with_error_messages
 def show_errata(results: Results = None, html: Html = None, json: JsonOption = False) -> None:
-    """List wrong answers of the course sheets, what refutes them and what is right.
+    """List wrong answers of the sheets, with what refutes them.
 
     Example: regard lab errata --html errata.html
     """

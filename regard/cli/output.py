@@ -58,7 +58,7 @@ def check_picture(path: Path | None) -> None:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON")]
 PictureOption = Annotated[
-    Path | None, typer.Option("--picture", metavar="PATH", help="Write a picture: .png, .svg or .pdf")
+    Path | None, typer.Option("--picture", metavar="<path>", help="Write a picture: .png, .svg or .pdf")
 ]  # a command calls check_picture first and save_picture at its end
 
 

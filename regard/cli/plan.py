@@ -29,7 +29,9 @@ def command(
     settings: Changes = None,
     devices: Annotated[int, typer.Option(help="Number of devices")] = 1,
     parallel: Annotated[Parallel, typer.Option(help="ddp: model copies; fsdp: shards")] = Parallel.ddp,
-    device: Annotated[DeviceType | None, typer.Option(help="Type of the devices [default: cuda if available]")] = None,
+    device: Annotated[
+        DeviceType | None, typer.Option(help="Type of the devices [default: a GPU if there is one]")
+    ] = None,
     memory: Annotated[float | None, typer.Option(help="GiB of one device [default: the GPU of this machine]")] = None,
     json: JsonOption = False,
 ) -> None:

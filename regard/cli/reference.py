@@ -19,7 +19,11 @@ def write_reference() -> str:
 
     from regard.cli import app
 
-    lines = ["# Commands", "", "Written by `python -m regard.cli.reference` from the help texts.", ""]
+    lines = ["# Commands", "", "Every command with its arguments and options."]
+    lines += [
+        "Written by `python -m regard.cli.reference` from the help texts; `regard NAME --help` prints the same.",
+        "",
+    ]
     for name, command in iterate_commands(typer.main.get_command(app), "regard"):
         about, _, example = " ".join((command.help or "").split()).partition("Example: ")
         lines += [f"## {name}", "", about.strip(), "", "```text", f"$ {example}", "```", ""]

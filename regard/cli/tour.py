@@ -44,7 +44,7 @@ regard --help"""
 def command(json: JsonOption = False) -> None:
     """Show attention by hand, masks, kernels and a trained model.
 
-    Example: regard tour --json
+    Example: regard tour
     """
     from regard.work.solution import solve
     from regard.work.writing import text

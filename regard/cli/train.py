@@ -39,6 +39,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
+        metavar="NAME=VALUE",
         help="Change a setting: model.depth=4; may be repeated",
     ),
 ]

@@ -64,7 +64,7 @@ def command(
         bool | None,
         typer.Option(
             "--scaled/--unscaled",
-            help="Divide the scores by the square root of the width [default: as in the problem, else scaled]",
+            help="Divide scores by the root of the width [default: scaled, or as in the problem]",
         ),
     ] = None,
     mask: Annotated[str | None, projection_option(help="A mask expression, such as 'causal()'")] = None,
@@ -79,7 +79,7 @@ def command(
     check: Annotated[Path | None, typer.Option(help="Find the first mistake in a student's .json file")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Work out or --check attention. Also: regard work quiz, exercises, grade.
+    """Work out attention, or --check a calculation. Also: quiz, exercises, grade.
 
     Example: regard work three-tokens --format latex
     """

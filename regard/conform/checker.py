@@ -55,6 +55,8 @@ def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Re
 
     >>> check(torch.nn.functional.scaled_dot_product_attention, only=["scale"]).ok
     True
+    >>> check(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, only=["scale"]).failures[0].failure.found
+    'q . k is multiplied by 1 (none), not by 1/sqrt(c)'
     """
     plan = plan_check(fn, **options)
     module = fn if isinstance(fn, nn.Module) else None

@@ -17,6 +17,8 @@ def conformance(fn: object, *, quick: bool = True, **options: Any) -> type:
     skipped with their reason.
 
     >>> TestMine = conformance(torch.nn.functional.scaled_dot_product_attention, only=["scale"])
+    >>> [name for name in dir(TestMine) if name.startswith("test_")]
+    ['test_scale']
     """
     names = [each.name for each in plan_check(fn, quick=quick, **options).facts]
     reports: list[Report] = []

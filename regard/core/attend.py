@@ -54,6 +54,9 @@ def attend(
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> attend(q, k, v, mask=causal()).shape
     torch.Size([1, 4, 5, 8])
+    >>> weights = (q @ k.mT * 8**-0.5).softmax(-1)
+    >>> torch.allclose(attend(q, k, v), weights @ v, atol=1e-6)
+    True
     """
     if unknown:
         reject_keywords("attend", unknown)

@@ -41,8 +41,9 @@ class ShuffledOrder:
     size   number of records
     batch  number of records in a batch
 
-    >>> ShuffledOrder(size=5, batch=2, seed=0).at(step=3).shape
-    torch.Size([2])
+    >>> order = ShuffledOrder(size=5, batch=2, seed=0)
+    >>> [order.at(step).tolist() for step in range(5)]  # two epochs
+    [[3, 0], [2, 1], [4, 0], [3, 2], [4, 1]]
     """
 
     size: int

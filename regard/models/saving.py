@@ -84,7 +84,8 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
     device  device of the parameters; None is torch's default device
 
     >>> regard.build("mlp").save("folder")
-    >>> model = regard.load("folder")
+    >>> type(regard.load("folder")).__name__
+    'MLP'
     """
     folder = pretrained_folder(path)
     about = read_config(folder)

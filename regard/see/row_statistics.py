@@ -31,8 +31,9 @@ class Top:
     weights  weights of these keys, largest first
     rest     sum of all other weights
 
-    >>> statistics(q, k).top(3).keys.shape
-    torch.Size([1, 4, 5, 3])
+    >>> q, k = torch.ones(1, 1, 1, 1), torch.tensor([1.0, 4.0, 2.0]).log().reshape(1, 1, 3, 1)
+    >>> statistics(q, k).top(2)  # the weights are 1/7, 4/7 and 2/7
+    Top(keys=tensor([[[[1, 2]]]]), weights=tensor([[[[0.5714, 0.2857]]]]), rest=tensor([[[0.1429]]]))
     """
 
     keys: Int[Tensor, "b h r count"]

@@ -82,6 +82,8 @@ def watch(
     >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True)
     >>> with regard.watch(model) as seen:
     ...     out = model(torch.zeros(1, 5, 16))
+    >>> print(seen)
+    self_attn: b=1 h=2 i=5 j=5, full(), by nn.MultiheadAttention
     >>> seen["self_attn"].entropy.shape
     torch.Size([1, 2, 5])
     """

@@ -32,10 +32,6 @@ def test_an_encoder_with_custom_layers_is_recorded() -> None:
     assert seen["layers.0"].route == "sdpa"
 
 
-def causal_low(n: int) -> Tensor:
-    return torch.ones(n, n, dtype=torch.bool).triu(1)
-
-
 WRITTEN: dict[str, Any] = {
     "matmul": lambda q, k, v: (torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(8)).softmax(-1) @ v,
     "einsum": lambda q, k, v: torch.einsum(

@@ -67,8 +67,8 @@ def repeated_tokens(vocab: int, *, length: int = 25, repeats: int = 4, b: int = 
     repeats  number of copies
     b        number of sequences
 
-    >>> repeated_tokens(256, length=5, repeats=2, b=1).shape
-    torch.Size([1, 10])
+    >>> repeated_tokens(256, length=3, repeats=2, b=1)
+    tensor([[172,  47, 117, 172,  47, 117]])
     """
     for name, value, least in (("vocab", vocab, 1), ("length", length, 2), ("repeats", repeats, 2), ("b", b, 1)):
         check_integer(name, value, least)
@@ -90,10 +90,10 @@ def induction_scores(
     length  number of tokens of one copy
     run     calls the model with the tokens; None is `model(tokens)`
 
-    >>> tokens = repeated_tokens(256, length=5, repeats=2, b=1)
-    >>> scores = induction_scores(model, tokens, length=5)
-    >>> scores["blocks.0.attention"].shape
-    torch.Size([8])
+    >>> tokens = repeated_tokens(95, length=20, repeats=2, b=4)
+    >>> scores = induction_scores(regard.load("induction-gpt"), tokens, length=20)
+    >>> [round(score, 1) for score in scores["blocks.1.attention"].tolist()]
+    [0.8, 0.9, 0.9, 0.1]
     """
     n = tokens.shape[1]
     if not 1 < check_integer("length", length, 0) < n:
