@@ -1,4 +1,4 @@
-"""Least squares and differences of matrices in which only some entries are known."""
+"""Fit by least squares and compare matrices in which only some entries are known."""
 
 import math
 
@@ -33,7 +33,7 @@ def centre_rows(x: Float[Tensor, "*b i j"], visible: Bool[Tensor, "*b i j"]) -> 
 def fit_slopes(scores: Float[Tensor, "b h i j"], products: Float[Tensor, "b h i j"]) -> tuple[list[float], float]:
     """Fit scores = factor * products for each head.
 
-    Returns the factors, and the largest relative residual of a head.
+    Returns the factor of each head, and the largest relative residual over the heads.
     """
     known = scores.isfinite()
     s, x = (each.masked_fill(~known, 0).transpose(0, 1).flatten(1) for each in (scores, products))
