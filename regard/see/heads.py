@@ -138,7 +138,7 @@ def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> l
 
 
 def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) -> Float[Tensor, "h"]:
-    """Return the mean of each head over the sequences and queries where `counted` is True; 0 if there are none."""
+    """Return the mean for each head over the sequences and queries where `counted` is True; 0 if none is counted."""
     counted = counted.expand(values.shape)
     return values.masked_fill(~counted, 0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
@@ -188,7 +188,7 @@ def previous_token(record: Record) -> Float[Tensor, "h"] | None:
 def first_token(record: Record) -> Float[Tensor, "h"] | None:
     """Return the mean weight of each head on the first key, over the queries at other positions.
 
-    Returns None if there is no key or no such query.
+    Returns None if there is no key, or no query at another position.
     """
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     if not len(j):

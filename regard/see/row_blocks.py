@@ -175,7 +175,7 @@ def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _table(call: Request) -> BlockTable | None:
-    """Return the block table of the mask; None if it has none, or if at most 10 % of the blocks are hidden."""
+    """Return the block table of the mask; None without a table, or if at most 10 % of the blocks are hidden."""
     if isinstance(call.mask, Full) or call.mask.opaque() or not isinstance(call.positions.keys, int):
         return None
     table = block_table(call.mask, call.q.shape[2], call.k.shape[2], BLOCK, positions=call.positions)

@@ -282,7 +282,7 @@ def pool(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute a pooled map: the sum of weights on each key, over the rows between two edges of cells."""
+    """Compute a pooled map: for each key, the sum of the weights over the rows between two edges of cells."""
     number, cell = tl.program_id(0), tl.program_id(1)
     both = tl.program_id(2).to(tl.int64)
     b, h = both // H, both % H

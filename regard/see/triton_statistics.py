@@ -27,7 +27,7 @@ AT_ONCE = 1 << 26  # numbers in memory at a time while a map is pooled: 256 MiB
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """The statistics of the weights of each query, and the sum that each key receives."""
+    """The statistics of the weights of each query, and the sum of the weights on each key."""
 
     lse: Float[Tensor, "b h i"]
     entropy: Float[Tensor, "b h i"]
@@ -42,7 +42,7 @@ class RowStatistics:
 def is_supported(call: Request) -> bool:
     """Return whether the Triton kernels support this attention call.
 
-    They need CUDA, a dtype other than float64, a width of at most 256, a window mask and no score terms.
+    The kernels need CUDA, a dtype other than float64, a width of at most 256, a window mask and no score terms.
     """
     fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
     plain = (

@@ -486,7 +486,7 @@ class Watcher(TorchFunctionMode):
                 _edits.running = False
 
     def _select(self, record: Record, name: str) -> Record:
-        """Return a copy of the record with this name, and with only the selected heads and rows."""
+        """Return a copy of the record with the given name and only the selected heads and rows."""
         h, i = record.q.shape[1:3]
         heads = None if self.heads is None else resolve_indices("heads", self.heads, h, name)
         rows = None if self.rows is None else resolve_indices("rows", self.rows, i, name)

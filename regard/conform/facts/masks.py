@@ -184,7 +184,7 @@ def masked_outputs(a: MeasuredAttention) -> Failure | None:
 def _detect_masked(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
     """Return a violation if the output under a mask is wrong, else None.
 
-    If the mask of one row, sequence or head is used for all of them, the description says so.
+    If the mask of one row, sequence or head is used for all rows, sequences or heads, the description says so.
     """
     found = detect_error(a, inputs)
     if found is None or inputs.visible is None:

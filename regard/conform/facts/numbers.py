@@ -247,7 +247,7 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
         calls += [_mark_keys(hidden, slice(3, None))]
 
     def scaled(inputs: AttentionInputs, size: float) -> AttentionInputs:
-        """Return the inputs with constant q and k, so that every score is about -size, and 0 for the marked keys."""
+        """Return the inputs with constant q and k: scores are 0 for the marked keys and about -size for the others."""
         root = (size / (inputs.q.shape[-1] * max(a.scale(inputs), 1e-9))) ** 0.5
         marked = (inputs.v != 0).any(-1, keepdim=True)
         k = torch.full_like(inputs.k, root).masked_fill(marked, 0.0)

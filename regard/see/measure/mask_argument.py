@@ -12,11 +12,8 @@ from torch import Tensor
 ADDITIVE_NAMES = ("attn_bias", "attention_bias", "bias")  # arguments whose name suggests an additive mask
 MASK_NAMES = ("attn_mask", "attention_mask", "mask", "visible", "src_mask", "bias_mask", *ADDITIVE_NAMES)
 AXES = ("b h i j", "b 1 i j", "(b h) i j", "b i j", "i j", "b 1 1 j", "b j", "i j b")
-VALUES = (
-    "boolean",
-    "ones",
-    "additive",
-)  # an argument that is added to scores also accepts the others, but hides no key
+# in this order, because an argument that is added to the scores also accepts the other values, but then hides no key
+VALUES = ("boolean", "ones", "additive")
 
 ReadWeights = Callable[..., Tensor]  # the weights of a call with these keywords
 

@@ -65,7 +65,7 @@ class WeightReader:
 
         sizes  b, h, g, i, j and c
         e      width of v; None if any width works
-        dtype  the dtype to try first; then float32 and the dtype of the probe
+        dtype  the dtype to try first, before float32 and the dtype of the probe
         """
         b, h, g, i, j, c = sizes
         source, shapes = make_generator(seed), ((b, h, i, c), (b, g, j, c), (b, g, j, e or 5))

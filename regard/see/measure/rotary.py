@@ -171,7 +171,7 @@ def read_rotation(reader: ScoreReader) -> Rotation | None:
 
 
 def _basis_scores(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs distances"]:
-    """Return the scores of basis vectors q = e_a and k = e_b by distance i - j = 0, 1, ..., averaged over pairs.
+    """Return the mean score of basis vectors q = e_a and k = e_b for each distance i - j = 0, 1, ...
 
     a, b  coordinates of the basis vectors, one pair (a, b) for each row of the result
     """

@@ -31,7 +31,7 @@ SCALES: dict[str, Callable[[int, int, int, int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReading:
-    """The measured way in which scores are computed from q and k: scale, soft-cap, norm and rotary positions."""
+    """How scores are computed from q and k, as measured: scale, soft-cap, norm and rotary positions."""
 
     scale: float | None = None  # None if it is unknown or differs between heads
     scales: tuple[float, ...] | None = None  # scale of each head

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """Return the norm of a - b divided by the norm of a, over finite entries; inf if there are none."""
+    """Return the norm of a - b divided by the norm of a, over the entries that are finite in both; inf if none is."""
     known = a.isfinite() & b.isfinite()
     return float((a - b)[known].norm() / a[known].norm()) if bool(known.any()) else math.inf
 

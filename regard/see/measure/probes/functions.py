@@ -212,7 +212,7 @@ class _Function:
 def read_signature(fn: object) -> Signature:
     """Return the arguments of a function besides q, k and v.
 
-    They are read from the signature, or from the first line of the docstring for compiled functions.
+    The arguments are read from the signature, or from the first line of the docstring for compiled functions.
     """
     try:
         listed = list(inspect.signature(fn).parameters.values())  # type: ignore[arg-type]

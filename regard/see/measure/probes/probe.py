@@ -100,7 +100,7 @@ class ProbeOptions:
     extra: Mapping[str, object]
 
     def lengths(self) -> list[tuple[int, int]]:
-        """Return the pairs (queries, keys) to try; different numbers come first."""
+        """Return the pairs (queries, keys) to try; pairs of different numbers come first."""
         i = self.queries or 5
         return [(i, self.keys)] if self.keys not in (None, i) else [(i, i + 2), (i, i)]
 

@@ -27,7 +27,7 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
     If the module cannot be called with a sequence, the probe is that of the inner attention alone.
 
     path        path of the inner attention
-    probe_part  builds the probe of the inner attention
+    probe_part  function that builds the probe of the inner attention
     """
     parameters = inspect.signature(module.forward).parameters
     own = {each: value for each, value in options.extra.items() if each in parameters}
