@@ -296,8 +296,8 @@ class MeasuredAttention(AttentionUnderTest):
     def _scale_at(self, n: int, c: int) -> tuple[Sizes, float]:
         """Return the sizes (c, e, h, j) and the scale of q . k, measured with n keys of width c.
 
-        The scale is NaN if none was found. If the options declare an l2 norm, the scale is that of vectors of
-        length one.
+        The scale is NaN if no scale was found. If the options declare an l2 norm, the scale is that of vectors
+        normalised to length one.
         """
         found = self.measurement(n, c=c)
         reader, scale = found.raw.reader, found.scores.scale

@@ -439,8 +439,8 @@ class Watcher(TorchFunctionMode):
         owner            the module that makes the call, if known
         positions_given  whether the call specifies the positions of its queries; otherwise they are inferred
                          from the mask
-        weights          replaces the attention weights that the model returns or stores; None if the model
-                         computes no weights
+        weights          the attention weights that the model returns or stores, which an edit can replace; None
+                         if the model computes no weights
         """
         self._intercepted += 1
         name = self._module_name(owner)

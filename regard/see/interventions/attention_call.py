@@ -23,8 +23,8 @@ class AttentionCall:
     build      function that builds the record of the inputs, with gradients
     out        the output that the model receives
     transform  the transform from the output of the heads to `out`
-    weights    replaces the attention weights that the model returns or stores; None if the model computes no
-               weights
+    weights    the attention weights that the model returns or stores, which an edit can replace; None if the
+               model computes no weights
     """
 
     path: str

@@ -167,7 +167,7 @@ class SetWeights(Edit):
 class ReplaceOutput(Edit):
     """Replace the output of heads by zeros, a mean, the output for other sequences or in another forward pass.
 
-    The first three are ablation, the last is activation patching.
+    The last is activation patching, the others are ablation.
 
     values     function that returns the new output (b h i e), given the call and the current output of its
                heads
