@@ -1,4 +1,4 @@
-"""The conformance checker: which rules an attention or a decoder breaks, with the smallest input that shows it.
+"""The conformance checker: find the rules that an attention or a decoder breaks, each with a small input that shows it.
 
 Names are imported when they are used, so that the command line can read `CheckOptions` without importing torch.
 """

@@ -1,4 +1,4 @@
-"""The attention under test: how it is called, and which arguments and sizes it accepts."""
+"""`AttentionUnderTest`: call the attention under test, and find which arguments and sizes it accepts."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -46,14 +46,14 @@ class AttentionUnderTest:
     declared  the options of the check, which also declare conventions of the attention
     dtype     the dtype of the test inputs
     mask      the mask argument of the attention; None if it is unknown
-    code      how a call is written in an example
+    code      how a call is written in the code of an example
     """
 
     probe: Probe
     declared: CheckOptions
     dtype: torch.dtype = torch.float32
     widths: tuple[int, ...] = ()  # accepted widths of heads, if only some of WIDTHS are accepted
-    grouped: bool = False  # whether it accepts fewer key heads than query heads
+    grouped: bool = False  # whether the attention accepts fewer key heads than query heads
     causal_works_alone: bool = True  # whether its causal argument works without a mask
     mask: MaskArgument | None = None
     code: CallCode = field(default_factory=lambda: CallCode((), "f"))
@@ -95,14 +95,14 @@ class AttentionUnderTest:
     def uses_causal_argument(self) -> bool:
         """Whether test calls pass the argument that makes the attention causal, such as `is_causal`.
 
-        They do if the argument exists and works without a mask, unless the options declare causal=False.
+        The argument is passed if it exists and works without a mask, unless the options declare causal=False.
         """
         return self.causal_argument is not None and self.causal_works_alone and self.declared.causal is not False
 
     def causal_keywords(self, causal: bool) -> dict[str, bool]:
-        """Return the keyword argument that makes a call causal or not; empty if none is needed or there is none.
+        """Return the keyword argument that makes a call causal or not; empty if none is needed or none exists.
 
-        An argument with the value False is passed only if the options declare causal=False.
+        The value False is passed only if the options declare causal=False.
         """
         if self.causal_argument is None or not (causal or self.declared.causal is False):
             return {}
@@ -113,8 +113,9 @@ class AttentionUnderTest:
         return {GROUPED_NAME: True} if k.shape[1] < q.shape[1] and GROUPED_NAME in self.probe.parameters else {}
 
     def __call__(self, inputs: AttentionInputs, **keywords: object) -> Tensor:
-        """Call the attention with these inputs and return its output. Inputs that do not require grad are copied first,
-        so that an in-place operation cannot change them.
+        """Call the attention with these inputs and return its output.
+
+        Inputs that do not require grad are copied first, so that an in-place operation cannot change them.
         """
         q, k, v = (x if x.requires_grad else x.detach().clone() for x in (inputs.q, inputs.k, inputs.v))
         return self.call(q, k, v, inputs, **keywords)
@@ -143,14 +144,15 @@ class AttentionUnderTest:
         causal: bool | None = None,
         seed: int = 0,
     ) -> AttentionInputs:
-        """Sample q, k and v from a normal distribution. A size that the attention does not accept is replaced by one
-        that it does.
+        """Sample q, k and v from a normal distribution.
+
+        A size that the attention does not accept is replaced by an accepted size.
 
         i, j    numbers of queries and keys
         b       batch size
         h, g    numbers of query heads and of key and value heads
         c, e    widths of keys and of values
-        causal  whether the call is causal; None for causal if the attention has a usable causal argument
+        causal  whether the call is causal; None is True if the attention has a usable causal argument
         """
         h = self.probe.heads or h
         g = self.probe.kv_heads or (h if g is None or not self.grouped else g)
@@ -196,9 +198,10 @@ A = TypeVar("A", bound=AttentionUnderTest)
 
 
 def find_abilities(a: A) -> A:
-    """Find by trial calls which sizes and arguments an attention accepts; return a copy with these fields filled in.
+    """Find by trial calls which sizes and arguments an attention accepts; return a copy with the results in its fields.
 
-    The fields are head widths, grouped-query attention, dtype, causal argument and mask argument.
+    The results are the dtype, the head widths, and whether grouped-query attention, the causal argument and a
+    mask argument work.
     """
     probe = a.probe
     if probe.width is None:
@@ -214,7 +217,9 @@ def find_abilities(a: A) -> A:
 
 
 def find_mask(a: AttentionUnderTest, names: list[str], axes: tuple[str, ...] = AXES) -> MaskArgument | None:
-    """Find by trial calls which of the named arguments takes a mask, and what True means in it; None if none does.
+    """Find by trial calls which of the named arguments takes a mask, and what True means in the mask.
+
+    Returns None if no argument takes a mask.
 
     axes  the mask shapes to try
     """

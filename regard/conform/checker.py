@@ -43,13 +43,13 @@ RAISING_FACTS = ("one-query", "odd-lengths", "memory-layout", "inputs-changed") 
 
 
 def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Report:
-    """Test an attention function of q, k and v, an attention module, or a decoder from tokens to logits, and return a
-    report.
+    """Test an attention or a decoder and return a report.
 
-    Each tested property of attention, such as its scale, is called a fact.
+    An attention is a function of q, k and v or an attention module; a decoder maps tokens to logits. Each
+    tested property, such as the scale of an attention, is called a fact.
 
     fn        the attention or decoder
-    progress  called with the name of each fact before it is tested
+    progress  function that is called with the name of each fact before the fact is tested
     options   the fields of `regard.conform.options.CheckOptions`: sizes, facts to test, and conventions that fn
               is declared to follow, such as causal=True, window_before=4 or grouping="tile"
 
@@ -114,7 +114,7 @@ check.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 @contextmanager
 def _no_exit(fn: object) -> Iterator[None]:
-    """Convert a sys.exit() in the checked code into a ConfigError, so that the exit does not look like success."""
+    """Context manager: convert sys.exit() in the checked code to a ConfigError, because an exit looks like success."""
     try:
         yield
     except (Exception, KeyboardInterrupt):
@@ -131,7 +131,7 @@ class CheckPlan(NamedTuple):
     """The validated arguments of a check: the kind of the callable, the facts to test and the options.
 
     kind     kind of the callable: "attention" or "decoder"
-    facts    the facts (properties) to test
+    facts    the facts to test
     options  the options of the check
     """
 
@@ -178,10 +178,10 @@ def _run_facts(
 ) -> tuple[FactResult, ...]:
     """Test the facts in order and return their results.
 
-    A fact that fails because of another failed fact is marked as explained by that one. After a fatal failure
-    the remaining facts are not tested.
+    If a fact fails because another fact failed, its result is marked as explained by the other fact. After a
+    fatal failure, the remaining facts are not tested.
 
-    progress  called with the name of each fact before it is tested
+    progress  function that is called with the name of each fact before the fact is tested
     """
     results: list[FactResult] = []
     causes: dict[str, str] = {}  # each broken fact, with the fact that explains it: itself, or another
@@ -203,7 +203,8 @@ def _run_facts(
 def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: dict[str, str]) -> FactResult:
     """Test one fact and return its result.
 
-    causes  failed facts, each with the fact that explains it; a failure of this fact is added
+    causes  names of failed facts, each with the name of the fact that explains it; if this fact fails, it is
+            added
     """
     cause = next((causes[name] for name in fact.explained_by.split() if name in causes), None)
     try:
@@ -239,7 +240,7 @@ def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -
 
 
 def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
-    """Yield the measured conventions of an attention in words; those that cannot be measured are left out."""
+    """Yield the measured conventions of an attention in words; conventions that cannot be measured are left out."""
     declared = a.declared
     alone = "" if a.causal_works_alone else ", raises without a mask"
 
@@ -305,8 +306,9 @@ def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
 
 
 def _alignment_words(a: MeasuredAttention) -> str | None:
-    """Describe how fewer queries are aligned with more keys, by the mask or else by rotary positions; None if neither
-    shows it.
+    """Describe how queries are aligned with more keys, by the mask or else by rotary positions.
+
+    Returns None if neither shows the alignment.
     """
     if a.alignment is not None or a.rotary_alignment is None:
         return a.alignment

@@ -1,4 +1,4 @@
-"""The measured conventions of an attention under test, and the output that is expected under them."""
+"""Measure the conventions of an attention under test, and compute the output that is expected under them."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ NORMS = {None: None, "rms": "rms", "layer": "layer", "l2": "rms"}
 
 @dataclass(frozen=True)
 class MeasuredAttention(AttentionUnderTest):
-    """An attention under test and its conventions. Each convention is measured when it is first used."""
+    """An attention under test and its conventions, each of which is measured when it is first used."""
 
     memo: dict[object, Any] = field(default_factory=dict, init=False, compare=False)  # shared by the facts
 
@@ -42,8 +42,9 @@ class MeasuredAttention(AttentionUnderTest):
         return self.memo[key]
 
     def measurement(self, i: int = 7, j: int | None = None, c: int = 4, h: int = 6) -> AttentionMeasurement:
-        """Measure the attention at these sizes and cache the result. A size that it does not accept is replaced by one
-        that it does.
+        """Measure the attention at these sizes and cache the result.
+
+        A size that the attention does not accept is replaced by an accepted size.
 
         i, j  numbers of queries and keys
         c     width of keys
@@ -90,8 +91,9 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def band(self) -> VisibleBand | None:
-        """The range of keys that each query sees, counted from its own position; None if it is not the same for all
-        queries.
+        """The range of keys that each query sees, counted from its own position.
+
+        None if the range is not the same for all queries.
         """
         near = self.band_at(11)
         for n in (LONG, 131, 67):
@@ -104,22 +106,25 @@ class MeasuredAttention(AttentionUnderTest):
         return near
 
     def band_at(self, n: int) -> VisibleBand | None:
-        """Return the range of keys that each query sees, measured with n queries and n keys; None if it is not the same
-        for all queries.
+        """Return the range of keys that each query sees, measured with n queries and n keys.
+
+        Returns None if the range is not the same for all queries.
         """
         found = self.smallest_band(n)
         return found if found is not None and bool((self.visible(n, n) == found.visible(n, n)).all()) else None
 
     def smallest_band(self, n: int) -> VisibleBand | None:
-        """Return the smallest band around the diagonal that covers every visible pair of n queries and n keys; None if
-        no pair is visible.
+        """Return the smallest band around the diagonal that covers every visible pair of n queries and n keys.
+
+        Returns None if no pair is visible.
         """
         return smallest_band(self.visible(n, n)[0].any(0))
 
     @cached_property
     def leak_in_batch(self) -> tuple[int, ...] | None:
-        """The index (sequence, head, row, key) of a causal leak that only some sequences of a batch have: a visible
-        later key. None if there is none.
+        """The index (sequence, head, row, key) of a visible later key that the first sequence of a batch hides.
+
+        Such a causal leak occurs only in some sequences of a batch. None if there is none.
         """
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0
         later = (seen & ~seen[:1]).triu(1).nonzero()
@@ -127,15 +132,15 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def causal(self) -> bool | None:
-        """Whether no query sees a later key; None if the queries do not all see the same range of keys around them."""
+        """Whether no query sees a later key; None if `band` is None."""
         return None if self.band is None else self.band.after is not None and self.band.after <= 0
 
     @cached_property
     def alignment(self) -> str | None:
-        """How the mask aligns fewer queries than keys: "top-left", "bottom-right" or "other".
+        """How the mask aligns queries with more keys: "top-left", "bottom-right" or "other".
 
-        None if the mask does not show it: lengths must be equal, every key is visible, or the visible keys form no
-        band.
+        None if the mask does not show the alignment: if the numbers of queries and keys must be equal, if every
+        key is visible, or if the visible keys form no band.
         """
         if not self.free_lengths or self.band is None or self.band == VisibleBand(None, None):
             return None
@@ -147,7 +152,10 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def rotary_alignment(self) -> str | None:
-        """How rotary positions align fewer queries than keys; None without rotary or if lengths must be equal."""
+        """How rotary positions align queries with more keys.
+
+        None without rotary positions, or if the numbers of queries and keys must be equal.
+        """
         if not self.free_lengths or self.scores.rotary is None:
             return None
         return self.measurement(3, 9).rotary_alignment(self.scores)
@@ -169,7 +177,7 @@ class MeasuredAttention(AttentionUnderTest):
         return values if keys == values else f"keys by {keys}, values by {values}"
 
     def bias(self, i: int, j: int, causal: bool, h: int = 6, c: int = 4) -> Float[Tensor, "1 h i j"] | None:
-        """Return the bias that is added to the scores by position, or None if there is none.
+        """Return the position bias that is added to the scores, or None if there is none.
 
         A constant in a row does not change the weights, so each row is shifted to mean zero.
 
@@ -182,7 +190,10 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def bias_reading(self) -> tuple[str, tuple[float, ...] | None]:
-        """The name of the position bias, measured with 11 keys, and the ALiBi slopes of the heads (else None)."""
+        """The name of the position bias, and the slopes of the heads if the bias is ALiBi, else None.
+
+        The bias is measured with 11 queries and 11 keys.
+        """
         found = self.bias(11, 11, self.uses_causal_argument)
         near = max(self.precision, 1e-5)
         return ("none", None) if found is None else name_bias(found[0], self.visible(11, 11)[0], near)
@@ -205,7 +216,8 @@ class MeasuredAttention(AttentionUnderTest):
     def mask_number(self) -> float | None:
         """The finite mask value, such as -100, that is added to scores to hide keys; None if keys are hidden by -inf.
 
-        It is measured with zero queries, where the weights of hidden and visible keys have two different sizes.
+        It is measured with zero queries, where the weights of a row have only two sizes, one for hidden keys
+        and one for visible keys.
         """
         weights = self.flat_weights(11, 11, self.uses_causal_argument).double()
         gaps = (weights / weights.amax(-1, keepdim=True)).log()
@@ -217,15 +229,14 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def scores(self) -> ScoreReading:
-        """The measured way in which scores are computed from q and k: scale, soft-cap, normalisation and rotary
-        positions.
-        """
+        """How scores are computed from q and k, as measured: scale, soft-cap, normalisation and rotary positions."""
         return self.measurement().scores
 
     @cached_property
     def rotary(self) -> Rotation | None:
-        """The rotary embedding of q and k, measured at a head width large enough to identify its base; None without
-        one.
+        """The measured rotary embedding of q and k; None without one.
+
+        It is measured at a head width that is large enough to identify the base.
         """
         if self.scores.rotation is None or self.scores.scale is None:
             return None
@@ -267,7 +278,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def scores_fit(self) -> bool:
-        """Whether the scores are scale * q . k with exactly the declared soft-cap and normalisation of q and k."""
+        """Whether the scores are scale * q . k under exactly the declared soft-cap and normalisation of q and k."""
         found, declared = self.scores, self.declared
         if found.scale is None or not math.isfinite(found.scale) or NORMS[declared.qk_norm] != found.qk_norm:
             return False
@@ -285,8 +296,8 @@ class MeasuredAttention(AttentionUnderTest):
     def _scale_at(self, n: int, c: int) -> tuple[Sizes, float]:
         """Return the sizes (c, e, h, j) and the scale of q . k, measured with n keys of width c.
 
-        The scale is NaN if none was found. If the options declare an l2 norm, the scale is that of vectors of
-        length one.
+        The scale is NaN if no scale was found. If the options declare an l2 norm, the scale is that of vectors
+        normalised to length one.
         """
         found = self.measurement(n, c=c)
         reader, scale = found.raw.reader, found.scores.scale
@@ -321,8 +332,8 @@ class MeasuredAttention(AttentionUnderTest):
     def scale(self, inputs: AttentionInputs) -> float:
         """Return the scale of q . k for these inputs.
 
-        It follows the measured rule. Without a rule it is measured at the width of the inputs. If that fails, the
-        expected scale is returned.
+        The scale follows the measured rule. If no rule was found, the scale is measured at the width of the
+        inputs. If that fails too, the expected scale is returned.
         """
         _, h, _, _, j, c, e = inputs.sizes
         rule = SCALES.get(self.scale_name)
@@ -359,9 +370,9 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def fully_masked_rows(self) -> str | None:
-        """The output of a row that sees no key: "zeros", "nan", "mean", "unmasked", "other" or "refused" (it raises).
+        """The output of a row that sees no key: "zeros", "nan", "mean", "unmasked", "other" or "refused".
 
-        None if the attention has no mask argument that works.
+        "refused" means that the call raises an error. None if the attention has no mask argument that works.
         """
         if self.mask is None or not self.mask.works:
             return None
@@ -374,9 +385,7 @@ class MeasuredAttention(AttentionUnderTest):
             return "refused"
 
     def expected(self, inputs: AttentionInputs) -> ExpectedAttention:
-        """Return the conventions, measured or declared, under which the expected output for these inputs is
-        computed.
-        """
+        """Return the conventions, measured or declared, that determine the expected output for these inputs."""
         _, h, _, i, j, c, _ = inputs.sizes
         # a mask may replace the causal one or be added to it
         visible = (self.flat_weights(i, j, inputs.causal, h, inputs.visible is not None, c) > 0)[None]

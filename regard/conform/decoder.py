@@ -1,4 +1,4 @@
-"""The decoder under test: it maps tokens to logits. Finds its arguments for padding, positions and a KV cache."""
+"""`DecoderUnderTest`: call a decoder from tokens to logits, and find its padding, position and cache arguments."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class DecoderCache:
     """How a KV cache is passed to a decoder and returned by it.
 
     argument      name of the argument
-    key           where the updated cache is in the output; None if it is not returned
+    key           index or attribute of the updated cache in the output; None if the cache is not returned
     is_attribute  whether `key` is an attribute of the output instead of an index
     flags         arguments to set to True, such as use_cache
     """
@@ -77,8 +77,9 @@ class DecoderUnderTest:
 
     @property
     def extra(self) -> Mapping[str, object]:
-        """The keyword arguments that the options declare for every call. A value that is a function is called with the
-        tokens.
+        """The keyword arguments that the options declare for every call.
+
+        If a value is a function, the function is called with the tokens and its result is passed.
         """
         return self.declared.extra or {}
 
@@ -103,9 +104,7 @@ class DecoderUnderTest:
         return self.run(tokens, **{**start, **every, **keywords})
 
     def logits_or_none(self, tokens: Int[Tensor, "b n"]) -> Tensor | None:
-        """Run the decoder and return the logits, or None if it raises, for example because there are too many
-        tokens.
-        """
+        """Run the decoder and return the logits, or None if it raises, for example because of too many tokens."""
         try:
             return self(tokens)
         except Exception:  # the function of the user may raise any exception
@@ -125,10 +124,10 @@ class DecoderUnderTest:
 
     @cached_property
     def cache(self) -> DecoderCache | None:
-        """How a KV cache is passed to the decoder and returned by it; None if that was not found.
+        """How a KV cache is passed to the decoder and returned by it; None if no such method was found.
 
-        Three ways are known: a `cache()` method with a `cache` argument, a `start_pos` argument, and an argument
-        for a cache that the output returns.
+        Three methods are known: a `cache()` method together with a `cache` argument, a `start_pos` argument,
+        and an argument for a cache that is also part of the output.
         """
         if "cache" in self.parameters and callable(getattr(self.module, "cache", None)):
             return DecoderCache("cache")
@@ -189,7 +188,7 @@ class DecoderUnderTest:
 
 
 def get_logits(out: object) -> Tensor:
-    """Return the logits in a decoder's output: itself, `.logits`, ["logits"], or the first entry of a tuple."""
+    """Return the logits in a decoder's output: `out`, out.logits, out["logits"] or the first entry of a tuple."""
     if isinstance(out, Mapping) and "logits" in out:
         out = out["logits"]
     out = getattr(out, "logits", out)
@@ -209,9 +208,10 @@ def _parameters(fn: object) -> Mapping[str, inspect.Parameter]:
 
 
 def takes_tokens(fn: object) -> bool:
-    """Return whether a callable takes tokens, so that it is a decoder.
+    """Return whether a callable takes tokens, which makes it a decoder.
 
-    Its first argument must be named like tokens; a module may also have a first argument x that it embeds.
+    Its first argument must be named like tokens; a module may also have a first argument x that is passed to an
+    nn.Embedding.
     """
     names = list(_parameters(fn))
     if not names:
@@ -247,7 +247,10 @@ def token_embedding(module: nn.Module) -> str | None:
 
 
 def make_decoder(fn: object, options: CheckOptions) -> DecoderUnderTest:
-    """Wrap a decoder for tests, with its vocabulary size and argument names; ConfigError if the size is unknown."""
+    """Wrap a decoder for tests, with its vocabulary size and argument names.
+
+    Raises ConfigError if the vocabulary size is unknown.
+    """
     if not callable(fn):
         raise ConfigError(f"a decoder is a function or module from tokens to logits, not {fn!r}")
     module = fn if isinstance(fn, nn.Module) else None

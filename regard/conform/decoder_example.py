@@ -20,7 +20,7 @@ def fail(
 
     words     describes what was found
     tokens    the tokens of the example
-    lines     the code after the tokens are assigned
+    lines     the lines of code after the tokens are assigned
     got       the value that the last line gives
     expected  the value that it should give
     """
@@ -74,9 +74,7 @@ def difference(x: Tensor, y: Tensor) -> float:
 
 
 def change_code(d: DecoderUnderTest, at: str) -> list[str]:
-    """Return Python code that copies `tokens` to `other` and replaces the tokens at the index `at` by different
-    ones.
-    """
+    """Return Python code that copies `tokens` to `other` and changes the tokens at the index `at`."""
     return ["other = tokens.clone()", f"other[{at}] = (other[{at}] + 1) % {d.vocab}"]
 
 
@@ -124,7 +122,7 @@ def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
 
 
 def padding_code(d: DecoderUnderTest, lengths: list[int], n: int, side: str) -> dict[str, str]:
-    """Return the arguments, such as the attention mask, for sequences padded to n tokens: Python code by argument name.
+    """Return the arguments for sequences padded to n tokens, such as the attention mask, as Python code by name.
 
     Positions, if they are passed, count the real tokens only.
 
@@ -160,10 +158,11 @@ def keyword_logits(d: DecoderUnderTest, tokens: str, given: Mapping[str, str]) -
 
 
 def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
-    """Return Python code that passes tokens through the KV cache in several steps and assigns the joined logits to
-    `steps`.
+    """Return Python code that passes tokens through the KV cache in several steps.
 
-    sizes     numbers of tokens of the steps
+    The code assigns the joined logits to `steps`.
+
+    sizes     number of tokens of each step
     capacity  size of the cache, if the decoder's `cache()` method takes one
     """
     assert d.cache is not None
@@ -195,7 +194,7 @@ def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", ca
 def logits_in_steps(d: DecoderUnderTest, tokens: Tensor, sizes: list[int]) -> Tensor:
     """Return the logits of tokens that are passed in several steps through the KV cache.
 
-    sizes  numbers of tokens of the steps
+    sizes  number of tokens of each step
     """
     steps: Tensor = d.run_code(tokens, steps_code(d, sizes))["steps"]
     return steps

@@ -1,5 +1,6 @@
-"""Write the example of a failure as Python code that runs. Comments at its end show the result and the expected
-result.
+"""Write the example of a failure as Python code that runs.
+
+Comments at the end of the code show the actual result and the expected result.
 """
 
 import math
@@ -21,14 +22,14 @@ SIMPLE_TYPES = (int, float, str, bool)
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that a call of the attention raised; it takes the place of the output in comparisons."""
+    """The exception that a call of the attention raised; in comparisons, it is used in place of the output."""
 
     kind: str
     message: str
 
     @classmethod
     def from_error(cls, error: Exception) -> "Raised":
-        """Create it from an exception: its type and the first line of its message."""
+        """Create a `Raised` from the type and the first line of the message of an exception."""
         return cls(type(error).__name__, (str(error).strip().splitlines() or [""])[0])
 
     def __str__(self) -> str:
@@ -44,7 +45,7 @@ class AtMost:
 
 @dataclass(frozen=True)
 class CallWriter:
-    """Writes calls of the attention as Python code, with the causal, grouping and mask arguments of the inputs."""
+    """Writes a call of the attention as Python code, with the causal, grouping and mask arguments of the inputs."""
 
     attention: AttentionUnderTest
     inputs: AttentionInputs
@@ -73,14 +74,14 @@ class CallWriter:
         return f"{self.name}({', '.join([q, k, v, *self.keywords, *more])})"
 
     def each(self, form: str) -> str:
-        """Return the code of a call in which q, k and v are changed in the same way.
+        """Return the code of a call in which the same change is applied to q, k and v.
 
         form  a format string such as "{}.contiguous()", applied to each of the three names
         """
         return self(*(form.format(name) for name in QKV))
 
     def weights(self, *more: str) -> str:
-        """Return Python code that computes the attention weights, as the output for v = identity.
+        """Return Python code that computes the attention weights, which are the output for v = identity.
 
         If v has a fixed width, the identity is passed in several blocks of columns.
 
@@ -107,7 +108,7 @@ def write_weights(call: CallWriter) -> list[str]:
 def run_lines(a: AttentionUnderTest, inputs: AttentionInputs, write: WriteLines) -> tuple[dict[str, Any], Any]:
     """Execute the lines of an example; return all variables by name, and the value assigned last.
 
-    write  returns the lines for a `CallWriter`
+    write  function that returns the lines, given a `CallWriter`
     """
     call = CallWriter(a, inputs)
 
@@ -135,8 +136,9 @@ def write_example(
     """Return the Python code of an example that reproduces a failure.
 
     got, expected  the value that the last line gives, and the value that it should give
-    lines          returns the lines after q, k and v are assigned; None for a plain call
-    seeds          seed and factor of those of q, k and v that are too large to write out, by name
+    lines          function that returns the lines after q, k and v are assigned, given a `CallWriter`; None for
+                   a plain call
+    seeds          by name, the seed and factor with which q, k or v is sampled if it is too large to write out
     """
     call = CallWriter(a, inputs)
     written = list(call.before)
@@ -155,7 +157,7 @@ def write_example(
 
 
 def randn_code(x: Tensor, factor: float) -> str:
-    """Return Python code that samples a normal random tensor with the shape and dtype of x, times a factor."""
+    """Return Python code that multiplies a factor by a normal random tensor with the shape and dtype of x."""
     cast = "" if x.dtype == torch.float64 else f".to({x.dtype})"
     drawn = f"torch.randn{tuple(x.shape)}".replace(")", ", dtype=torch.float64)")
     return f"{drawn}{cast}" if factor == 1 else f"({drawn} * {factor}){cast}"
@@ -230,7 +232,7 @@ def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
 def _is_plain(fn: object, a: AttentionUnderTest) -> bool:
     """Return whether an example can call fn directly: fn(q, k, v) with inputs of layout (b h n c) returns a tensor.
 
-    An error other than TypeError also counts as callable, so that the example shows it.
+    The result is also True if fn raises an error other than TypeError, so that the example shows this error.
     """
     if not callable(fn) or a.probe.layout != "b h n c" or read_signature(fn).names is not None:
         return False

@@ -21,7 +21,7 @@ class ExpectedAttention:
     scale: float
     grouping: str = "repeat"
     rotation: Rotation | None = None  # rotary embedding of q and k
-    rotary_alignment: str = "bottom-right"  # how fewer queries than keys are aligned
+    rotary_alignment: str = "bottom-right"  # how queries are aligned with more keys
     norm: str | None = None  # norm of q and k: "rms", "layer" or "l2"
     epsilon: float = 0.0  # epsilon of the norm
     bias: Float[Tensor, "#b h i j"] | None = None
@@ -57,8 +57,9 @@ class ExpectedAttention:
         return scores.softmax(-1) @ v * nonempty
 
     def prepare(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v after normalisation and rotary embedding. Key and value heads are repeated if grouping is
-        "tile".
+        """Return q, k and v after normalisation and rotary embedding.
+
+        Key and value heads are repeated if grouping is "tile".
         """
         q, k, v = inputs.q, inputs.k, inputs.v
         _, h, g, i, j, _, _ = inputs.sizes

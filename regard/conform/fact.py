@@ -1,4 +1,4 @@
-"""`Fact`: a rule that a correct attention follows, worded for students and for engineers, with its test."""
+"""`Fact`: a rule that a correct attention follows, in one wording for students and one for engineers, with its test."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Failure:
     """A failed fact: what was found, and Python code with the smallest input that shows it.
 
     found    describes what was found
-    example  Python code that reproduces it
+    example  Python code that reproduces the failure
     declare  options of `check` that declare this behaviour as intended
     grade    grade of the failure, if it differs from the grade of the fact
     fatal    whether later facts cannot be tested
@@ -23,7 +23,7 @@ class Failure:
 
     found: str
     example: str = ""  # Python code
-    declare: str = ""  # options of `check` that declare it as intended
+    declare: str = ""  # options of `check` that declare this behaviour as intended
     grade: str = ""  # grade of this failure, if not that of the fact
     fatal: bool = False  # whether later facts cannot be measured
 
@@ -44,13 +44,13 @@ FactTest = Callable[[Any], Failure | None]
 class Fact:
     """A rule that a correct attention or decoder follows, with the function that tests it.
 
-    student, engineer  the rule in two wordings
+    student, engineer  the rule, worded for students and for engineers
     cause              the usual mistakes that break the rule
-    test               returns a `Failure`, or None if the rule holds
-    fatal              if the rule is broken, later facts cannot be measured and are reported as explained by
-                       this one
+    test               function that returns a `Failure`, or None if the rule holds
+    fatal              whether a broken rule makes it impossible to test later facts, which are then reported as
+                       explained by this fact
     grade              grade of a failure: "broken", "inexact" or "differs from our policy"
-    explained_by       names of other facts that, if they are broken, break this one too
+    explained_by       names of other facts; if one of them is broken, it explains a failure of this fact
     slow               whether `quick=True` leaves the fact out
     """
 

@@ -1,4 +1,4 @@
-"""The inputs of one attention call, and tensors written as Python code."""
+"""`AttentionInputs`: the inputs of one attention call. Also writes tensors as Python code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class AttentionInputs:
         """Return the inputs with only the given entries along one axis.
 
         axis    name of the axis: "b", "h", "i", "j", "c" or "e"
-        square  for the axes i and j: select the same entries of both
+        square  for the axes i and j: whether to select the same entries along both
         """
         _, h, g, *_ = self.sizes
         axes = {axis, *("ij" if square and axis in "ij" else "")}
@@ -98,7 +98,7 @@ def hide_later_half(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def tensor_code(x: Tensor) -> str:
-    """Return Python code that creates exactly this tensor, if possible by a short call such as torch.zeros(...)."""
+    """Return Python code that creates exactly this tensor, with a short call such as torch.zeros(...) if possible."""
     x = x.detach()
     if x.dim() > 2 and not _constant(x) and x.shape[:-2].numel() > 2 and bool((x == x.flatten(0, -3)[0]).all()):
         return f"{tensor_code(x.flatten(0, -3)[0])}.repeat({', '.join(map(str, x.shape[:-2]))}, 1, 1)"

@@ -28,8 +28,8 @@ class LibraryAttention:
 
     package  name of the library
     name     name of the attention
-    make     creates the attention
-    extra    arguments of every call
+    make     function that creates the attention
+    extra    keyword arguments that are passed in every call
     """
 
     package: str
@@ -173,9 +173,9 @@ def installed_version(package: str) -> str | None:
 def reports(packages: tuple[str, ...] = ()) -> Iterator[tuple[LibraryAttention, Report | str]]:
     """Check every attention in LIBRARIES whose package is installed, and yield it with its report.
 
-    Instead of the report, an attention that cannot be loaded has the error message.
+    For an attention that cannot be loaded, the error message is yielded in place of the report.
 
-    packages  check only these packages; empty for all
+    packages  names of the packages to check; empty for all
     """
     let_torchvision_load()
     for library in LIBRARIES:
@@ -191,7 +191,7 @@ def reports(packages: tuple[str, ...] = ()) -> Iterator[tuple[LibraryAttention, 
 def rows(packages: tuple[str, ...] = ()) -> Iterator[str]:
     """Check the attentions of installed libraries and yield the results as lines of a Markdown table.
 
-    packages  check only these packages; empty for all
+    packages  names of the packages to check; empty for all
     """
     yield from ("| attention | conventions | broken or inexact | differs from our policy |", "|---|---|---|---|")
     for library, report in reports(packages):

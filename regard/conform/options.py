@@ -78,7 +78,7 @@ class CheckOptions:
 
     @classmethod
     def from_keywords(cls, given: Mapping[str, Any]) -> "CheckOptions":
-        """Create the options from keyword arguments; an unknown name raises ConfigError with the nearest name."""
+        """Create the options from keyword arguments; for an unknown name, raise ConfigError with a suggestion."""
         names = [each.name for each in fields(cls)]
         for name in given:
             if name not in names:
@@ -97,7 +97,7 @@ class CheckOptions:
 
     @property
     def probe_options(self) -> dict[str, Any]:
-        """The options that `as_probe` takes: sizes, layout and extra arguments, as far as they are set."""
+        """The options to pass to `as_probe`: those of sizes, layout and extra arguments that are set."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width, "layout": self.layout}
         return {name: value for name, value in sizes.items() if value is not None} | dict(self.extra or {})
 

@@ -11,10 +11,11 @@ from regard.conform.report import FAILED, PASSED, Report, failure_text
 def conformance(fn: object, *, quick: bool = True, **options: Any) -> type:
     """Create a pytest class with one test per fact, to be assigned or inherited from in a test file.
 
-    options  those of `check`, such as causal=True or only=["scale"]; a wrong option raises at once
+    options  options of `check`, such as causal=True or only=["scale"]; an invalid option raises an error
+             immediately
 
-    The check runs once, when the first test runs. Facts that do not apply, and differences from our policy, are
-    skipped with their reason.
+    The check runs once, when the first test runs. The tests of facts that do not apply, or that differ from our
+    policy, are skipped with the reason.
 
     >>> TestMine = conformance(torch.nn.functional.scaled_dot_product_attention, only=["scale"])
     >>> [name for name in dir(TestMine) if name.startswith("test_")]

@@ -1,6 +1,7 @@
 """Write the tables of docs/conformance.md: `python -m regard.conform.reference docs/conformance.md [--libraries]`.
 
-The tables of facts come from the docstrings of their tests. With `--libraries` the libraries are checked again.
+The tables of facts are made from the docstrings of the test functions. With `--libraries` the libraries are checked
+again.
 """
 
 import re
@@ -44,9 +45,9 @@ def with_facts(page: str) -> str:
 
 
 def with_libraries(page: str, rows: Iterable[str]) -> str:
-    """Return the page with its table of checked libraries replaced by these lines.
+    """Return the page with its table of checked libraries replaced by the lines `rows`.
 
-    rows  lines of the table; the last may be the sentence about libraries that are not installed
+    rows  lines of the table; the last line may be a sentence about libraries that are not installed
     """
     return replace_table(re.sub(rf"(?m)\n^{ABSENT}.*\n", "", page), LIBRARIES, rows)
 

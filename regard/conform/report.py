@@ -1,4 +1,4 @@
-"""The report of a check: the conventions, and for every fact whether it passed, failed or does not apply."""
+"""`Report`: the measured conventions, and for every fact whether it passed, failed or does not apply."""
 
 import json as json_format
 from collections import Counter
@@ -21,8 +21,8 @@ PASSED, FAILED, DIFFERS, EXPLAINED, NOT_APPLICABLE = "passed", "failed", "differ
 class FactResult:
     """The result of testing one fact.
 
-    status   "passed", "failed", "differs" (from our policy), "explained" (by another failed fact) or "not
-             applicable"
+    status   "passed", "failed", "differs" (from our policy), "explained" (by the failure of another fact) or
+             "not applicable"
     reason   describes what was found, or why the fact does not apply
     failure  what was found, with an example; None if there is no failure
     seconds  duration of the test
@@ -75,7 +75,7 @@ class Report(TextDisplay):
     line: int = 1
 
     def exit_code(self, ignore_policy: bool = False) -> int:
-        """Return the exit code: 1 if a fact is broken or inexact, 3 for differences from our policy only, else 0.
+        """Return the exit code: 1 if a fact is broken or inexact, 3 if facts only differ from our policy, else 0.
 
         ignore_policy  return 0 in place of 3
         """
@@ -83,7 +83,7 @@ class Report(TextDisplay):
 
     @property
     def ok(self) -> bool:
-        """Whether no fact is broken or inexact; differences from our policy are allowed."""
+        """True if no fact is broken or inexact; differences from our policy are allowed."""
         return not self.failures
 
     @property
@@ -93,7 +93,10 @@ class Report(TextDisplay):
 
     @property
     def policy_differences(self) -> tuple[FactResult, ...]:
-        """The results of the facts that differ from our policy, a choice that other projects make differently."""
+        """The results of the facts that differ from our policy.
+
+        A policy is a choice that other projects make differently.
+        """
         return tuple(result for result in self.facts if result.status == DIFFERS)
 
     @property
@@ -102,7 +105,7 @@ class Report(TextDisplay):
         return self.failures + self.policy_differences
 
     def __getitem__(self, name: str) -> FactResult:
-        """Return the result of the fact with this name; KeyError if it was not tested."""
+        """Return the result of the fact with this name; raise KeyError if the fact was not tested."""
         for result in self.facts:
             if result.name == name:
                 return result

@@ -18,11 +18,11 @@ STATELESS_MODULES = ("torch", "triton", "functools", "builtins")  # modules whos
 
 @dataclass(frozen=True)
 class StateReset:
-    """Restores an attention to the state that it had before its first call.
+    """Resets an attention to the state that it had before its first call.
 
-    make_probe  wraps the attention again, as `as_probe` does
-    reset       sets the state of the attention to the saved state
-    restore     puts back the original state objects after the test
+    make_probe  function that wraps the attention again, as `as_probe` does
+    reset       function that sets the state of the attention to the saved state
+    restore     function that puts back the original state objects after the test
     """
 
     make_probe: Callable[[], Probe]
@@ -30,8 +30,9 @@ class StateReset:
     restore: Callable[[], None] = lambda: None  # put back the very objects that the callable held
 
     def fresh_probe(self) -> Probe:
-        """Return the attention, wrapped as a `Probe`, in a state in which it was not yet called with inputs of
-        `fresh_dtype`.
+        """Return the attention, wrapped as a `Probe`, in the state before its first call.
+
+        A module is in this state only for inputs of `fresh_dtype`.
         """
         probe = self.make_probe()
         self.reset()
@@ -39,11 +40,11 @@ class StateReset:
 
 
 def find_reset(fn: object, make_probe: Callable[[], Probe]) -> StateReset | None:
-    """Find out how to reset the state of an attention module, function or object; None if it cannot be reset.
+    """Return the `StateReset` of an attention module, function or object; None if the state cannot be reset.
 
-    A module needs no reset: `make_probe` wraps it with a copy for each dtype, and only the copy of its own
-    dtype has been called. Of an object, the attributes are restored. Of a function, the dicts, lists and sets
-    that it uses by name are restored.
+    A module needs no reset: `make_probe` wraps it with a copy for each dtype, and only the copy in the module's
+    own dtype has been called. For an object, the attributes are restored. For a function, the dicts, lists and
+    sets to which it refers by name are restored.
     """
     if isinstance(fn, Probe):
         return None

@@ -1,4 +1,4 @@
-"""Shrink inputs that break a rule, to show a failure with the smallest inputs found."""
+"""Shrink inputs that break a rule, so that a failure is shown with the smallest inputs that were found."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -24,10 +24,11 @@ class Violation:
     """What is wrong for some inputs of the attention.
 
     words     describes what is wrong
-    got       what the call gave
-    expected  what it should give
-    lines     function that writes the code of an example; None if the example is a plain call, whose output is wrong
-    grade     grade of the failure; "" is the grade of the fact
+    got       the value that the call returned
+    expected  the value that it should return
+    lines     function that writes the code of an example; None if the example is a plain call, whose output is
+              wrong
+    grade     grade of the failure; "" for the grade of the fact
     """
 
     words: str
@@ -48,14 +49,15 @@ def detect_lines(
     expected: object = None,
     raises: str = "",
 ) -> Detect:
-    """Return a function that runs lines of code on inputs; it returns a violation if the last value is wrong, else
-    None.
+    """Return a detect function that runs lines of code and checks the value of the last line.
+
+    The function returns a violation if the value is wrong, else None.
 
     words     describes what is wrong; {} in it is replaced by the largest difference
-    write     returns the lines; they assign `expected`, unless it is passed
-    same      compares the value of the last line with the expected value
+    write     function that returns the lines, given a `CallWriter`; they assign `expected`, unless it is passed
+    same      function that compares the value of the last line with the expected value
     expected  the expected value, if the lines do not assign it
-    raises    describes an exception of the lines; by default the exception is passed on
+    raises    describes an exception raised by the lines; if empty, such an exception is not caught
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:
@@ -85,13 +87,14 @@ def smallest_failure(
     square: bool = False,
     grade: str = "",
 ) -> Failure | None:
-    """Shrink inputs that break a rule and return a failure with the smallest ones as its example; None if `inputs` do
-    not break it.
+    """Shrink inputs that break a rule, and return a failure with the smallest inputs as its example.
 
-    detect   returns a violation for inputs that break the rule, else None
-    found    description to use in place of that of the violation
+    Returns None if `inputs` do not break the rule.
+
+    detect   function that returns a violation for inputs that break the rule, else None
+    found    description of the failure; "" uses the description of the violation
     declare  options of `check` that declare this behaviour as intended
-    square   keep as many queries as keys
+    square   whether to keep the numbers of queries and keys equal
     grade    grade of the failure, if it differs from the grade of the fact
     """
     violation = detect(inputs)
@@ -125,8 +128,8 @@ def failure_of(
 def _same_kind(detect: Detect, first: Violation) -> Detect:
     """Wrap a detect function so that it ignores violations of another kind than the first one.
 
-    It ignores NaN if the first violation had none, and exceptions of another type. Smaller inputs may break the
-    attention in a different way.
+    Smaller inputs may break the attention in a different way. So NaN is ignored if the first violation had no
+    NaN, and exceptions of another type are ignored.
     """
 
     def kind(violation: Violation) -> object:
@@ -146,9 +149,10 @@ def _same_kind(detect: Detect, first: Violation) -> Detect:
 def _use_seeds(
     inputs: AttentionInputs, detect: Detect, violation: Violation
 ) -> tuple[AttentionInputs, Violation, Seeds]:
-    """Replace large tensors by random tensors from a seed, if these still break the rule, so that an example is short.
+    """Replace large tensors by random tensors from a seed if these break the rule too, which makes an example short.
 
-    Returns the inputs, the violation, and the seeds by name; the seeds are empty if nothing was replaced.
+    Returns the inputs, the violation, and the seeds by the name of the tensor, which are empty if nothing was
+    replaced.
     """
     large = {name: getattr(inputs, name) for name in _unreadable(inputs)}
     for first in range(0, 4 * SEEDS_TRIED, 4) if large else ():
@@ -179,9 +183,9 @@ def _unreadable(inputs: AttentionInputs) -> list[str]:
 def _shrink(
     a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, violation: Violation, square: bool
 ) -> tuple[AttentionInputs, Violation]:
-    """Shrink inputs that break a rule: fewer entries and simpler numbers, as long as they still break it.
+    """Shrink inputs that break a rule: fewer entries and simpler numbers, as long as they still break the rule.
 
-    Returns the smallest inputs found, and their violation.
+    Returns the smallest inputs found, and the violation for them.
     """
     tries, progress = 0, True
     while progress and tries < MAX_TRIES:
@@ -200,7 +204,8 @@ def _shrink(
 def _try(detect: Detect, inputs: AttentionInputs) -> Violation | None:
     """Return the `Violation` that a detect function finds for smaller inputs, or None if they do not break the rule.
 
-    None also if they raise, or if the value and the expected value are equal, with NaN equal to NaN.
+    Also returns None if the call raises an exception, or if the value equals the expected value, with NaN equal
+    to NaN.
     """
     try:
         violation = detect(inputs)

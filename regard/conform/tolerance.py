@@ -1,8 +1,9 @@
-"""The tolerance of the checker: how far an output may be from the float64 reference. It cannot be configured.
+"""Compute the tolerance of the checker: how far an output may be from the float64 reference.
 
-The error may be `OUTPUT_FACTOR` or `GRADIENT_FACTOR` times that of the naive method in the same dtype, plus one ulp. In
-float64 `FLOAT64_ULPS` are allowed, since there the naive method is the reference itself. In float32 `FLOAT32_ULPS` are
-always allowed: among few numbers the naive method may be exact by chance.
+The tolerance cannot be configured. The error may be `OUTPUT_FACTOR` or `GRADIENT_FACTOR` times that of the naive method
+in the same dtype, plus one ulp. In float64 `FLOAT64_ULPS` are allowed, since the naive method in float64 is the
+reference itself. In float32 `FLOAT32_ULPS` are always allowed, because the naive method may be exact by chance if there
+are few numbers.
 """
 
 import torch
@@ -31,7 +32,7 @@ def distance(x: Tensor, y: Tensor) -> float:
 def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
     """Return the largest allowed error of an output: a multiple of the error of the naive output, plus one ulp.
 
-    For float64 it is FLOAT64_ULPS ulps; for float32 it is at least FLOAT32_ULPS ulps.
+    For float64, the allowed error is FLOAT64_ULPS ulps; for float32, it is at least FLOAT32_ULPS ulps.
 
     naive      the output computed by the definition in the dtype under test
     reference  the output computed in float64

@@ -1,4 +1,4 @@
-"""`as_probe`: any function or module that attends, as a function of q, k and v."""
+"""`as_probe`: wrap any attention function or module, so that it is called with q, k and v of fixed axes."""
 
 import torch
 from torch import nn
@@ -33,10 +33,12 @@ def as_probe(
     `probe.call(q, k, v)` takes (b h i c), (b g j c) and (b g j e), and returns (b h i e).
 
     fn                      a function of q, k and v in any known layout, or a module; modules are copied
-    heads, kv_heads, width  sizes to use if trial calls cannot find them: slopes made for 4 heads need heads=4
+    heads, kv_heads, width  sizes to use if trial calls cannot find them, such as heads=4 if the function holds
+                            slopes for 4 heads
     layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial
                             calls
-    queries, keys           lengths to use in trial calls, if something in `extra` fits these lengths only
+    queries, keys           numbers of queries and keys to use in trial calls; needed if a tensor in `extra`,
+                            such as a mask, fits only these lengths
     extra                   keyword arguments passed to `fn` at every call
 
     >>> as_probe(torch.nn.MultiheadAttention(12, 3)).layout
@@ -58,7 +60,7 @@ def as_probe(
 
 
 def check_layout(layout: str | None) -> None:
-    """Check that a layout is None or a known one such as "b h n c", else raise ConfigError."""
+    """Check that a layout is None or a known layout such as "b h n c", else raise ConfigError."""
     if layout is not None and layout not in LAYOUTS:
         raise ConfigError(f"layout is one of {', '.join(map(repr, LAYOUTS))}, not {layout!r}")
 

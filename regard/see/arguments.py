@@ -1,4 +1,4 @@
-"""Validation of indices and devices that a caller passes, before anything runs."""
+"""Validate the indices and devices that a caller passes, before the model runs."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,9 @@ from regard.base.validation import LARGEST_INTEGER, check_integer
 
 
 def check_indices(what: str, indices: object) -> tuple[int, ...] | None:
-    """Check that `indices` is a list of integers, else raise ConfigError. Returns a tuple, or None (all) for None.
+    """Check that `indices` is a list of integers or None, else raise ConfigError; return it as a tuple.
+
+    None, which selects all, is returned unchanged.
 
     what  name of the argument, for the error message
     """
@@ -34,12 +36,12 @@ def resolve_indices(what: str, indices: tuple[int, ...], size: int, name: str) -
 
 
 def check_index(what: str, index: object, size: int, counted: str, *, negative: bool = True) -> int:
-    """Check one index; raise ConfigError if it is no whole number or out of range. Returns the index counted from 0.
+    """Check one index; raise ConfigError if it is not an integer or is out of range. Returns a nonnegative index.
 
     what      name of the argument, for the error message
     size      length of the indexed axis
-    counted   what the axis counts, for the error message: "heads of layer.0"
-    negative  whether negative indices count from the end; otherwise they are errors
+    counted   what the axis contains, for the error message, such as "heads of layer.0"
+    negative  whether negative indices are allowed; they count from the end
     """
     number = check_integer(what, index, -LARGEST_INTEGER)
     if not (-size if negative else 0) <= number < size:
@@ -48,7 +50,9 @@ def check_index(what: str, index: object, size: int, counted: str, *, negative: 
 
 
 def check_device(what: str, device: torch.device | str | None) -> torch.device | None:
-    """Check that torch can compute on a device, else raise ConfigError; returns the device, or None for None.
+    """Check that torch can compute on a device, else raise ConfigError; return the device.
+
+    None is returned unchanged.
 
     what  name of the argument, for the error message
     """

@@ -1,5 +1,6 @@
-"""Convert the arguments of an attention call, of torch or another library, to a `Record`: q, k, v, mask, score terms,
-beta.
+"""Convert the arguments of an attention call to a `Record`: q, k, v, mask, score terms and beta.
+
+The call may be one of torch, of `regard.attend` or of another library.
 """
 
 import math
@@ -60,10 +61,10 @@ class AxisPermutation:
 
 @dataclass(frozen=True, eq=False)
 class HeadTransform:
-    """An output transform that first converts (b h i e) to the leading axes of the call, then applies another one.
+    """An output transform that converts (b h i e) to the leading axes of the call, then applies another transform.
 
     axes  converts between (b h i e) and the leading axes of the call
-    rest  the transform that follows
+    rest  the transform that is applied afterwards
     """
 
     axes: LeadingAxes
@@ -112,8 +113,8 @@ class FlexScore(ScoreTerm):
 
     fn      the score_mod: a function of the score and the batch, head, query and key indices of one pair
     data    further tensor arguments of `fn`
-    chosen  indices of the recorded heads in the model; None is all
-    rows    indices of the recorded queries in the model; None is all
+    chosen  indices that the recorded heads have in the model; None if all heads are recorded
+    rows    indices that the recorded queries have in the model; None if all queries are recorded
     """
 
     fn: Callable[..., Tensor]
@@ -134,7 +135,7 @@ class FlexScore(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MeasuredScores(ScoreTerm):
-    """A score term that replaces beta q . k by the scores that entered the model's softmax."""
+    """A score term that replaces beta q . k by the scores that the model passed to its softmax."""
 
     scores: Float[Tensor, "b h i j"]
     name = "measured"
@@ -152,8 +153,8 @@ class MeasuredScores(ScoreTerm):
 class UniformRows(ScoreTerm):
     """A score term that gives all keys of the marked rows equal scores, and so equal weights.
 
-    This is what happens if the lowest number of the dtype is added to all scores of a row: they round to one
-    value.
+    Adding the lowest number of the dtype to all scores of a row has this effect, because all sums round to the
+    same number.
     """
 
     rows: Bool[Tensor, "#b #h i 1"]
@@ -236,7 +237,7 @@ def build_flex_record(
 ) -> Record:
     """Build the record of a flex_attention call from its arguments.
 
-    score_mod and the mask_mod are kept, and called later when a statistic is computed.
+    The record keeps score_mod and the mask_mod. They are called later, when a statistic is computed.
     """
     terms = () if score_mod is None or _is_identity(score_mod) else (FlexScore(score_mod, _copy_data(score_data)),)
     mask = Full() if block_mask is None else FlexMask(block_mask[-1], _copy_data(mask_data))
@@ -301,12 +302,12 @@ def read_mask(
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
     """Convert an `attn_mask` tensor, boolean (True is visible) or additive, to a mask, score terms and positions.
 
-    Additive values that are so low that they hide a key become a mask. If a row hides all keys in this way, its
-    keys with the highest values stay visible; its weights are uniform if the added value rounds all scores
-    away.
+    Additive values that are so low that they hide a key become a mask. If all values of a row are so low, the
+    keys with the highest values stay visible. The weights of this row are uniform if adding its highest value
+    rounds all scores to the same number.
 
-    has_sink  whether an attention sink takes part in the softmax; a row that would be uniform then hides all
-              keys
+    has_sink  whether an attention sink takes part in the softmax; if so, a row that would have uniform weights
+              hides all keys instead
     """
     i, j = q.shape[2], k.shape[2]
     positions = Positions.last_rows(i, j)
@@ -337,8 +338,8 @@ def split_hidden(
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
     """Split an additive mask into the visible pairs, the values at these pairs, and the rows with uniform weights.
 
-    In a row that hides all keys with finite values, the keys with the highest values count as visible. The row
-    is uniform if adding its highest value rounds all scores to one number.
+    If finite values hide all keys of a row, the keys with the highest values count as visible. The weights of
+    this row are uniform if adding its highest value rounds all scores to the same number.
 
     added  the additive mask
     bound  upper bound of the absolute scores
@@ -355,11 +356,11 @@ def split_hidden(
 
 
 def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
-    """Return where an additive mask hides a pair: the weight is below rounding error for all possible scores.
+    """Return True where an additive mask hides a pair: the weight is below rounding error for all possible scores.
 
-    A hiding value is lower than all other values by more than scores can make up for: -inf, the lowest number
-    of the dtype, -1e9, -1e4, or -100 if scores are small. A bias that falls gradually, such as ALiBi, hides
-    nothing.
+    A hiding value is so far below all other values of the mask that no scores can make up for it: -inf, the
+    lowest number of the dtype, -1e9, -1e4, or -100 if scores are small. A bias that decreases gradually, such
+    as ALiBi, hides nothing.
 
     bound  upper bound of the absolute scores
     """
@@ -413,7 +414,7 @@ def copy_record(record: Record, device: torch.device | None, values: bool, **fie
     """Return a copy of a recorded attention call with copies of its tensors, which the model may overwrite later.
 
     device  device of the copies; None keeps the device
-    values  whether to keep v
+    values  whether to copy v
     fields  further fields to set, such as `name`
     """
 
@@ -454,7 +455,7 @@ def _copy_mask(mask: Mask, record: Record, device: torch.device | None) -> Mask:
 
 
 def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
-    """Return a recorded attention call with only the heads of these indices.
+    """Return a recorded attention call reduced to the heads with these indices.
 
     With grouped-query attention, each head gets its own copy of the keys.
     """
@@ -499,7 +500,7 @@ def _keep_heads_in_mask(mask: Mask, heads: Int[Tensor, "r"]) -> Mask:
 
 
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
-    """Return a recorded attention call with only the queries of these indices.
+    """Return a recorded attention call reduced to the queries with these indices.
 
     Masks and score terms that depend on positions become matrices.
     """
@@ -528,7 +529,7 @@ def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
 def term_values(term: ScoreTerm, record: Record, rows: Int[Tensor, "r"] | None = None) -> Float[Tensor, "b h r j"]:
     """Return the number that an additive score term adds to the score of each query-key pair, (b h r j).
 
-    rows  indices of the queries; None is all
+    rows  indices of the queries (the axis r of the result); None is all
     """
     b, h, i, _ = record.q.shape
     rows = torch.arange(i, device=record.q.device) if rows is None else rows

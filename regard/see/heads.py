@@ -1,6 +1,6 @@
-"""A table of attention heads: entropy, distance, and the mean weight on previous, first and induction token.
+"""A table of attention heads: entropy, distance, and mean weight on the previous, the first and the induction token.
 
-Every number is computed from single pairs and row statistics, never from the matrix of weights.
+Every number is computed from the weights of single pairs and from row statistics, never from the matrix of weights.
 """
 
 import math
@@ -30,7 +30,8 @@ class HeadSummary:
 
     entropy    entropy of the weights of a query, in nats
     spread     entropy divided by its maximum, the log of the number of visible keys
-    distance   weighted mean of |i - j|; None, like the next three, if the positions of the queries are unknown
+    distance   weighted mean of |i - j|. This and the next three fields are None if the positions of the queries
+               are unknown
     previous   weight on the previous position
     first      weight on the first position (attention sink), without the query at that position
     induction  weight on the token after the previous occurrence of the same token
@@ -97,14 +98,14 @@ def _is_nan(value: object) -> bool:
 
 
 def format_cell(value: object) -> str:
-    """Format a table cell: "-" for None, three decimals for a float."""
+    """Format a value for a table cell: None as "-", a float with three decimals."""
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def build_head_table(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
     """Return a table of the statistics of every head of every recorded attention call.
 
-    tokens  token ids of the input, for the induction score; None leaves the score out
+    tokens  token ids of the input, from which the induction score is computed; without them it is None
     """
     return HeadTable(tuple(head for record in seen.records for head in measure_heads(record, tokens)))
 
@@ -118,7 +119,7 @@ def check_column(column: str) -> None:
 def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[HeadSummary]:
     """Compute the statistics of every head of one recorded attention call.
 
-    tokens  token ids of the input, for the induction score; None leaves the score out
+    tokens  token ids of the input, from which the induction score is computed; without them it is None
     """
     nonempty = record.lse != -math.inf  # True for NaN, so that its mean is NaN
     previous = first = after_repeat = distance = None
@@ -137,15 +138,15 @@ def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> l
 
 
 def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) -> Float[Tensor, "h"]:
-    """Return the mean of each head over the sequences and queries where `counted` is True; 0 if there are none."""
+    """Return the mean for each head over the sequences and queries where `counted` is True; 0 if none is counted."""
     counted = counted.expand(values.shape)
     return values.masked_fill(~counted, 0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
 
 def spread(record: Record) -> Float[Tensor, "b h i"]:
-    """Return the entropy of each query's weights divided by its maximum, the logarithm of the number of visible keys.
+    """Return the entropy of each query's weights, divided by the log of its number of visible keys (the maximum).
 
-    It is 0 for a query that sees one key or none.
+    The spread is 0 for a query that sees one key or none.
     """
     most = count_visible_keys(record).to(record.entropy.dtype).log().clamp(min=0)
     return torch.where(most > 0, record.entropy / most.masked_fill(most <= 0, 1), record.entropy * 0)
@@ -179,7 +180,7 @@ def iterate_visible(record: Record) -> Iterator[tuple[Int[Tensor, "r"], Bool[Ten
 
 
 def previous_token(record: Record) -> Float[Tensor, "h"] | None:
-    """Return the mean weight of each head on the key before the query; None if no query has such a key."""
+    """Return the mean weight of each head on the key before the query; None if no query has a key before it."""
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     return _mean_weight_at(record, i - 1, j)
 
@@ -187,7 +188,7 @@ def previous_token(record: Record) -> Float[Tensor, "h"] | None:
 def first_token(record: Record) -> Float[Tensor, "h"] | None:
     """Return the mean weight of each head on the first key, over the queries at other positions.
 
-    Returns None if there is no key or no such query.
+    Returns None if there is no key, or no query at another position.
     """
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     if not len(j):
@@ -218,7 +219,7 @@ def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] 
 
     Olsson et al. 2022, arXiv:2209.11895. This score takes any text and counts the previous occurrence only;
     `induction_scores` in see/interventions/head_importance.py takes repeated random tokens and sums the weights
-    over all earlier copies. Returns None if no token is repeated, or if the keys are not these tokens.
+    over all earlier copies. Returns None if no token is repeated, or if the keys do not correspond to `tokens`.
     """
     b, n = tokens.shape
     if b != record.q.shape[0]:

@@ -1,7 +1,7 @@
 """Hooks on Hugging Face's attention registry (`AttentionInterface`).
 
 A transformers model looks up its attention function in the registry at every call. While watching, the registry returns
-this function with a wrapper. Operations inside the function are intercepted as in any other code. If none is
+this function with a wrapper. Operations inside the function are intercepted as in any other code. If no operation is
 intercepted (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k,
 v and the mask. A function may ignore its arguments, so the record is verified against its output.
 """
@@ -73,8 +73,8 @@ def build_interface_record(
 ) -> Record:
     """Build the record of a call of a transformers attention function from its arguments.
 
-    name    its name in the registry, such as "sdpa"
-    module  the attention layer that called it
+    name    name of the function in the registry, such as "sdpa"
+    module  the attention layer that called the function
     """
     q, k, v = expand_batch(query, key, value)
     i, j = q.shape[2], k.shape[2]
@@ -121,7 +121,8 @@ def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trust
 
     out             the output of the function, (b i h e)
     attention_mask  the argument of the function; a (b, n) mask excludes padded queries from the comparison
-    trusted         whether the function is part of transformers; then dropout adds a note instead of an error
+    trusted         whether the function is part of transformers; if so, dropout adds a note instead of raising
+                    an error
     """
     b, h, i, _ = record.q.shape
     if record.v is None or out.shape != (b, i, h, record.v.shape[-1]):
@@ -158,8 +159,9 @@ def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trust
 def is_causal_call(module: object, arguments: Mapping[str, object]) -> bool:
     """Return whether an attention call of transformers is causal.
 
-    module     the attention layer; its attribute `is_causal` decides if it has one
-    arguments  otherwise the call is causal if it has an argument position_ids or cache_position
+    module     the attention layer; if it has an attribute `is_causal`, this attribute decides
+    arguments  arguments of the call; without the attribute, the call is causal if position_ids or
+               cache_position is among them
     """
     causal_attribute = getattr(module, "is_causal", None)
     if causal_attribute is not None:

@@ -1,4 +1,4 @@
-"""Image files as pixels, and pixels as the input of an image model."""
+"""Read image files as pixels, and convert pixels to the input of an image model."""
 
 import os
 from collections.abc import Sequence

@@ -20,9 +20,9 @@ class HeadCount:
 class LeadingAxes:
     """Which of the axes before (n, c) are the batch and which are the heads.
 
-    Axes `first` to `last` (excluded) are the heads, all others the batch.
+    Axes `first` to `last` (excluded) are the heads. All other leading axes are the batch.
 
-    sizes   sizes of the leading axes; an axis of sequences times heads is split in two
+    sizes   sizes of the leading axes, after an axis that merges sequences and heads was split in two
     merged  sizes of the leading axes before this split
     note    a remark on how the heads were found, for the record
     """
@@ -61,9 +61,10 @@ class LeadingAxes:
 def read_leading_axes(sizes: Sequence[int], count: HeadCount | None) -> LeadingAxes:
     """Find which of the axes before (n, c) are heads.
 
-    One axis is the batch, or sequences times heads if its size is a multiple of the number of heads. Two axes
-    are (b, h). Of three or more axes, the heads are the axis whose size is the number of heads, or two adjacent
-    axes whose product it is, as in grouped-query attention; otherwise the last axis.
+    A single axis is the batch, or sequences times heads if its size is a multiple of the number of heads. Two
+    axes are (b, h). If there are three or more axes, the heads are the axis whose size is the number of heads,
+    or two adjacent axes whose sizes multiply to this number, as in grouped-query attention. If there are no
+    such axes, the heads are the last axis.
 
     sizes  sizes of the axes before (n, c)
     count  the number of heads of the module; None if it is unknown

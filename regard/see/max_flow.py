@@ -1,6 +1,7 @@
 """Maximum flow through a layered graph by Dinic's algorithm, for attention flow.
 
-Sets of positions are bits of a Python integer, so that one operation follows the edges of a position to a whole layer.
+A set of positions is stored as the bits of a Python integer, so that one operation follows all edges from a position to
+a layer.
 """
 
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ class _ResidualGraph:
     def _paths(self, levels: list[list[int]], source: int) -> Iterator[list[tuple[int, int]]]:
         """Yield augmenting paths of shortest length as (layer, position) nodes, until there are none.
 
-        levels  from `_levels`; positions from which no path reaches the sink are removed from it
+        levels  from `_levels`; positions from which no path reaches the sink are removed from this list
         """
         path = [(0, source)]
         while path:

@@ -1,7 +1,7 @@
 """Records of nn.MultiheadAttention and nn.TransformerEncoderLayer, whose fast paths run as one fused operator.
 
-A hook on these modules, or an active function mode, disables the fast path and changes the output bitwise. So they run
-unchanged, and q, k and v are projected from the inputs a second time.
+A hook on these modules, or an active function mode, disables the fast path and changes the output bitwise. So these
+modules run unchanged, and q, k and v are computed from the inputs a second time.
 """
 
 import inspect
@@ -97,7 +97,7 @@ def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dty
 
     In a boolean mask, True hides a key.
 
-    j  number of keys, with those that the layer appends; appended keys are visible
+    j  number of keys, including those that the layer appends, which are visible
     """
     parts = []
     if attn is not None:
@@ -111,7 +111,7 @@ def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dty
 
 
 def to_additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a boolean mask to an additive one, with -inf where it is True; additive masks stay unchanged."""
+    """Convert a boolean mask to an additive one, with -inf where it is True; an additive mask is returned unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)
@@ -155,7 +155,8 @@ def build_module_record(
 def build_nested_record(layer: nn.MultiheadAttention, x: Tensor) -> Record:
     """Build the record of an nn.MultiheadAttention call with a nested tensor.
 
-    Sequences are padded. The mask hides padded keys, and all keys from padded queries.
+    The record holds padded sequences. Its mask hides padded keys from all queries, and all keys from padded
+    queries.
     """
     lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)
@@ -192,7 +193,7 @@ class OutputProjection:
         return (flat if self.batch_first else flat.transpose(0, 1)).reshape(out.shape)
 
     def read_heads(self, out: Tensor) -> None:
-        """Return None: the output is a projection of all heads together and does not determine them."""
+        """Return None: the output is a projection of all heads together, from which the heads cannot be recovered."""
 
     def pull_back(self, gradient: Tensor) -> Float[Tensor, "b h i e"]:
         flat = gradient @ self.weight.to(gradient.dtype)

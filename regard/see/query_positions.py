@@ -1,4 +1,4 @@
-"""Find the positions of the rows and columns of an intercepted attention call, if they are positions at all.
+"""Find the positions of the queries of an intercepted attention call, or that they are unknown.
 
 A static KV cache holds more keys than are in use, so the queries need not be the last positions. The last visible key
 of each row of a causal mask is the query itself. In cross attention, and where keys are pooled or queries come in
@@ -23,10 +23,10 @@ NO_DIAGONAL = "the positions of its queries are unknown: i={i} queries, j={j} ke
 
 
 def infer_query_positions(record: Record, causal: bool = False, cross: bool = False) -> Record:
-    """Return a recorded attention call with the positions of its queries, inferred from its mask, or marked as unknown.
+    """Return a record whose query positions are inferred from its mask, or marked as unknown.
 
-    causal  whether the call is causal self-attention. Then one row of the mask shows the position of its query,
-            and without a mask the queries are the last positions
+    causal  whether the call is causal self-attention. If so, one row of the mask is enough to find positions,
+            and without a mask the queries are at the last positions
     cross   whether queries and keys are different sequences
     """
     if cross or not record.positions_known:
@@ -58,10 +58,10 @@ def _without_positions(record: Record, reason: str) -> Record:
 def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]) -> bool:
     """Return whether attention is over channels instead of positions, as in the channel attention of DaViT and XCiT.
 
-    This is inferred from sizes: heads times rows is a size of the module's parameters, and heads times the
-    width of q is not.
+    This is inferred from sizes: the number of heads times the number of rows is a size of the module's
+    parameters, and the number of heads times the width of q is not.
 
-    find_module  returns the module of the call; None if it is unknown
+    find_module  function that returns the module of the call; None if it is unknown
     """
     (_, h, i, c), j = record.q.shape, record.k.shape[2]
     if i != j or i == c or not isinstance(record.mask, Full) or (module := find_module()) is None:

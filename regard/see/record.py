@@ -35,14 +35,17 @@ class Record(Statistics):
 
     route            the function that the model called: "sdpa", "flex", "softmax" (written by hand),
                      "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
-    dropout          the dropout probability of the weights; statistics are those of the weights before dropout
-    note             what was done to the weights after the softmax, or what is unknown
-    positions_known  whether the positions of queries and keys are known and related; if not, distances are None
+    dropout          the dropout probability of the weights; statistics are computed from the weights before
+                     dropout
+    note             remarks, such as what the model did to the weights after the softmax, or what is unknown
+                     about the call
+    positions_known  whether the positions of queries and keys are known and comparable; if not, distances are
+                     None
     over_channels    whether rows and columns are channels, not positions, as in the channel attention of a
                      DaViT
-    name             the path of the module; its second call is `path:2`
-    heads            indices of the recorded heads in the model; None for all
-    rows_kept        indices of the recorded queries in the model; None for all
+    name             the path of the module; the second call of a module is `path:2`
+    heads            indices that the recorded heads have in the model; None if all are recorded
+    rows_kept        indices that the recorded queries have in the model; None if all are recorded
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -63,7 +66,7 @@ class Record(Statistics):
 
     @property
     def gradient(self) -> Float[Tensor, "b h i e"] | None:
-        """The gradient of the attention output in the latest backward pass; None before the first one."""
+        """The gradient of the attention output in the latest backward pass; None before the first backward pass."""
         return self.gradients[-1] if self.gradients else None
 
     @property
@@ -95,7 +98,7 @@ class Record(Statistics):
         return f"{self.name}: b={b} h={h} i={i} j={self.k.shape[2]}{over}, {self.mask!r}{terms}, by {self.route}"
 
     def _repr_html_(self) -> str:
-        """Return the picture that a notebook shows: pooled maps of the first heads for the first sequence."""
+        """Return HTML for a notebook: pooled maps of the first heads for the first sequence."""
         cells = min(self.q.shape[2], DRAWN_CELLS), min(self.k.shape[2], DRAWN_CELLS)
         maps = self.pooled(cells)[0, :DRAWN_HEADS].cpu()
         heads = self.heads or range(len(maps))
@@ -110,9 +113,8 @@ def _is_contiguous(rows: tuple[int, ...]) -> bool:
 def pair_grid(record: Record, rows: Tensor, columns: Tensor | None = None) -> Grid:
     """Return the `Grid` of query-key pairs, the input of masks and score terms, from indices in the record.
 
-    rows     (r,) for these queries with every key; or (b, 1, p), with columns of the same shape, for single
-             pairs
-    columns  key indices of single pairs; None is every key
+    rows     query indices: (r,) to pair these queries with every key, or (b, 1, p) to select single pairs
+    columns  key indices of the single pairs, in the shape of `rows`; None pairs the queries with every key
     """
     b, h = record.q.shape[:2]
     device = record.q.device
@@ -129,9 +131,9 @@ def pair_grid(record: Record, rows: Tensor, columns: Tensor | None = None) -> Gr
 class Seen(Mapping[str, Record]):
     """A mapping from names to the recorded attention calls of `watch`, in the order of the calls.
 
-    A name is the path of the module; its second call is `path:2`.
+    A name is the path of the module; the second call of a module is `path:2`.
 
-    left_out  why calls were not recorded: each reason with the number of calls
+    left_out  the reasons why calls were not recorded, each with the number of such calls
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -180,7 +182,7 @@ class Seen(Mapping[str, Record]):
     def table(self, tokens: Int[Tensor, "b n"] | None = None) -> "HeadTable":
         """Return a table of all heads: entropy, distance, and the weight on the previous, first and induction token.
 
-        tokens  the token ids of the input, for the induction score
+        tokens  the token ids of the input, from which the induction score is computed; without them it is None
         """
         from regard.see.heads import build_head_table  # heads imports this module
 
@@ -189,7 +191,7 @@ class Seen(Mapping[str, Record]):
     def save(self, path: str | PathLike[str]) -> None:
         """Save all records in one safetensors file.
 
-        Reasons for records that cannot be saved are added to `left_out`.
+        If a record cannot be saved, the reason is added to `left_out`.
         """
         from regard.see.serialization import save  # serialization imports this module
 
@@ -209,7 +211,7 @@ class Seen(Mapping[str, Record]):
         self._records[record.name] = record
 
     def _repr_html_(self) -> str:
-        """Return the text that a notebook shows: all records, and a table of the heads."""
+        """Return HTML for a notebook: all records, and a table of the heads."""
         return show_text(f"{self!r}\n\n{self.table()}" if self._records else repr(self))
 
     def __repr__(self) -> str:
@@ -223,7 +225,7 @@ def _is_repeat(name: str, first: str) -> bool:
 
 
 def attention_role(name: str) -> str:
-    """Return "encoder", "decoder" or "cross" (cross-attention), guessed from the name of a layer."""
+    """Return "encoder", "decoder" or "cross" (cross-attention), inferred from the name of a layer."""
     last = name.lower().rpartition(".")[2]
     if any(word in last for word in CROSS):
         return "cross"

@@ -1,7 +1,7 @@
-"""Relevance of each input for each output, from the weights of all layers: attention rollout, flow, gradients, values.
+"""Compute the relevance of each input for each output from the weights of all layers: rollout, flow, gradients, values.
 
-Maps are (b h i j), the first layer first. A relevance R is (b i n): row i has the relevance of each of the n inputs for
-output i.
+Attention maps are (b h i j), in the order of the layers. A relevance R is (b i n): row i has the relevance of each of
+the n inputs for output i.
 """
 
 import itertools
@@ -26,7 +26,7 @@ SCALE = 10**9  # capacities of the flow solver are integers, in units of 1e-9
 
 
 class Roles(NamedTuple):
-    """The recorded attention calls of an encoder-decoder by their role, each list in the order of the layers."""
+    """The recorded attention calls of an encoder-decoder by role; each list is in the order of the layers."""
 
     encoder: list[Record]
     decoder: list[Record]
@@ -61,16 +61,17 @@ def assign_roles(seen: Seen) -> Roles:
 def rollout(
     maps: Maps, *, residual: float = 0.5, heads: Fusion = "mean", rows: Sequence[int] | None = None
 ) -> Float[Tensor, "b r n"]:
-    """Attention rollout: R = A_L ... A_2 A_1 with A = residual I + (1 - residual) W, W the weights of a layer.
+    """Attention rollout: R = A_L ... A_2 A_1 with A = residual I + (1 - residual) W for weights W of a layer.
 
-    Abnar and Zuidema 2020, arXiv:2005.00928. Rows of R sum to one if all rows of the weights do, so without
-    empty rows and sinks. residual=1 gives the identity, residual=0 the product of the weights.
+    Abnar and Zuidema 2020, arXiv:2005.00928. Each row of R sums to one if each row of the weights does, that
+    is, if no row is empty and there is no attention sink. residual=1 gives the identity, residual=0 the product
+    of the weights.
 
     maps      records of `watch`, or weights (b h i j), one for each layer
     residual  the weight of the identity
-    heads     how the heads of a layer are combined: "mean", or "max" or "min", after which rows are divided by
-              their sum
-    rows      indices of the outputs to compute; this needs only vector-matrix products. None is all
+    heads     how the heads of a layer are combined: "mean", "max" or "min"; after "max" and "min", rows are
+              divided by their sum
+    rows      indices of the outputs to compute, which needs only vector-matrix products; None is all
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -93,8 +94,8 @@ def rollout(
 def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> EncoderDecoderRelevance:
     """Attention rollout through an encoder and a decoder with cross-attention.
 
-    A decoder layer mixes its rows by self-attention and then adds rows of the encoder output by cross-
-    attention. A row of target and source together sums to one.
+    A decoder layer mixes its rows by self-attention and then adds rows of the encoder output by
+    cross-attention. A row of the target relevance and the same row of the source relevance together sum to one.
 
     parts     records of `watch`, or `Roles`
     residual  the weight of the identity
@@ -112,11 +113,13 @@ def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> En
 
 
 def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusion = "mean") -> Float[Tensor, "b r n"]:
-    """Attention flow: the maximum flow from each input to some outputs. Abnar and Zuidema 2020, arXiv:2005.00928.
+    """Attention flow: the maximum flow from each input to some outputs.
 
-    The capacity of an edge is its entry of A = residual I + (1 - residual) W. A flow is at least
-    the rollout and at most one. Capacities are rounded to 1e-9, so with L layers of n positions a flow is exact to
-    L n 1e-9.
+    Abnar and Zuidema 2020, arXiv:2005.00928.
+
+    The capacity of an edge is its entry of A = residual I + (1 - residual) W. A flow is at least as large as
+    the rollout, and at most one. Capacities are rounded to 1e-9, so the error of a flow is at most L n 1e-9 for
+    L layers of n positions.
 
     maps, residual, heads  as in `rollout`
     rows                   indices of the outputs
@@ -143,11 +146,11 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
 
     A is the mean over heads of max(0, gradient * weight). Chefer et al. 2021, arXiv:2103.15679, equations 5 and
     6. Call `backward` on the number to explain first. The gradient of each weight is computed from the gradient
-    of the attention output: dL/dA_ij = dL/dout_i . v_j. R is at least the identity, and equal to it where the
-    gradient is zero.
+    of the attention output: dL/dA_ij = dL/dout_i . v_j. The entries of R are at least those of the identity,
+    and equal to them if all gradients are zero.
 
     maps  records of `watch`, one for each layer
-    rows  indices of the outputs to compute, without a full matrix; None is all
+    rows  indices of the outputs to compute, which avoids the full matrix; None is all
 
     >>> with watch(model) as seen:
     ...     model(tokens)[0, -1].max().backward()
@@ -228,8 +231,9 @@ def value_weighted(
 
     Kobayashi et al. 2020, arXiv:2004.10102.
 
-    projection  the weight of the output projection (f = concatenated heads): then |w_ij v_j W|, as in the paper
-    normalised  divide rows by their sum; if all values have the same norm, this gives the weights
+    projection  the weight W of the output projection (f is the width of the concatenated heads); if passed, the
+                result is |w_ij v_j W|, as in the paper
+    normalised  divide rows by their sum; the result equals the weights if all values have the same norm
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -269,7 +273,8 @@ def patch_map(
 
     relevance  relevance of tokens, as `rollout` returns it
     prefix     number of tokens before the patches (class token and registers), which are left out
-    pool       "class" takes the row of the first token, "mean" the mean over the rows of all patches
+    pool       which outputs to explain: "class" takes the row of the first token, "mean" averages the rows of
+               all patches
     grid       rows and columns of patches; None is a square
     """
     r, n = relevance.shape[-2:]
@@ -339,7 +344,8 @@ def _split_rows(record: Record) -> Sequence[Tensor]:
 def _check_stack(maps: Maps) -> list[Record | Tensor]:
     """Return the layers as a list; raise an error if they are not a stack of self-attention layers of equal size.
 
-    The records of a `Seen` must belong to one stack by their names. A list is taken in the order of the caller.
+    The names of the records of a `Seen` must show that they belong to one stack. A list is used in the given
+    order.
     """
     layers: list[Record | Tensor] = list(maps.records) if isinstance(maps, Seen) else list(maps)
     if not layers:
@@ -363,7 +369,7 @@ def _check_stack(maps: Maps) -> list[Record | Tensor]:
 
 
 def _check_one_stack(seen: Seen) -> None:
-    """Raise ConfigError if the names show more than one stack of layers (encoder and decoder), or repeated calls."""
+    """Raise ConfigError if the names show several stacks of layers, such as encoder and decoder, or repeated calls."""
     found = sorted({attention_role(name.partition(":")[0]) for name in seen})
     if len(found) > 1:
         raise ConfigError(

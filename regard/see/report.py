@@ -1,4 +1,4 @@
-"""An attention report: the recorded heads, labels of positions, a chosen head and relevance, ready to be shown.
+"""Compute the contents of an attention report: maps of heads, labels of positions, a chosen head and relevance.
 
 `regard.see.report_html` renders it as an HTML page, `regard.see.report_figure` draws it with matplotlib.
 """
@@ -17,21 +17,22 @@ from regard.base.errors import UnknownNameError
 from regard.see.heads import HeadSummary, HeadTable, hidden_cells, measure_heads
 from regard.see.record import Record, Seen
 
-LARGE = 128  # most cells a side of the chosen map
-SMALL = 64  # most cells a side of the small maps
+LARGE = 128  # largest number of rows and columns of the chosen map
+SMALL = 64  # largest number of rows and columns of a small map
 SMALL_TOTAL = 1 << 20  # cells of all small maps together
-LABELLED = 48  # most positions whose labels are shown beside a map
+LABELLED = 48  # largest number of positions whose labels are shown beside a map
 MOST_RELEVANT = 12  # tokens in a list
-MOST_TOKENS = 256  # tokens that are coloured one by one; more are summed in as many cells
+MOST_TOKENS = 256  # tokens that are coloured one by one; a longer sequence is summed to this many cells
 LONGEST_LABEL = 14
-ASCENDING = ("entropy", "spread")  # columns whose smallest number comes first
+ASCENDING = ("entropy", "spread")  # columns that are sorted with the smallest number first
 WHITESPACE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLabels:
-    """A sequence of tokens: the labels of its positions, its token ids, and the name of the Python variable for the
-    ids.
+    """A sequence of tokens: the labels of its positions and its token ids.
+
+    code  name of the Python variable that holds the ids, for code snippets
     """
 
     labels: tuple[str, ...]
@@ -84,10 +85,10 @@ class AttentionReport:
     """The contents of an attention report; `render_report` converts it to an HTML page, `draw_report` to a figure.
 
     prompt       the text or image file that the model was given
-    setup        Python code that creates `seen`; the other code snippets continue it
+    setup        Python code that creates `seen`; the other code snippets of the report use its variables
     sides        the labels of queries and keys of each layer
     table        statistics of the heads, in the order to show them
-    layer, head  the head that is shown large
+    layer, head  the layer and index of the chosen head, which is shown large
     """
 
     title: str
@@ -123,7 +124,7 @@ class AttentionReport:
     def chosen_labels(self) -> tuple[list[str] | None, list[str] | None]:
         """Return the labels of the rows and the columns of the chosen head's map.
 
-        None for both if there are too many.
+        Returns None for both if there are too many labels to show.
         """
         record, sides = self.seen[self.layer], self.sides[self.layer]
         if max(record.q.shape[2], record.k.shape[2]) > LABELLED:
@@ -132,12 +133,15 @@ class AttentionReport:
 
     @property
     def small_cells(self) -> int:
-        """The maximum number of rows and columns of a small map; it is smaller if there are many heads."""
+        """The maximum number of rows and columns of a small map; the number is smaller if there are many heads."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 
 def build_labelled_table(seen: Seen, sides: Mapping[str, Sides]) -> HeadTable:
-    """Compute the statistics of all heads, with induction scores where queries and keys are the same tokens."""
+    """Compute the statistics of all heads.
+
+    Induction scores are included for layers whose queries and keys are the same tokens.
+    """
     return HeadTable(tuple(head for name in seen for head in measure_heads(seen[name], _own_tokens(sides[name]).ids)))
 
 
@@ -162,7 +166,7 @@ def _own_tokens(sides: Sides) -> TokenLabels:
 def rank_heads(table: HeadTable, column: str) -> HeadTable:
     """Sort the heads by a column: smallest first for entropy and spread, largest first for others.
 
-    column  name of the column; "layer" keeps the order
+    column  name of the column; "layer" keeps the order of the table
     """
     return table if column == "layer" else table.sorted(column, descending=column not in ASCENDING)
 
@@ -175,8 +179,8 @@ def rank_code(column: str) -> str:
 def choose_head(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> HeadSummary:
     """Return the head with the smallest spread among those that match `layer` and `head`.
 
-    layer  name or index of a layer; None is any
-    head   index of a head; None is any
+    layer  name or index of a layer; None allows any
+    head   index of a head; None allows any
     """
     name = None if layer is None else _resolve_layer(seen, layer)
     there = [each for each in table if name is None or each.layer == name]
@@ -239,7 +243,7 @@ def escape_control_characters(text: str) -> str:
 
 
 def shorten(label: str) -> str:
-    """Shorten a token label for the axis of a map, and make whitespace visible."""
+    """Shorten a token label for the axis of a map, and replace whitespace by visible characters."""
     shown = escape_control_characters("".join(WHITESPACE.get(letter, letter) for letter in label))
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 1] + "…"
 

@@ -1,8 +1,8 @@
-"""The pictures of an attention report: maps of heads, with a colour bar, and overlays on the image.
+"""Draw the figures of an attention report: maps of heads with a colour bar, and overlays on the image.
 
 The colormap is cividis, which is readable with colour blindness and in grey print. Attention maps use a square-root
 scale from zero to the largest weight: the first row of a causal map is always 1, and a linear scale would leave all
-other cells dark. Hidden pairs are grey, unlike pairs with a weight of zero.
+other cells dark. Hidden pairs are grey, which distinguishes them from visible pairs with a weight of zero.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from regard.see.report import AttentionReport, HeadMap, Overlay
 
 HIDDEN_COLOUR = "#d4d4d4"
 COLORMAP = colormaps["cividis"].with_extremes(bad=HIDDEN_COLOUR)
-MOST_CELLS = 32  # a side of one small map
+MOST_CELLS = 32  # largest number of rows and columns of a small map
 GAP = 2  # cells between two small maps
 OVERLAY_OPACITY = 0.6
 

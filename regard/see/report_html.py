@@ -1,4 +1,7 @@
-"""An attention report as one HTML page without scripts or remote files. Tokens of a model are escaped."""
+"""Write an attention report as one HTML page without scripts or remote files.
+
+The tokens of a model are escaped.
+"""
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -23,7 +26,7 @@ from regard.see.report import (
 )
 from regard.see.report_figure import COLORMAP, encode_png, head_figure, layer_figure, overlay_figure
 
-TABLED = 32  # most positions a side whose weights are shown as numbers
+TABLED = 32  # largest number of rows and columns of a map that is shown as numbers
 
 MEANINGS = {
     "entropy": "mean of -sum w log w over the queries, in nats",

@@ -1,4 +1,7 @@
-"""Compute scores and weights for a block of rows at a time, with any mask and score terms, without the i x j matrix."""
+"""Compute scores and weights of one block of rows at a time, so that the i x j matrix is never formed.
+
+Any mask and score terms are supported.
+"""
 
 import math
 from collections.abc import Iterator
@@ -32,7 +35,7 @@ class RowBlock:
     lse: Float[Tensor, "b h r"]  # -inf for a row that sees nothing, NaN where a score is NaN or inf
     entropy: Float[Tensor, "b h r"]
     largest: Float[Tensor, "b h r"]
-    where: Int[Tensor, "b h r"]  # among the columns; any number for an empty row
+    where: Int[Tensor, "b h r"]  # index among `columns`; any number for an empty row
     weights: Float[Tensor, "b h r s"]
     hidden: Bool[Tensor, "#b #h r s"] | None
 
@@ -44,7 +47,8 @@ def iterate_row_blocks(
 
     call  the inputs of the attention call
     rows  indices of the queries; None is all
-    lse   the log-sum-exp of all queries if known; then only the weights are computed, in half the time
+    lse   the log-sum-exp of all queries, if known; with it, only the weights are computed, which takes half the
+          time
     """
     b, h, _, i, j, _, _ = call.sizes
     device = call.q.device
@@ -67,7 +71,7 @@ def see_rows(mask: Mask, grid: Grid, columns: Tensor | slice = slice(None)) -> B
 
     A dense mask is sliced, which is faster than `mask.see`.
 
-    grid     the grid of these queries and keys
+    grid     the grid of these queries and the keys
     columns  indices of the keys; by default all
     """
     if isinstance(mask, DenseMask):
@@ -152,7 +156,7 @@ def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x), with 0 in place of values near the smallest normal number; x is clamped in place.
+    """Return exp(x), with 0 in place of results near the smallest normal number; x is clamped in place.
 
     This avoids denormal numbers, which are about ten times as slow.
     """
@@ -171,7 +175,7 @@ def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _table(call: Request) -> BlockTable | None:
-    """Return the block table of the mask; None if it has none, or if at most 10 % of the blocks are hidden."""
+    """Return the block table of the mask; None without a table, or if at most 10 % of the blocks are hidden."""
     if isinstance(call.mask, Full) or call.mask.opaque() or not isinstance(call.positions.keys, int):
         return None
     table = block_table(call.mask, call.q.shape[2], call.k.shape[2], BLOCK, positions=call.positions)

@@ -1,4 +1,4 @@
-"""Statistics of attention weights without the i x j matrix: entropy, largest weight, distance, received mass, maps."""
+"""Statistics of attention weights without the i x j matrix: entropy, largest weight, distance, received sums, maps."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,7 +45,7 @@ class Top:
 class Statistics:
     """Statistics of the attention weights of one call, each computed on first access and then cached.
 
-    They are computed in float32, or in float64 for float64 inputs, and have no gradient.
+    Statistics are computed in float32 (in float64 if the inputs are float64) and have no gradient.
 
     >>> found = statistics(q, k, mask=causal())
     >>> found.entropy.shape, found.received.shape
@@ -91,7 +91,8 @@ class Statistics:
     def where(self) -> Int[Tensor, "b h i"]:
         """The index of the key with the largest weight for each query.
 
-        It is the first of equal weights, and -1 for a query that sees no key or has NaN weights.
+        If several weights are equally large, it is the first of their indices. It is -1 for a query that sees
+        no key or has NaN weights.
         """
         return self._row_statistics.where
 
@@ -99,7 +100,8 @@ class Statistics:
     def distance(self) -> Float[Tensor, "b h i"]:
         """The weighted mean of |i - j| for each query.
 
-        With a sink, it is divided by the sum of the weights of the keys.
+        With an attention sink, the weights of the keys sum to less than one, and the mean is divided by their
+        sum.
         """
         return self._row_statistics.distance
 
@@ -116,9 +118,12 @@ class Statistics:
         return self._forward[0]
 
     def pooled(self, cells: int | tuple[int, int]) -> Float[Tensor, "b h rows columns"]:
-        """Return the weights at a lower resolution: summed over the keys of a cell, averaged over its queries.
+        """Return the weights at a lower resolution.
 
-        Position n of N is in cell n * cells // N. A row of cells sums to the mean sum of its rows of weights.
+        A cell is the sum of the weights over its keys, averaged over its queries.
+
+        Position n of N is in cell n * cells // N. The sum of a row of cells is the mean of the sums of its rows
+        of weights.
 
         cells  the number of cells per side, or (rows, columns)
         """
@@ -194,8 +199,9 @@ class Statistics:
         return self._weights(torch.arange(self.q.shape[2], device=self.q.device))
 
     def mixed(self, x: Float[Tensor, "b i"] | Float[Tensor, "b h i"]) -> Float[Tensor, "b h j"]:
-        """Return the sum of the weights on each key, weighted by a number x_i per query: sum_i x_i w_ij, without the
-        matrix.
+        """Return sum_i x_i w_ij for each key j, without forming the matrix of weights.
+
+        x  one number for each query
         """
         b, h, _, i, _, _, _ = self._request.sizes
         x = x[:, None] if x.ndim == 2 else x
@@ -307,7 +313,7 @@ def statistics(
     """Return statistics of the weights of `attend(q, k, v, ...)`, without forming the i x j matrix.
 
     mask, scores, beta, positions  as in `attend`
-    v                              values; if passed, `.out` is the output of the attention
+    v                              values; needed only for `.out`, the output of the attention
 
     >>> q, k = torch.randn(2, 1, 4, 100, 16)
     >>> found = regard.see.statistics(q, k, mask=regard.causal())

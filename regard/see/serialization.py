@@ -1,7 +1,7 @@
 """Save and load recorded attention calls: a safetensors file with all tensors, and other fields as JSON in its header.
 
 Masks and score terms are saved as the fields of their classes. A mask that is a function is saved as a boolean matrix.
-A record that cannot be saved, as one with a score_mod of flex_attention, is listed in `left_out`.
+A record that cannot be saved, such as a call of flex_attention with a score_mod, is listed in `left_out`.
 """
 
 import json
@@ -30,9 +30,9 @@ LARGEST_MASK = 1 << 28  # entries of a mask that is saved as a matrix
 
 
 def save(seen: Seen, path: str | os.PathLike[str]) -> None:
-    """Save all records in a safetensors file; an existing file is replaced completely, or not at all on error.
+    """Save all records in a safetensors file; on error, an existing file stays as it was.
 
-    Reasons for records that cannot be saved are added to `seen.left_out`.
+    If a record cannot be saved, the reason is added to `seen.left_out`.
     """
     file = Path(path)
     if not file.parent.is_dir():
@@ -88,9 +88,9 @@ def _classes() -> dict[str, type]:
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON. Tensors are stored in `tensors`, and their key is written instead.
+    """Convert a value to JSON. A tensor is stored in `tensors`, and the JSON refers to it by its key.
 
-    key  the key of the value if it is a tensor, and the prefix of the keys of tensors inside
+    key  the key of the value if it is a tensor, otherwise the prefix of the keys of the tensors inside it
     """
     if isinstance(value, Tensor):
         tensors[key] = value.detach().cpu().contiguous().clone()

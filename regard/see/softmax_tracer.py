@@ -1,12 +1,12 @@
-"""Trace attention written by hand: a product of two tensors, a softmax of it, and a product with a third.
+"""Trace attention written by hand: two tensors are multiplied, then a softmax and a product with a third tensor follow.
 
 A product is a matmul, an einsum of any number of operands, or an elementwise product and a sum. Functions of
-torch.special, torch.linalg and torch.ops.aten are the same as the usual ones. Each operation on the scores in between
-is traced: a factor becomes beta, an added tensor a score term, a filled value a mask. After any other operation the
-scores themselves are kept, which is exact and costs more memory. Square scores that are not a traced product are kept
-too: then queries and keys are unknown, but every statistic is known. Weights made in another way than by a softmax over
-the last axis, some rows or keys of the weights, and weights with moved axes are not supported: their product with the
-values raises an error, which `watch` adds to `seen.left_out`.
+torch.special, torch.linalg and torch.ops.aten are traced like those of torch. Each operation on the scores before the
+softmax is traced: a factor becomes beta, an added tensor becomes a score term, a filled value becomes a mask. After any
+other operation the scores themselves are kept, which is exact and costs more memory. Square scores that are not a
+traced product are kept too. Queries and keys are then unknown, but every statistic can be computed. Not supported are
+weights that were not computed by a softmax over the last axis, a selection of rows or keys of the weights, and weights
+with permuted axes. Their product with the values raises an error, which `watch` adds to `seen.left_out`.
 """
 
 import string
@@ -85,17 +85,17 @@ class TracedScores:
     learned: bool = False  # k is a parameter, as in a feed-forward layer
     beta: float = 1.0
     added: tuple[Tensor, ...] = ()
-    exact: bool = True  # every operation so far is in beta and added
-    nonlinearity: str = ""  # a function that may have made weights of the scores, though it is not a softmax
+    exact: bool = True  # whether `beta` and `added` contain every operation so far
+    nonlinearity: str = ""  # name of a function that may have computed weights without a softmax
 
 
 @dataclass(frozen=True, eq=False)
 class TracedWeights:
-    """A traced tensor of attention weights: the scores before the softmax, and changes after the softmax."""
+    """A traced tensor of attention weights: the scores before the softmax, and what changed the weights after it."""
 
-    scores: TracedScores | None  # None if they are not a traced product
+    scores: TracedScores | None  # None if the scores are not a traced product
     shape: torch.Size  # shape of the scores at the softmax
-    measured: tuple[Tensor, int] | None  # the scores themselves and their version, where they are not exact
+    measured: tuple[Tensor, int] | None  # the scores themselves and their version, if `scores` is not exact
     dropout: float = 0.0
     note: str = ""
     root: object = field(default_factory=object)  # the same for all tensors that are made from one softmax
@@ -128,7 +128,7 @@ class WeightedValues:
 
 @dataclass(frozen=True, eq=False)
 class SingleScores:
-    """Marks the product of keys (j, c) and one query (c): scores (j), without an axis for queries."""
+    """Marks the product of keys (j, c) and one query (c), which may be scores (j) without an axis for queries."""
 
 
 Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedValues | SingleScores
@@ -136,7 +136,7 @@ Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedVal
 
 @dataclass(frozen=True, eq=False)
 class EinsumProjection:
-    """An output transform: an einsum of the output of the heads with other factors, such as an output projection."""
+    """An output transform: an einsum of the heads' output and other factors, such as the weight of a projection."""
 
     heads: str  # the letters of (..., i, e)
     sizes: tuple[int, ...]
@@ -159,7 +159,7 @@ class EinsumProjection:
 
 
 def function_name(func: Any) -> str:
-    """Return the name of a torch function, without underscores, namespace and overload; for a property, its name."""
+    """Return the name of a torch function or property, without underscores, namespace and overload."""
     name: str = getattr(func, "__name__", str(func))
     name = (func.__self__.__name__ if name == "__get__" else name).partition(".")[0].strip("_")
     return name.removeprefix("special_").removeprefix("linalg_").removeprefix("safe_")
@@ -186,7 +186,7 @@ class Operation:
 
     @property
     def creates(self) -> bool:
-        """Whether the function creates a new tensor from the shape or dtype of its argument only, as zeros_like."""
+        """Whether the function creates a new tensor from only the shape or dtype of its argument, as zeros_like."""
         return self.name.endswith("_like") or self.name.startswith("new_")
 
     def option(self, name: str, at: int, default: Any) -> Any:
@@ -202,7 +202,7 @@ class Operation:
         return any(isinstance(x, Tensor) and x is not source and x.is_floating_point() for x in self.args)
 
     def reshapes(self, source: Tensor) -> bool:
-        """Return whether the function only reshapes `source`: it splits, merges or adds axes; entries stay in order."""
+        """Return whether the function only splits, merges or adds axes of `source`, so that entries stay in order."""
         if self.name == "getitem":
             key = self.args[1] if isinstance(self.args[1], tuple) else (self.args[1],)
             basic = all(part is None or part is ... or type(part) in (int, slice) for part in key)
@@ -210,7 +210,7 @@ class Operation:
         return self.name in RESHAPES
 
     def rearranges(self, source: Tensor) -> bool:
-        """Return whether the function may move entries of `source` to another row or key."""
+        """Return whether the function may move entries of `source` to another row or another key."""
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
@@ -237,13 +237,14 @@ def can_start_trace(name: str) -> bool:
 
 
 class SoftmaxTracer:
-    """Finds attention that is written by hand: traces scores and weights through the torch functions of a model.
+    """Finds attention that is written by hand, by tracing scores and weights through the torch functions of a model.
 
     Traced tensors keep their gradients unless `trace` is called without gradients.
 
-    found       called for each attention call with its record, its output, the transform from (..., i, e) to it,
-                and a function that returns the tensors that hold its weights
-    head_count  returns the number of heads of the current call; None if unknown
+    found       function that is called for each attention call with the record, the output, the transform from
+                the heads' output (..., i, e) to this output, and a function that returns the tensors that hold
+                the weights
+    head_count  function that returns the number of heads of the current call; None if unknown
     """
 
     def __init__(
@@ -258,8 +259,8 @@ class SoftmaxTracer:
     def close(self) -> None:
         """Release all traced tensors and the functions `found` and `head_count`.
 
-        The functions refer to the owner of the tracer; this reference cycle would live until the garbage collector
-        runs.
+        The functions refer to the owner of the tracer. Without this call, the reference cycle would keep both
+        in memory until the garbage collector runs.
         """
         self._traced.clear()
         del self._found, self._head_count
@@ -297,7 +298,8 @@ class SoftmaxTracer:
     def _trace_single(self, operation: Operation) -> None:
         """Trace an operation whose output has one axis: scores, weights or the output of a single query.
 
-        Such a query is not recorded, because a query has no axis: its product with values raises an error.
+        The attention of a single query without an axis for queries is not recorded: the product of its weights
+        with the values raises an error.
         """
         if operation.name in PRODUCTS:
             factors = _tensors((*operation.args, *operation.kwargs.values()))[:2]
@@ -323,7 +325,7 @@ class SoftmaxTracer:
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
         """Return the trace entry of a tensor, such as `TracedScores`; None if the tensor is not traced.
 
-        changed  whether the current operation itself has written into the tensor
+        changed  whether the current operation wrote into the tensor in place
         """
         if x not in self._traced:
             return None
@@ -331,12 +333,12 @@ class SoftmaxTracer:
         return traced if version(x) == then + changed else _overwritten(traced)
 
     def _find_source(self, values: Sequence[Any]) -> Tensor | None:
-        """Return the traced tensor among arguments, preferring supported ones; None if no argument is traced."""
+        """Return a traced tensor among the arguments, if possible a supported one; None if no argument is traced."""
         traced = [x for x in _tensors(values) if x in self._traced]
         return min(traced, key=lambda x: isinstance(self._traced[x][0], Unsupported), default=None)
 
     def _trace_part(self, operation: Operation) -> None:
-        """Trace one of several output tensors, as of chunk or unbind; a piece of the weights becomes unsupported."""
+        """Trace one of several output tensors, as of chunk or unbind; a part of the weights becomes unsupported."""
         source = self._find_source(operation.args)
         traced = None if source is None else self._recall(source)
         if isinstance(traced, Unsupported):
@@ -345,7 +347,7 @@ class SoftmaxTracer:
             self._keep(operation.out, _changed_weights(operation.name, traced.root))
 
     def _trace_product(self, left: Tensor, right: Tensor, beta: float, added: tuple[Tensor, ...], out: Tensor) -> None:
-        """Trace a matrix product: an attention output if the left factor is weights; otherwise it may be scores.
+        """Trace a matrix product: an attention output if the left factor is attention weights, else possibly scores.
 
         beta   factor of the product
         added  tensors added to the product
@@ -417,7 +419,7 @@ class SoftmaxTracer:
         self._finish(traced.weights, source.shape[:-1], traced.v, operation.out, permutation, operation.out.shape[:-2])
 
     def _trace_einsum(self, args: tuple[Any, ...], out: Tensor) -> None:
-        """Trace an einsum. If an operand is attention weights, `out` is an attention output; else `out` may be scores.
+        """Trace an einsum: `out` is the output of attention if an operand is attention weights, else possibly scores.
 
         args  the equation and the operands
         """
@@ -497,10 +499,10 @@ class SoftmaxTracer:
         transform: OutputTransform,
         leading: torch.Size,
     ) -> None:
-        """Report an attention call, after the product of weights and values.
+        """Report an attention call after its last step, the product of weights and values.
 
-        factor   the shape of the weights in the product
-        leading  the leading axes of the product
+        factor   the shape that the weights have in the product
+        leading  sizes of the leading axes of the product
         """
         scores, shape = weights.scores, weights.shape
         i, j = shape[-2:]
@@ -541,7 +543,7 @@ class SoftmaxTracer:
     def _weight_tensors(self, weights: TracedWeights, shape: torch.Size, axes: LeadingAxes) -> WeightTensors:
         """Return the tensors that hold these weights, before and after dropout.
 
-        shape  sizes of the weights, with the leading axes of the values
+        shape  shape to which the weights are broadcast in the product with the values
         axes   how the leading axes map to batch and heads
         """
         tensors, refusal = [], ""
@@ -559,7 +561,8 @@ class SoftmaxTracer:
         """Return how the leading axes of the scores map to batch and heads.
 
         leading  leading axes of the scores
-        factor   leading axes of the weights in the product with the values, which may show the heads
+        factor   leading axes of the weights in the product with the values; they may show which axis is the
+                 heads
         """
         if len(leading) == 1 and len(factor) == 2 and leading.numel() == factor.numel():
             return read_leading_axes(leading, HeadCount(factor[1]))
@@ -589,8 +592,8 @@ def _changed_weights(name: str, root: object) -> Unsupported:
 def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
     """Convert the tensors that were added to the scores, each (b h i j), to a mask and score terms.
 
-    Values that hide keys are summed first. If a row has no visible key, the keys with the highest sum get the
-    weights.
+    The values that hide keys are summed separately. If a row has no visible key, the keys whose sum is highest
+    get the weights.
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []
@@ -609,7 +612,7 @@ def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> t
 
 
 def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Tensor, ...]] | None:
-    """Return the factors of a matrix product, the number that multiplies it, and the tensors added to it.
+    """Return the two factors of a matrix product, the number that scales the product, and the tensors added to it.
 
     Returns None if the operation is not a matrix product, or is a linear layer.
     """
@@ -634,7 +637,7 @@ def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Te
 
 
 def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
-    """Return arguments of torch.einsum that compute the same as einsum, multi_dot or tensordot; None for others."""
+    """Convert a call of einsum, multi_dot or tensordot to arguments of torch.einsum; None for other functions."""
     if operation.func is torch.einsum:
         return operation.args
     if operation.name == "multi_dot":
@@ -654,7 +657,7 @@ def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
 
 
 def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) -> Traced | None:
-    """Return the output of an operation on scores: weights after a softmax, changed scores after most others."""
+    """Return the entry for the output of an operation on scores: weights for softmax, scores for most others."""
     if operation.name == "softmax":
         if not operation.is_softmax_over_keys:
             return _no_softmax("a softmax over another axis")
@@ -667,9 +670,9 @@ def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) ->
 
 
 def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -> TracedScores | None:
-    """Return the description of an operation's output as attention scores; None if the output is no longer scores.
+    """Return the entry for an operation's output as attention scores; None if the output is no longer scores.
 
-    scores  the description of the operation's input `source`
+    scores  the entry for the operation's input `source`
     """
     name, args, out = operation.name, operation.args, operation.out
     inexact = replace(scores, exact=False)
@@ -704,7 +707,7 @@ def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -
 
 
 def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, source: Tensor) -> TracedScores:
-    """Return the scores after masked_fill with a low value: the value is added at the hidden pairs.
+    """Return the scores after masked_fill with a low value, as if the value were added at the hidden pairs.
 
     The scores are marked as not exact if the value is not low enough to hide a pair.
     """
@@ -719,17 +722,19 @@ def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, sour
 
 
 def _hides(scores: TracedScores, value: float) -> bool:
-    """Return whether a pair with this score has a weight below rounding error for all possible other scores."""
+    """Return whether a pair with the score `value` has a weight below rounding error, whatever the other scores are."""
     bound = finite_score_bound(scores.q, scores.k, scores.beta)
     visible = (x.detach().masked_fill(is_hiding(x, bound), 0) for x in scores.added)
     return -value > 2 * (bound + sum(float(x.abs().max()) for x in visible if x.numel())) + MARGIN
 
 
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
-    """Return the description of an operation's output, given that of its input `source`, attention weights.
+    """Return the entry for the output of an operation on attention weights.
 
-    Dropout is stored, and other changes are added to the note. An operation that moves entries makes the weights
-    unsupported.
+    The entry stores dropout in a field and other changes in its note. An operation that moves entries makes the
+    weights unsupported.
+
+    weights  the entry for the operation's input `source`
     """
     if operation.name in SAME or operation.reshapes(source):
         return weights
@@ -756,7 +761,7 @@ def _overwritten(traced: Traced) -> Traced:
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    """Return the tensors among arguments, including those in lists, as torch.cat takes them."""
+    """Return the tensors among arguments, including those inside lists, such as the argument of torch.cat."""
     each = (x for value in values for x in (value if isinstance(value, tuple | list) else (value,)))
     return [x for x in each if isinstance(x, Tensor)]
 
@@ -771,7 +776,7 @@ def _scores(q: Tensor, k: Tensor, out: Tensor, learned: bool) -> TracedScores:
 
 
 def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | None:
-    """Return the `PairProducts` of the product of queries (..., i, 1, c) and keys (..., 1, j, c), else None."""
+    """Return the `PairProducts` of the product of queries (..., i, 1, c) and keys (..., 1, j, c), or None."""
     if len(args) != 2 or not all(isinstance(x, Tensor) and x.ndim >= 2 for x in args) or out.ndim < 4:
         return None
     leading, (i, j, c) = out.shape[:-3], out.shape[-3:]
@@ -787,9 +792,7 @@ def _read_pair_products(args: tuple[Any, ...], out: Tensor) -> PairProducts | No
 def _read_weighted_values(
     traced: TracedWeights | Unsupported, operation: Operation, source: Tensor
 ) -> WeightedValues | None:
-    """Return the `WeightedValues` of an elementwise product of weights (..., i, j, 1) and values (..., 1, j, e), else
-    None.
-    """
+    """Return the `WeightedValues` of the product of weights (..., i, j, 1) and values (..., 1, j, e), else None."""
     values = next((x for x in operation.args[:2] if isinstance(x, Tensor) and x is not source), None)
     if values is None or values.ndim < 2 or source.ndim < 3 or source.shape[-1] != 1:
         return None
@@ -833,9 +836,9 @@ def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
 
 
 def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor], out: Tensor) -> TracedScores | None:
-    """Return the traced scores of an einsum that may compute scores; None if it does not.
+    """Return the traced scores that an einsum may have computed; None if it cannot compute scores.
 
-    The keys are the operand with the last letter of the result. The product of all other operands is the
+    The operand that has the last letter of the result is the keys. The product of all other operands is the
     queries.
     """
     if len(result) < 2 or len(operands) < 2:
@@ -886,14 +889,14 @@ def _arrange_axes(x: Tensor, letters: str, wanted: str) -> Tensor | None:
 
 
 def _is_parameter(x: Tensor) -> bool:
-    """Return whether a tensor is a parameter or a view of one, as a transposed weight."""
+    """Return whether a tensor is a parameter or a view of one, such as a transposed weight."""
     return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
 
 
 def _spreads_over_values(traced: TracedWeights | Unsupported, operation: Operation, source: Tensor) -> bool:
     """Return whether an elementwise product broadcasts weights over values with the same last axis (keys).
 
-    Then each query has its own values, as in deformable attention.
+    In this case each query has its own values, as in deformable attention.
     """
     is_own_softmax = isinstance(traced, Unsupported) or traced.scores is None
     repeated = operation.out.numel() > source.numel() > 0 and operation.out.shape[-1] == source.shape[-1] > 1

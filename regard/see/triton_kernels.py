@@ -14,7 +14,7 @@ def _scores(
     q, K, start, j, stride_n, stride_c, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of scores, (queries, BN): those of the queries q with the BN keys from `start` on."""
+    """Compute a tile of scores, (queries, BN), of the queries q and the BN keys from `start` on."""
     columns = start + tl.arange(0, BN)
     features = tl.arange(0, WIDTH)
     at = K + columns[None, :].to(tl.int64) * stride_n + features[:, None] * stride_c
@@ -40,10 +40,10 @@ def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.con
 
 @triton.jit
 def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the limits of the keys that the BM rows from `first` on see, as (begin, inner, outer, end).
+    """Return the limits (begin, inner, outer, end) of the keys that the BM rows from `first` on see.
 
-    Some row sees a key only from `begin` (rounded down to a tile of BN keys) to before `end`. All rows see all keys
-    from `inner` to before `outer`, which are whole tiles.
+    Keys before `begin` (rounded down to a tile of BN keys), and from `end` on, are hidden from all rows. Keys
+    from `inner` to before `outer`, which are whole tiles, are visible to all rows.
     """
     last = tl.minimum(first + BM, i) - 1
     begin, end, inner, outer = 0, j, 0, (j // BN) * BN
@@ -97,9 +97,9 @@ def normalise(
 
 @triton.jit
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the limits of the rows that see keys of tile `number`, as (begin, inner, outer, end).
+    """Return the limits (begin, inner, outer, end) of the rows that see keys of tile `number`.
 
-    A row sees some key of the tile only from `begin` (rounded down to a tile of BM rows) to before `end`. All rows
+    Rows before `begin` (rounded down to a tile of BM rows), and from `end` on, see no key of the tile. Rows
     from `inner` to before `outer` see all its keys.
     """
     first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
@@ -128,7 +128,7 @@ def _tile(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Add the weights of one tile to all statistics; return the sum of weights that each key received so far.
+    """Add the weights of one tile to all statistics; return the sum of the weights that each key has received so far.
 
     logs    logarithms to base 2 of the weights, (BM rows, BN keys)
     number  number of the tile of keys
@@ -174,9 +174,9 @@ def _tile(
 
 @triton.jit
 def _cell(CELLS, mass, before, row, SPAN):
-    """Add the weight that the keys received since the last call to the pooled-map cell that contains `row`.
+    """Add the weights received since the previous call to the cell of the pooled map that contains `row`.
 
-    Returns the sum received so far, which is `before` in the next call.
+    Returns the sum of the weights received so far, which is passed as `before` in the next call.
     """
     now = tl.sum(tl.sum(mass, 4), 2)
     tl.atomic_add(CELLS + (row // SPAN).to(tl.int64) * tl.num_programs(0), tl.sum(now - before), sem="relaxed")
@@ -204,8 +204,9 @@ def _edge(
 
 @triton.jit
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
-    """Return the first row of the tile that is processed at step `turn`; the tiles skip a gap, and start at another
-    tile in each program.
+    """Return the first row of the tile that is processed at step `turn`.
+
+    The tiles skip a gap. Each program starts at another tile.
     """
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)
@@ -220,9 +221,9 @@ def gather(
 ):  # fmt: skip
     """Compute all row and key statistics of the weights exp(score - lse), visiting each pair once.
 
-    A program owns a tile of keys, so the sums received by its keys stay in registers. Row statistics are added
-    to memory atomically, one number for each row and tile. Sums over spans of rows are the cells of pooled
-    maps.
+    A program processes one tile of keys, so the sums of the weights on these keys stay in registers. Row
+    statistics are added to memory atomically, one number for each row and tile. The sums of the weights over
+    spans of rows are the cells of pooled maps.
     """
     number = tl.program_id(0)
     both = tl.program_id(1).to(tl.int64)
@@ -281,7 +282,7 @@ def pool(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute a pooled map: the sum of weights on each key, over the rows between two edges of cells."""
+    """Compute a pooled map: for each key, the sum of the weights over the rows between two edges of cells."""
     number, cell = tl.program_id(0), tl.program_id(1)
     both = tl.program_id(2).to(tl.int64)
     b, h = both // H, both % H

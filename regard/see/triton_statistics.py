@@ -1,7 +1,7 @@
-"""All statistics in one pass of a Triton kernel, for band masks: full, causal, windows.
+"""Compute all statistics in one pass of a Triton kernel, for band masks (full, causal or a window).
 
-The kernel takes the log-sum-exp, which a fused forward pass returns. It computes each score again, and all
-statistics from the tile in registers.
+The kernel takes the log-sum-exp, which a fused forward pass returns. It recomputes the scores tile by tile, and all
+statistics from the tile that is in registers.
 """
 
 import math
@@ -27,7 +27,7 @@ AT_ONCE = 1 << 26  # numbers in memory at a time while a map is pooled: 256 MiB
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """The statistics of the weights of each query, and the sum that each key receives."""
+    """The statistics of the weights of each query, and the sum of the weights on each key."""
 
     lse: Float[Tensor, "b h i"]
     entropy: Float[Tensor, "b h i"]
@@ -42,7 +42,7 @@ class RowStatistics:
 def is_supported(call: Request) -> bool:
     """Return whether the Triton kernels support this attention call.
 
-    They need CUDA, a dtype other than float64, a width of at most 256, a window mask and no score terms.
+    The kernels need CUDA, a dtype other than float64, a width of at most 256, a window mask and no score terms.
     """
     fits = call.q.is_cuda and call.q.dtype != torch.float64 and call.q.shape[-1] <= 256 and 0 not in call.sizes
     plain = (
@@ -63,7 +63,7 @@ def attend_with_lse(call: Request) -> tuple[Float[Tensor, "b h i e"], Float[Tens
 def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) -> RowStatistics:
     """Compute the statistics of all rows with the Triton kernels.
 
-    lse  the log-sum-exp of each row; None computes it first
+    lse  the log-sum-exp of each row; if None, it is computed first
     """
     from regard.see import triton_kernels  # needs triton
 
@@ -102,8 +102,8 @@ def is_exact(found: RowStatistics) -> bool:
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
     """Return the pooled attention map of a call.
 
-    They are added up from the cells in `found` if these fit the requested cells, else another kernel computes
-    them.
+    The map is summed from the cells in `found` if their borders fit those of the requested cells; otherwise
+    another kernel computes it.
     """
     from regard.see import triton_kernels
 
@@ -157,7 +157,7 @@ def _band(call: Request) -> tuple[int | None, int | None]:
 
 
 def _lse_in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
-    """Convert the log-sum-exp to base 2, as the kernels use it; inf for an empty row, so that its weights are 0."""
+    """Convert the log-sum-exp to base 2 for the kernels; an empty row gets inf, so that its weights are 0."""
     return torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
 
 

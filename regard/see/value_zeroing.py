@@ -1,4 +1,4 @@
-"""Value zeroing: how much the output of a block changes when the value of one key is zero."""
+"""Value zeroing: measure how much the output of a block changes when the value of one key is set to zero."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,21 +27,23 @@ def value_zeroing(
     normalised: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "b i r"]:
-    """Value zeroing: how much output i of a block changes if the value of key j is zero in all heads of a layer.
+    """Value zeroing: how much output i of a block changes if the value of key j is set to zero in all heads of a layer.
 
-    Mohebbi et al. 2023, arXiv:2301.12971: 1 - cos(y_i, y_i without v_j) for every row y_i of the block around
-    an attention layer. A key with a zero value or zero weights has a column of zeros.
+    Mohebbi et al. 2023, arXiv:2301.12971. The result is 1 - cos(y_i, y_i without v_j) for every output row y_i
+    of the block that contains the attention layer. If the value or all weights of a key are zero already, its
+    column is zero.
 
-    Attention is linear in its values, so w_ij v_j is subtracted from its output; the weights do not change.
-    Every attention call that `watch` records is supported. The model runs once for each key and should be in
-    eval mode.
+    Attention is linear in its values, so w_ij v_j is subtracted from its output without recomputing the
+    weights. Every attention call that `watch` records is supported. The model runs once for each key and should
+    be in eval mode.
 
-    run         calls the model on its inputs, for instance lambda: model(x)
+    run         function that calls the model on its inputs, such as lambda: model(x)
     layer       the name of the attention in `watch(model)`
     keys        indices of the keys to zero; None is all
-    block       path of the module whose output is compared; None is the numbered block that contains the layer
+    block       path of the module whose output is compared; None selects the numbered block that contains the
+                layer
     normalised  divide rows by their sum, as in the paper
-    progress    called with the number of keys done and the total
+    progress    function that is called with the number of keys done and the total number
 
     >>> changed = value_zeroing(model, lambda: model(tokens), "blocks.0.attention", keys=[0, 18])
     >>> changed.shape
@@ -108,7 +110,7 @@ def _value_contribution(record: Record, key: int) -> Float[Tensor, "b h i e"]:
 
 
 def _enclosing_block(model: nn.Module, layer: str) -> str:
-    """Return the path of the innermost numbered module that contains a layer; without one, the path of its parent."""
+    """Return the path of the innermost numbered module that contains a layer, or else the path of its parent."""
     parts = layer.partition(":")[0].split(".")
     numbered = [at for at, part in enumerate(parts) if part.isdigit()]
     end = numbered[-1] + 1 if numbered else max(len(parts) - 1, 0)

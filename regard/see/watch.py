@@ -48,7 +48,7 @@ FUSED_OPERATORS = ("scaled_dot_product", "flash_attention", "efficient_attention
 LINEAR = torch.nn.functional.linear
 OTHER_ATTENTION = ("multi_head_attention_forward", "flex_attention")
 _edits = threading.local()
-_OWN = globals()  # those of the frames of this file
+_OWN = globals()  # the globals of each frame of this file
 RAN_EAGERLY = "torch.compile is disabled while watching: this call ran eagerly"
 
 
@@ -63,20 +63,22 @@ def watch(
 ) -> AbstractContextManager[Seen]:
     """Context manager: record every attention call of a model inside the block, using hooks.
 
-    Recorded are scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder layers, the
-    functions of Hugging Face's attention registry, attention written by hand as a softmax between two products,
-    and `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only the thread that
-    opened the block is recorded; modules of the model that other threads call are listed in `left_out` too.
+    The recorded functions are scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its
+    encoder layers, the functions of Hugging Face's attention registry, attention written by hand as a softmax
+    between two products, and `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only
+    calls of the thread that opened the block are recorded; if other threads call modules of the model,
+    `left_out` says so.
 
-    Outputs and gradients are bitwise the same as without watching, except in code that `torch.compile`
-    compiled: it runs eagerly inside the block (`torch.compiler.set_stance("force_eager")`), and `record.note`
-    says so. All hooks are removed at the end of the block, also after an error; the records remain usable.
+    Outputs and gradients are bitwise the same as without watching, except in code that was compiled by
+    `torch.compile`: such code runs eagerly inside the block (`torch.compiler.set_stance("force_eager")`), and
+    `record.note` says so. All hooks are removed at the end of the block, also after an error; the records
+    remain usable.
 
     model    the model to record; None, or a function that is not a method of a model, records all calls
     layers   names or glob patterns of modules, such as "encoder.layer.3" or "*.cross_attention"; None is all
     heads    indices of the query heads to keep; None is all
-    rows     indices of the queries to keep, negative from the end; None is all
-    device   the device to keep records on; None is that of the call
+    rows     indices of the queries to keep; negative indices count from the end; None is all
+    device   the device on which records are stored; None keeps the device of the call
     values   whether to keep the values, which relevance methods need
 
     >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True)
@@ -93,8 +95,8 @@ def watch(
 class Watcher(TorchFunctionMode):
     """Torch function mode that intercepts attention calls, finds their module and records them.
 
-    change  called for each attention call instead of recording it; returns a new output of the heads (b h i e),
-            or None
+    change  function that is called for each attention call in place of recording it; it returns a new output of
+            the heads (b h i e), or None to keep the output
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class Watcher(TorchFunctionMode):
         return self._intercept(func, args, kwargs or {}, out)
 
     def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """Record the call of a torch function if it is attention, else trace it; return its output."""
+        """Record the call of a torch function if it is attention, otherwise trace the call; return its output."""
         if self._is_disabled():
             return out
         name = function_name(func)
@@ -205,15 +207,14 @@ class Watcher(TorchFunctionMode):
         return out if changed is None else _replace_output(out, changed, weights=weights)
 
     def _is_disabled(self) -> bool:
-        """Return whether the current call must not be recorded: `_is_foreign` is true, or a larger call that contains
-        it is recorded.
+        """Return whether the current call must not be recorded.
+
+        This is so if `_is_foreign` is true, or if a larger call that contains the current call is recorded.
         """
         return self._disabled_depth > 0 or self._is_foreign()
 
     def _is_foreign(self) -> bool:
-        """Return whether the current call is from a compiler, another thread, an edit of `intervene` or a backward
-        pass.
-        """
+        """Return whether a compiler, another thread, an edit of `intervene` or a backward pass made the call."""
         return (
             torch.compiler.is_compiling()
             or threading.get_ident() != self._thread
@@ -246,7 +247,7 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Context manager: allow torch.compile again, for a function that is recorded by its arguments only."""
+        """Context manager: allow torch.compile again while a function runs that is recorded only by its arguments."""
         if threading.get_ident() != self._thread:
             yield
             return
@@ -265,8 +266,8 @@ class Watcher(TorchFunctionMode):
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module, without this function mode if the module is a simple layer such as nn.Linear.
 
-        Function modes belong to one thread, so calls of other threads cannot be recorded: they add a reason to
-        `left_out`, once for each thread.
+        A function mode is active in one thread, so calls of other threads cannot be recorded. Each of these
+        threads adds a reason to `left_out` once.
         """
         if is_simple_layer(module) and not self._tracer.traced:
             top = _len_torch_function_stack() - 1
@@ -350,8 +351,9 @@ class Watcher(TorchFunctionMode):
 
         This is used if no operation inside the function was intercepted.
 
-        result    the output, and weights or None
-        left_out  `seen.left_out` before the call; it is restored if the arguments could be recorded
+        result    result of the call: a tuple of the output, and the weights or None
+        left_out  copy of `seen.left_out` from before the call; it is restored if the arguments could be
+                  recorded
         """
 
         out = result[0]
@@ -432,14 +434,15 @@ class Watcher(TorchFunctionMode):
     ) -> Tensor | None:
         """Record one attention call if its module is selected, or let `change` replace its output.
 
-        Returns the new output, or None if it does not change.
+        Returns the new output, or None if the output does not change.
 
-        build            builds the record from the arguments of the call
-        transform        converts the output of the heads to `out`; None if they are the same
-        owner            the module of the call, if known
-        positions_given  whether the call states the positions of its queries; otherwise they are inferred from the
-                         mask
-        weights          where the model has the attention weights; None if it does not compute them
+        build            function that builds the record from the arguments of the call
+        transform        the transform from the output of the heads to `out`; None if the two are the same
+        owner            the module that makes the call, if known
+        positions_given  whether the call specifies the positions of its queries; otherwise they are inferred
+                         from the mask
+        weights          the attention weights that the model returns or stores, which an edit can replace; None
+                         if the model computes no weights
         """
         self._intercepted += 1
         name = self._module_name(owner)
@@ -475,7 +478,7 @@ class Watcher(TorchFunctionMode):
         return None
 
     def _change_output(self, change: OutputChange, call: AttentionCall) -> Tensor | None:
-        """Let `change` edit an attention call and return the new output; None if it does not change."""
+        """Let `change` edit an attention call and return the new output; None if the output does not change."""
         with self._disabled():
             _edits.running = True  # no other watcher records what an edit computes
             try:
@@ -485,7 +488,7 @@ class Watcher(TorchFunctionMode):
                 _edits.running = False
 
     def _select(self, record: Record, name: str) -> Record:
-        """Return a copy of the record with this name, and with only the selected heads and rows."""
+        """Return a copy of the record with the given name and only the selected heads and rows."""
         h, i = record.q.shape[1:3]
         heads = None if self.heads is None else resolve_indices("heads", self.heads, h, name)
         rows = None if self.rows is None else resolve_indices("rows", self.rows, i, name)
@@ -533,7 +536,7 @@ class Watcher(TorchFunctionMode):
     def _module_name(self, owner: object) -> str | None:
         """Return the path of the innermost module of the model that makes the current call; None if there is none.
 
-        owner  the module of the call, if known
+        owner  the module that makes the call, if known
         """
         if self.model is None:
             return NO_MODULE
@@ -560,7 +563,7 @@ def _callers() -> Iterator[object]:
 
 
 def _calling_modules() -> Iterator[nn.Module]:
-    """Yield the different modules on the call stack, innermost first."""
+    """Yield the modules on the call stack, each once, innermost first."""
     seen: set[int] = set()
     for caller in _callers():
         if isinstance(caller, nn.Module) and id(caller) not in seen:
@@ -569,7 +572,7 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 
 def _ordinary_mode() -> AbstractContextManager[object]:
-    """Context manager: leave inference mode, so that copies are ordinary tensors; nothing to do where it is off."""
+    """Context manager: leave inference mode if it is on, so that copies are ordinary tensors."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
@@ -593,8 +596,8 @@ def _replace_output(
 ) -> Any:
     """Return the result of a call with its output replaced; in a tuple, the output is the first entry.
 
-    buffer   the argument `out` of the function; the new output is copied into it
-    weights  the weights after the edit, the second entry; None keeps it
+    buffer   the tensor that was passed as the argument `out`, if any; the new output is copied into it
+    weights  the weights after the edit, which replace the second entry of the tuple; None keeps this entry
     """
     if buffer is not None:
         return buffer.copy_(changed)
@@ -617,8 +620,8 @@ def _find_module(model: object) -> nn.Module | None:
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the path of every module, without the "_orig_mod" of torch.compile, and the module.
 
-    The path of the model itself is its class name. A module with several paths has the first. This is
-    `model.named_modules()` in a fraction of its time.
+    The path of the model itself is its class name. If a module has several paths, the first is used. The result
+    is that of `model.named_modules()`, in a fraction of the time.
     """
     own = type(getattr(model, "_orig_mod", model)).__name__
     found: list[tuple[str, nn.Module]] = []
@@ -649,7 +652,7 @@ def _check_patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -
 
 
 def _is_selected(path: str, patterns: tuple[str, ...] | None) -> bool:
-    """Return whether a glob pattern matches the path of a module or of a module that contains it; None selects all."""
+    """Return whether a pattern matches the path of a module or of a module that contains it; None matches all paths."""
     if patterns is None:
         return True
     parts = path.split(".")
@@ -658,7 +661,7 @@ def _is_selected(path: str, patterns: tuple[str, ...] | None) -> bool:
 
 
 def _is_standard(kind: type[nn.Module]) -> bool:
-    """Return whether a class is nn.TransformerEncoderLayer or a subclass that does not override the self-attention."""
+    """Return whether a class is nn.TransformerEncoderLayer or a subclass that does not override its self-attention."""
     return issubclass(kind, nn.TransformerEncoderLayer) and kind._sa_block is nn.TransformerEncoderLayer._sa_block
 
 

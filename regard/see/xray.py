@@ -1,8 +1,8 @@
 """X-ray: measure a black-box attention from outside and print what it does.
 
-Attention is linear in v, so v = identity reads the weights. q = 0 shows the mask and the bias. What k adds to the
-logarithm of the weights are the scores. v = 1 in one key head shows which query heads read it. The measurements are in
-`regard.see.measure`; what cannot be measured is None, with the reason in `notes`.
+Attention is linear in v, so v = identity reads the weights. q = 0 shows the mask and the bias. The logarithm of the
+weights, minus its value for k = 0, shows the scores. v = 1 in one key head shows which query heads read it. The
+measurements are in `regard.see.measure`; a result that cannot be measured is None, and `notes` has the reason.
 """
 
 import math
@@ -29,7 +29,7 @@ from regard.see.measure.scale import ScoreReading
 
 @dataclass(frozen=True, kw_only=True)
 class XRay(LinearityReading, MaskReading, ScoreReading, BiasReading, HeadReading):
-    """The measured conventions of an attention function: mask, scale, bias, heads and more. Print it to read them.
+    """The measured conventions of an attention function: mask, scale, bias, heads and more. `print` shows them.
 
     >>> xray(torch.nn.functional.scaled_dot_product_attention).grouping
     'one to one'
@@ -115,8 +115,8 @@ def xray(
     """Measure the weights, mask, scale, bias, sink, grouping, rotary pairing and dropout of any attention.
 
     fn       a function of q, k and v in any known layout, or a module; see `regard.see.as_probe`
-    queries  number of queries; a window or chunk that is wider cannot be detected
-    keys     number of keys; by default as many as queries
+    queries  number of queries; a window or chunk that is wider than this number cannot be detected
+    keys     number of keys; by default the number of queries
     layout   "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial calls
     dtype    dtype of q, k and v; float32 is used if the function raises an error
     extra    keyword arguments passed to the function at every call: is_causal=True, attn_mask=...
@@ -170,7 +170,7 @@ def _present(measured: AttentionMeasurement) -> XRay:
 
 
 def _filled_in_notes(probe: Probe, extra: object) -> list[str]:
-    """Return notes on required arguments that the caller did not pass; other values may give other results."""
+    """Return notes on required arguments that the caller did not pass, and for which a value was chosen."""
     notes = [probe.note] if probe.note else []
     for name in probe.filled_in:
         if name not in (extra if isinstance(extra, dict) else {}):

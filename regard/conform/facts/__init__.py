@@ -1,6 +1,7 @@
 """The facts that `check` tests on an attention, one function each, in the order in which they are tested.
 
-Facts that explain many others come first: the scale of an attention that mixes sequences cannot be measured.
+Facts whose failure explains many others come first. For example, the scale of an attention that mixes sequences cannot
+be measured.
 """
 
 from regard.base.registry import Registry

@@ -1,4 +1,4 @@
-"""Facts about the call itself: it returns, it is deterministic, it keeps no state and changes no input."""
+"""Facts about the call itself: it returns, is deterministic, keeps no state and changes no input."""
 
 import random
 from contextlib import suppress
@@ -112,15 +112,16 @@ def dropout_in_eval(a: MeasuredAttention) -> Failure | None:
 
 
 def _seed_lines(*lines: str) -> list[str]:
-    """Return Python code that runs the given lines with two random seeds and appends each result to the list
-    `found`.
+    """Return Python code that runs the given lines with two random seeds.
+
+    Each result is appended to the list `found`.
     """
     seeded = "    torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)"
     return ["import random", "import numpy", "found = []", "for seed in (0, 1):", seeded, *lines]
 
 
 def _detect_seed(a: MeasuredAttention, words: str) -> Detect:
-    """Return a function that returns a violation if outputs differ between two random seeds, else None.
+    """Return a detect function: it returns a violation if outputs differ between two random seeds, else None.
 
     words  describes the failure
     """
@@ -152,8 +153,8 @@ def determinism(a: MeasuredAttention) -> Failure | None:
 def random_state(a: MeasuredAttention) -> Failure | None:
     """A call does not reset the random numbers of the rest of the program.
 
-    Random numbers that are drawn after a call depend on the seed before it, in torch, numpy and random, with dropout
-    and in training mode too.
+    Random numbers that are drawn after a call depend on the seed that was set before the call, in torch, numpy
+    and random, with dropout and in training mode too.
 
     Usual causes: torch.manual_seed() inside the attention, so that dropout and shuffling repeat at every step
     """
@@ -175,7 +176,7 @@ def random_state(a: MeasuredAttention) -> Failure | None:
 
 
 def outputs_by_seed(a: MeasuredAttention) -> tuple[AttentionInputs, list[Tensor]]:
-    """Return random inputs, and the outputs of the attention for them under the random seeds 0, 0, 1, 2 and 3."""
+    """Return random inputs, and the outputs of the attention for these inputs under the seeds 0, 0, 1, 2 and 3."""
 
     def run() -> tuple[AttentionInputs, list[Tensor]]:
         inputs = a.random_inputs(9, 9, b=3)
@@ -194,7 +195,7 @@ def _output(a: AttentionUnderTest, inputs: AttentionInputs, seed: int = 0) -> Te
 def state_between_calls(a: MeasuredAttention) -> Failure | None:
     """An output depends on the inputs, not on earlier calls.
 
-    f(y) is equal bit for bit as the first call and after f(x), whatever the lengths and widths of x are.
+    f(y) as the first call and f(y) after f(x) are equal bit for bit, whatever the lengths and widths of x are.
 
     Usual causes: a mask or cache kept from an earlier call, such as a larger one, and cut to size; a scale kept
     from the first width; a buffer that is updated in forward()
@@ -207,9 +208,7 @@ def state_between_calls(a: MeasuredAttention) -> Failure | None:
 
 
 def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if a call gives another output after earlier calls than it gives as the first call, else
-    None.
-    """
+    """Return a failure if the output of a call is different after earlier calls than as the first call, else None."""
     # lengths that were not used before: state that depends on them is created now
     sizes = ((2, 6, 2, 4), (6, 6, 2, 4), (11, 11, 1, 4), (4, 4, 3, 4), (6, 6, 2, 12), (3, 13, 2, 4), (17, 17, 1, 4))
     dtype = a.dtype if a.reset is None else fresh_dtype(a.probe)
@@ -249,7 +248,7 @@ EARLIER_CALLS = (  # how q, k and v are written in a call before the one that ch
 
 
 def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
-    """Return a failure with the smallest call whose output changes after one of the calls in EARLIER_CALLS.
+    """Return a failure whose example is the smallest call that changes its output after a call in EARLIER_CALLS.
 
     words  describes the failure
     """

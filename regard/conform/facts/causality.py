@@ -36,9 +36,10 @@ def require_causal(a: MeasuredAttention) -> None:
 def detect_difference(
     a: MeasuredAttention, changes: Callable[[AttentionInputs], dict[str, Any]], words: str, most: float = 1e-3
 ) -> Detect:
-    """Return a function that returns a violation if the output differs from the expected output, else None.
+    """Return a detect function: it returns a violation if the output differs from the expected output, else None.
 
-    changes  returns the conventions of the expected output that replace the measured ones, for given inputs
+    changes  function that returns, for given inputs, the conventions to use in place of the measured
+             conventions
     words    describes the failure
     most     largest allowed relative error
     """
@@ -63,7 +64,7 @@ def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", cau
     n        number of queries and keys
     words    describes the failure
     declare  options of `check` that declare this behaviour as intended
-    causal   whether the expected output sees no later key, whatever is declared
+    causal   whether to expect that no query sees a later key, whatever is declared
     """
     causal = causal or bool(
         a.declared.causal is not False and (a.declared.causal or a.uses_causal_argument or a.causal)
@@ -106,8 +107,8 @@ def diagonal_hidden(a: MeasuredAttention) -> Failure | None:
 def causal_off_by_one(a: MeasuredAttention) -> Failure | None:
     """A token does not see the next token, which it has to predict.
 
-    Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. All earlier keys and one
-    later one are reported here, unless causal=False or window_after=1 is declared.
+    Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. A mask that shows all
+    earlier keys and exactly one later key is reported here, unless causal=False or window_after=1 is declared.
 
     Usual causes: the diagonal of the mask: triu(diagonal=2), tril(diagonal=1); or targets not shifted by one
     """
@@ -188,8 +189,9 @@ def _window_length(a: MeasuredAttention) -> int:
 def window(a: MeasuredAttention) -> Failure | None:
     """A window of four neighbours shows four neighbours and the token itself; without a window everything is visible.
 
-    The visible band is the declared one: window_before=W shows W earlier keys and the own one. Without a declared
-    window every earlier key is visible, and every key if causal=False is declared.
+    The visible band is the declared band: window_before=W shows W earlier keys and the key at the position of
+    the query. Without a declared window every earlier key is visible, and every key if causal=False is
+    declared.
 
     Usual causes: W taken for the number of visible keys, or for both sides (transformers#39408, vllm#3385); the window
     dropped when another mask is passed, counted in blocks, or applied to one side only; a causal mask left on in an
@@ -259,7 +261,8 @@ def _inconsistent_mask(
     """Return the failure of an attention whose visible keys differ between heads, rows or lengths.
 
     n        number of queries and keys
-    changes  returns the conventions of the expected output that replace the measured ones, for given inputs
+    changes  function that returns, for given inputs, the conventions to use in place of the measured
+             conventions
     words    describes the failure
     """
     detect = detect_difference(a, changes, words)
@@ -267,9 +270,11 @@ def _inconsistent_mask(
 
 
 def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
-    """Return which of j keys the last i queries see when they are passed alone, as in decoding with a KV cache.
-    Returns the visible keys in this step, the visible keys of the same queries when all j queries are passed, and the
-    band of visible keys. Raises NotApplicableError if the attention has no decoding steps or no band.
+    """Return which of j keys the last i queries see alone and in one pass, and the band of visible keys.
+
+    The first result is for the i queries passed alone, as in decoding with a KV cache. The second result is for
+    the same queries when all j queries are passed. Raises NotApplicableError if the attention has no decoding
+    steps or no band.
     """
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")

@@ -91,8 +91,9 @@ def key_order(a: MeasuredAttention) -> Failure | None:
 
 
 def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if the position bias depends on the head width, as if it were divided by sqrt(c) with q . k;
-    else None.
+    """Return a failure if the position bias depends on the head width, else None.
+
+    It does if the bias is divided by sqrt(c) together with q . k.
     """
     c, inputs = a.random_inputs(c=4).sizes[5], a.random_inputs(5, 5, b=1, c=12)
     h, other = inputs.sizes[1], inputs.sizes[5]
@@ -210,7 +211,7 @@ def scale(a: MeasuredAttention) -> Failure | None:
 def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
     """Return a failure if the scale argument of the attention has no effect, else None.
 
-    The value 0 is tried too, since the argument may be a switch.
+    The value 0 is tried too, since the argument may be boolean.
     """
     name = a.scale_argument
     if name is None:

@@ -1,4 +1,4 @@
-"""Facts about decoders: what a token may see, alone, in a batch, with padding, packed and through a KV cache."""
+"""Facts about decoders: which tokens a token may see alone, in a batch, with padding, packed and through a KV cache."""
 
 from collections.abc import Callable
 
@@ -138,7 +138,7 @@ def state_between_calls(d: DecoderUnderTest) -> Failure | None:
 def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
     """Return a Boolean matrix (n, n): entry [t, s] is True if the logits at position t change when token s changes.
 
-    sizes  numbers of tokens of decoding steps with a KV cache; a single size for one pass without cache
+    sizes  number of tokens of each decoding step with a KV cache; a single number is one pass without a cache
     """
 
     def run(tokens: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
 
 
 def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
-    """Return a failure whose example has the fewest tokens for which a change of the last token changes earlier logits.
+    """Return a failure whose example has as few tokens as possible: changing the last token changes earlier logits.
 
     words  describes the failure
     """
@@ -206,7 +206,7 @@ def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
 
 
 def _changed_from(d: DecoderUnderTest, words: str, tokens: Tensor, cut: int) -> Failure | None:
-    """Return a failure if logits before position `cut` change with the tokens from `cut` on, else None.
+    """Return a failure if changing the tokens from position `cut` on changes logits before `cut`, else None.
 
     words  describes the failure
     """
@@ -406,7 +406,8 @@ SMALL_PADDING = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tok
 def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failure | None:
     """Test several sizes of padding; return a failure with the smallest sizes that fail, or None.
 
-    test  returns a failure or None for (real tokens, padded length, batch size); tried first with (5, 9, 2)
+    test  function that returns a failure or None for (real tokens, padded length, batch size); the first call
+          has (5, 9, 2)
     """
     found = test(5, 9, 2)
     smaller = (test(real, n, b) for real, n in SMALL_PADDING for b in (1, 2))
@@ -414,7 +415,7 @@ def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failur
 
 
 def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) -> Failure | None:
-    """Return a failure if `real` tokens padded to n give other logits than without padding, else None.
+    """Return a failure if padding `real` tokens to n tokens changes their logits, else None.
 
     side  side of the padding: "left" or "right"
     b     batch size; the second sequence is not padded
@@ -515,8 +516,10 @@ STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Tensor], changes: bool) -> Failure | None:
     """Return a failure if logits depend on different tokens with a KV cache than in one forward pass, else None.
 
-    wrong    returns the wrong pairs (position, token) from the dependence in one pass and in steps
-    changes  whether the wrong pairs depend on each other in steps only; otherwise in one pass only
+    wrong    function that returns the wrong pairs (position, token), given the dependence in one pass and in
+             steps
+    changes  whether logits of the wrong pairs depend on the token in steps but not in one pass; False is the
+             opposite
     """
     _require_cache(d)
     whole = dependence(d)
@@ -542,7 +545,7 @@ def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Ten
 def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
     """With a KV cache, new tokens see all cached tokens and themselves.
 
-    Through a cache, logits at t change with every token that they change with in one pass.
+    Through a cache, logits at t depend on every token on which they depend in one pass.
 
     Usual causes: the newest or oldest slot of the cache is masked (transformers#30417)
     """
@@ -553,7 +556,7 @@ def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
 def window_in_decode(d: DecoderUnderTest) -> Failure | None:
     """The window is as wide in decoding as in one pass.
 
-    Through a cache, logits at t change with no token that they do not change with in one pass.
+    Through a cache, logits at t depend only on tokens on which they depend in one pass.
 
     Usual causes: a decode path without the window or without the causal mask (nanochat#452)
     """
@@ -568,7 +571,7 @@ def window_in_decode(d: DecoderUnderTest) -> Failure | None:
 def cache(d: DecoderUnderTest) -> Failure | None:
     """A KV cache gives the logits of one pass.
 
-    Every split of the tokens through the cache gives the logits of one pass.
+    Passing the tokens through the cache in steps of any size gives the logits of one pass.
 
     Usual causes: positions that start at 0 in every step, keys stored before they are rotated, the newest key
     masked, a cache shared by layers

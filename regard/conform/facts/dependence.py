@@ -27,7 +27,7 @@ FACTS: Registry[Fact] = Registry("fact")
 def softmax_axis(a: MeasuredAttention) -> Failure | None:
     """The weights of each query sum to one over the keys, not those of each key over the queries.
 
-    Weights sum to one over j, and over none of the other axes (b, h, i) instead.
+    Weights sum to one over the axis j, not over b, h or i.
 
     Usual causes: softmax(dim=-2), softmax(dim=1), or F.softmax without dim (detr#247)
     """
@@ -78,7 +78,7 @@ def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
 
 
 def _last_row(inputs: AttentionInputs) -> Tensor:
-    """Compute the output of the last query, which sees all keys even under a causal mask, with scale 1."""
+    """Compute the output of the last query with scale 1; this query sees all keys even under a causal mask."""
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], 1).double() for x in (inputs.k, inputs.v))
     return (inputs.q.double()[:, :, -1:] @ k.mT).softmax(-1) @ v
 
@@ -87,7 +87,8 @@ def _last_row(inputs: AttentionInputs) -> Tensor:
 def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
     """Queries are compared with keys, and the output is a mean of values. Keys and values are not exchanged.
 
-    The output is linear in v and scores are made of q and k; it is not linear in k with scores of q and v.
+    The output is linear in v, with scores computed from q and k; it is not linear in k, with scores computed
+    from q and v.
 
     Usual causes: q, v, k = qkv.chunk(3): unpacked in another order; arguments in another order
     """
@@ -107,9 +108,9 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _detect_nonlinear(a: MeasuredAttention, name: str) -> Detect:
-    """Return a function that returns a violation if the output is not linear in k or in v, else None.
+    """Return a detect function: it returns a violation if the output is not linear in k or v, else None.
 
-    name  "k" or "v"
+    name  the tensor in which the output should be linear, "k" or "v"
     """
 
     def lines(call: CallWriter) -> list[str]:
@@ -299,7 +300,7 @@ def queries_mixed(a: MeasuredAttention) -> Failure | None:
 def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
     """Change the last entry along an axis; return a failure if outputs of other entries change, else None.
 
-    name     what an entry of the axis is, such as "head", for the description
+    name     name of an entry of the axis, such as "head", for the description
     changed  which of q, k and v to change
     """
     inputs, last = a.random_inputs(5, 5, b=3), f"[{':, ' * axis}-1]"
@@ -361,8 +362,8 @@ def _same_in_batch(dtype: torch.dtype, together: Tensor, alone: Tensor) -> bool:
 def memory_ignored(a: MeasuredAttention) -> Failure | None:
     """In cross-attention, keys and values come from the other sequence that is passed to the layer.
 
-    If a layer takes a memory besides x, keys and values come from it: outputs change with it, and no row of the
-    output changes with another row of x.
+    If a layer takes a memory besides x, keys and values are computed from the memory: outputs change with the
+    memory, and no row of the output changes with another row of x.
 
     Usual causes: context = x, or k or v projected from x: the memory is not passed on
     """
@@ -401,12 +402,12 @@ def memory_argument(a: MeasuredAttention) -> str | None:
 
 
 def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple[Any, list[str]]:
-    """Execute lines of Python code in which `module` is the layer and `x` a random sequence, with a longer random
-    memory.
+    """Execute lines of Python code that call a layer with a memory.
 
+    In the lines, `module` is the layer and `x` is a random sequence. The memory is a longer random sequence.
     Returns the value that the last line assigns, and all lines including those that create the inputs.
 
-    name  the argument, and the variable, of the memory
+    name  name of the memory, as an argument of the layer and as a variable in the lines
     """
     module = a.probe.module
     known = known_projections(module) if module is not None else None
@@ -430,7 +431,7 @@ def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple
 def all_ones(x: Tensor) -> bool:
     """Return whether all entries are 1 up to 1e-4; zeros and NaN, from rows that see no key, are ignored.
 
-    False if there are no other entries.
+    The result is False if there are no other entries.
     """
     known = x[~x.isnan() & (x != 0)].double()
     return bool(((known - 1).abs() < 1e-4).all()) and bool(len(known))

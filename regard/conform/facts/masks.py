@@ -1,4 +1,4 @@
-"""Facts about masks that are passed: they hide what they should, and nothing hidden reaches the output."""
+"""Facts about masks passed to a call: they hide the right keys, and nothing hidden reaches the output."""
 
 from dataclasses import replace
 from functools import partial
@@ -65,7 +65,7 @@ def detect_wrong_output(
     """Return a violation if the output differs from the expected output by `most` or more, else None.
 
     words   describes the violation
-    tested  the attention to call, if it is not `a`
+    tested  the attention to call; None is `a`
     """
     expected, got = a.reference(inputs), (tested or a)(inputs).detach()
     return None if max_error(got, expected) < most else Violation(words, got, expected.to(got.dtype))
@@ -97,8 +97,9 @@ def mask_ignored(a: MeasuredAttention) -> Failure | None:
 def _hides_key_one(
     a: MeasuredAttention, words: str, argument: MaskArgument | None = None, declare: str = ""
 ) -> Failure:
-    """Return the failure of an attention that does not obey a mask hiding key 1; the example shows the weights for zero
-    queries.
+    """Return the failure of an attention that does not obey a mask hiding key 1.
+
+    The example shows the weights for zero queries.
 
     words     describes the failure
     argument  the mask argument to use, if it is not that of the attention
@@ -183,7 +184,7 @@ def masked_outputs(a: MeasuredAttention) -> Failure | None:
 def _detect_masked(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
     """Return a violation if the output under a mask is wrong, else None.
 
-    If the mask of one row, sequence or head is used for all of them, the description says so.
+    If the mask of one row, sequence or head is used for all rows, sequences or heads, the description says so.
     """
     found = detect_error(a, inputs)
     if found is None or inputs.visible is None:
@@ -280,7 +281,8 @@ def _require_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> None:
 def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
     """A query that sees no key has zero gradients, not NaN.
 
-    A fully masked row has zero gradients, not NaN: nan_to_num on the output removes the NaN only forward.
+    A fully masked row has zero gradients, not NaN: nan_to_num on the output removes the NaN only in the forward
+    pass.
 
     Usual causes: softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)
     """

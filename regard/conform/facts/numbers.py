@@ -48,8 +48,9 @@ DROPOUT = 0.25  # not 0.5, where dropped and kept weights could not be distingui
 
 
 def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
-    """Return the input sizes, as keyword arguments of `random_inputs`, that the attention accepts; outputs are compared
-    at these.
+    """Return the input sizes at which outputs are compared, as keyword arguments of `random_inputs`.
+
+    Only sizes that the attention accepts are returned.
     """
 
     def find() -> list[dict[str, Any]]:
@@ -88,7 +89,7 @@ def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | N
 
 
 def _rounded_frequencies(expected: ExpectedAttention, inputs: AttentionInputs, got: Tensor, most: float) -> str:
-    """Describe rotary frequencies in half precision, if they explain the outputs; otherwise empty.
+    """Return a description of the error if rotary frequencies in half precision explain the outputs, else "".
 
     most  the largest allowed error of the outputs
     """
@@ -246,7 +247,7 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
         calls += [_mark_keys(hidden, slice(3, None))]
 
     def scaled(inputs: AttentionInputs, size: float) -> AttentionInputs:
-        """Return the inputs with constant q and k, so that every score is about -size, and 0 for the marked keys."""
+        """Return the inputs with constant q and k: scores are 0 for the marked keys and about -size for the others."""
         root = (size / (inputs.q.shape[-1] * max(a.scale(inputs), 1e-9))) ** 0.5
         marked = (inputs.v != 0).any(-1, keepdim=True)
         k = torch.full_like(inputs.k, root).masked_fill(marked, 0.0)
@@ -256,8 +257,9 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
 
 
 def _mark_keys(inputs: AttentionInputs, keys: slice) -> AttentionInputs:
-    """Return the inputs with values that are 1 at the given keys and 0 elsewhere, so that the output is the sum of
-    their weights.
+    """Return the inputs with values that are 1 at the given keys and 0 elsewhere.
+
+    The output is then the sum of the weights of these keys.
     """
     v = torch.zeros_like(inputs.v)
     v[:, :, keys] = 1.0
@@ -313,8 +315,8 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
 def overflow(a: MeasuredAttention) -> Failure | None:
     """Large scores do not overflow: weights stay between 0 and 1.
 
-    Scores of 1e4 in float32, and of 40 and 4e4 in float16, give what float64 gives. For the last, q . k exceeds the
-    largest float16 number before it is scaled.
+    Scores of 1e4 in float32, and of 40 and 4e4 in float16, give what float64 gives. In the last case, q . k
+    exceeds the largest float16 number before it is scaled.
 
     Usual causes: exp(scores) without subtracting the maximum of the row; (q @ k.mT) * scale in float16, in place of
     (q * scale) @ k.mT
@@ -337,7 +339,7 @@ def with_gradients(inputs: AttentionInputs) -> AttentionInputs:
 def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs) -> dict[str, Tensor]:
     """Return the gradients of q, k and v by name, for a fixed gradient of the output.
 
-    run  computes the output
+    run  function that computes the output
     """
     leaves = with_gradients(inputs)
     out = run(leaves)
@@ -353,7 +355,7 @@ def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs)
 
 
 def gradient_lines(name: str) -> WriteLines:
-    """Return a function that writes the Python code that computes the gradient of q, k or v.
+    """Return a function that writes Python code; the code computes the gradient of q, k or v.
 
     name  "q", "k" or "v"
     """
@@ -474,7 +476,8 @@ def _dropout_changes(a: MeasuredAttention, inputs: AttentionInputs, keywords: di
 def _training_dropout(a: MeasuredAttention) -> Failure | None:
     """Test dropout in training mode of a module whose dropout probability is unknown.
 
-    Returns a failure if the dropped and the kept weights are not consistent with dropout, else None.
+    Returns a failure if the fraction of dropped weights and the scale of the kept weights do not belong to one
+    dropout probability, else None.
     """
     found = a.measurement().dropout
     if found is None:

@@ -1,4 +1,4 @@
-"""Why weights are not softmax(scale q . k): usual mistakes, each compared with the measured weights."""
+"""Explain why weights are not softmax(scale q . k): compare the measured weights with those of usual mistakes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,10 +39,10 @@ def share_without_weight(a: MeasuredAttention) -> float:
 
 
 def _clamped_ends(a: MeasuredAttention) -> str:
-    """Return "below", "above" or both: the ends at which scores are clamped. Empty if they are not clamped.
+    """Return where scores are clamped: "below", "above", "below and above", or "" if they are not clamped.
 
-    An end is clamped if, in the last row of every head, at least two keys share the lowest or the highest
-    weight.
+    Scores are clamped below (above) if at least two keys share the lowest (highest) weight in the last row of
+    every head.
     """
     inputs = a.random_inputs(11, 11, b=1)
     weights = a.weights(inputs.with_tensors(q=20 * inputs.q)).double()[..., -1, :]
@@ -127,7 +127,7 @@ def _weights(
 ) -> Float[Tensor, "1 h i j"]:
     """Return the attention weights of q and k under the measured mask and bias.
 
-    q, k  without them, the random inputs with the measured rotary embedding are used
+    q, k  if they are None, random inputs with the measured rotary embedding are used
     """
     expected = a.expected(a.random_inputs(7, 7, b=1))
     if q is None or k is None:

@@ -1,4 +1,4 @@
-"""Activation patching and path patching: which heads carry the difference between two runs."""
+"""Activation patching and path patching: find the heads that cause the difference between two forward passes."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -27,7 +27,8 @@ class HeadEffects(TextDisplay):
     """The metric after patching each head, or each head at each position.
 
     heads     the layer and index of each head
-    values    the metric after patching each head; with positions, one column for each
+    values    the metric after patching each head; if positions were patched one at a time, one column for each
+              position
     baseline  the metric without patching
     """
 
@@ -36,7 +37,10 @@ class HeadEffects(TextDisplay):
     baseline: float
 
     def of(self, layer: str, head: int) -> Tensor:
-        """Return the metric after patching one head; one entry for each position if positions were patched."""
+        """Return the metric after patching one head.
+
+        The result has one entry for each position if positions were patched one at a time.
+        """
         if (layer, head) not in self.heads:
             raise ConfigError(f"there is no head {head} of {layer!r}; heads are {self.heads[:3]} and so on")
         return self.values[self.heads.index((layer, head))]
@@ -70,12 +74,12 @@ def activation_patching(
     """Activation patching: measure a metric while one head's output is replaced by that of another forward pass.
 
     Meng et al. 2022, arXiv:2202.05262; for heads as in Wang et al. 2022, arXiv:2211.00593. Denoising: with
-    `source` from the clean input and `run` on the corrupted one, a head that restores the metric is sufficient
-    for it. Noising: with the inputs exchanged, a head that lowers the metric is necessary for it.
+    `source` from the clean input and `run` on the corrupted input, a head that restores the metric is
+    sufficient for it. Noising: with the inputs exchanged, a head that lowers the metric is necessary for it.
 
-    run        calls the model on its inputs and returns its output
+    run        function that calls the model on its inputs and returns its output
     source     another forward pass, recorded by `watch`, with inputs of the same shape
-    metric     returns a number for the output of `run`
+    metric     function that returns a number for the output of `run`
     layers     names of layers in `source`; None is all
     positions  positions to patch, one at a time; None patches all positions of a head together
 
@@ -114,14 +118,14 @@ def path_patching(
     """Path patching: measure the effect of each head along one path, to the logits or through one later head.
 
     Wang et al. 2022, arXiv:2211.00593, appendix B. For each sender head, the model runs with the sender's
-    output from `source` and the outputs of all other heads fixed to those of `run`; feed-forward layers are
-    computed as usual. Without a receiver, the metric of this pass is returned. With a receiver, its queries,
-    keys and values are taken from this pass, and the metric is that of another pass in which only the output of
-    the receiver is replaced.
+    output taken from `source` and the outputs of all other heads fixed to their values in `run`. Feed-forward
+    layers are computed as usual. Without a receiver, the metric is computed on the output of this pass. With a
+    receiver, the metric is computed on the output of one more pass. That pass replaces only the output of the
+    receiver, computed from the queries, keys and values that the receiver had in the first pass.
 
     run, source, metric, layers  as in `activation_patching`
     receiver                     layer and index of a later head; only heads of earlier layers are senders. None
-                                 is the logits
+                                 measures the path to the logits
     inputs                       the inputs of the receiver that change: some of "q", "k", "v"
 
     >>> with watch(model) as source:
@@ -174,7 +178,7 @@ def _run_receiver(
 
     clean    record of the head's layer in the unchanged forward pass
     changed  record of the layer in the changed forward pass
-    inputs   what to take from `changed`: some of "q", "k", "v"
+    inputs   which of "q", "k" and "v" to take from `changed`
     """
     name, head = receiver
     mixed = replace(clean, **{each: getattr(changed, each) for each in inputs})
@@ -197,7 +201,7 @@ def list_heads(seen: Seen, layers: Sequence[str] | None) -> list[Head]:
 
 
 def _check_seen(what: str, source: object) -> Seen:
-    """Check that a source is what `watch` recorded, with some attention; else raise ConfigError.
+    """Check that `source` is a `Seen` with at least one recorded attention call, else raise ConfigError.
 
     what  name of the function, for the error message
     """

@@ -1,4 +1,4 @@
-"""One intercepted attention call, whose output can be replaced."""
+"""`AttentionCall`: one intercepted attention call, whose output can be replaced."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ class AttentionCall:
     """An intercepted attention call of a running model.
 
     path       path of the module that makes the call
-    name       name as in `watch`: the second call of a module is `path:2`
-    build      builds the record of the inputs, with gradients
-    out        the output as the model receives it
-    transform  converts the output of the heads to `out`
-    weights    where the model has the attention weights; None if it does not compute them
+    name       name that `watch` gives the call: the second call of a module is `path:2`
+    build      function that builds the record of the inputs, with gradients
+    out        the output that the model receives
+    transform  the transform from the output of the heads to `out`
+    weights    the attention weights that the model returns or stores, which an edit can replace; None if the
+               model computes no weights
     """
 
     path: str
@@ -48,8 +49,9 @@ class AttentionCall:
         return attend_record(self.record) if heads is None else heads
 
     def output(self, heads: Float[Tensor, "b h i e"]) -> Tensor:
-        """Convert an output of the heads to the output of the attention call, in the shape and dtype that the model
-        expects.
+        """Convert an output of the heads to the output of the attention call.
+
+        The result has the shape and dtype that the model expects.
         """
         return self.transform.apply(heads.to(self.out.dtype), self.out)
 

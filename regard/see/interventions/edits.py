@@ -1,6 +1,6 @@
-"""The edits of an attention call: of its weights by beta, mask or matrix, and of the output of its heads.
+"""Edits of an attention call: change its weights by beta, a mask or a matrix, or replace the output of its heads.
 
-`ablate` and `intervene`, which apply them to a model, are in intervene.py.
+`ablate` and `intervene`, which apply edits to a model, are in intervene.py.
 """
 
 from abc import ABC, abstractmethod
@@ -76,7 +76,7 @@ class Edit(ABC):
 
 
 class ScoreEdit(Edit):
-    """Base class of edits of queries, keys or mask, after which the attention of the chosen heads is computed again."""
+    """Base class of edits that change queries, keys or mask and recompute the attention of the chosen heads."""
 
     stage = 0
 
@@ -107,7 +107,7 @@ class ScoreEdit(Edit):
 
 @dataclass(frozen=True, eq=False)
 class ScaleBeta(ScoreEdit):
-    """Multiply beta, the inverse temperature that scales q . k, by a factor. Masks and score terms stay."""
+    """Multiply beta, the inverse temperature that scales q . k, by a factor. Masks and score terms stay as they are."""
 
     factor: float
 
@@ -124,7 +124,7 @@ class ScaleBeta(ScoreEdit):
 
 @dataclass(frozen=True, eq=False)
 class HideKeys(ScoreEdit):
-    """Hide keys from all queries. A query that sees no key has an output of zeros."""
+    """Hide keys from all queries. The output of a query whose keys are all hidden is zero."""
 
     keys: tuple[int, ...]
 
@@ -165,9 +165,12 @@ class SetWeights(Edit):
 
 @dataclass(frozen=True, eq=False)
 class ReplaceOutput(Edit):
-    """Replace the output of heads by zeros, a mean, other sequences (ablation) or another forward pass (patching).
+    """Replace the output of heads by zeros, a mean, the output for other sequences or in another forward pass.
 
-    values     returns the new output (b h i e) for a call and the output of its heads
+    The last is activation patching, the others are ablation.
+
+    values     function that returns the new output (b h i e), given the call and the current output of its
+               heads
     positions  indices of the queries to change; None is all
     """
 

@@ -1,4 +1,4 @@
-"""Norms and activation functions as linear maps: their factors are treated as constants in the backward pass."""
+"""Make norms and activation functions linear for gradients, by treating their factors as constants."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ ACTIVATIONS = ("gelu", "tanh", "relu", "silu", "sigmoid", "softplus", "elu", "le
 
 
 class FrozenFunctions(TorchFunctionMode):
-    """Torch function mode that makes norms and activation functions linear for gradients; outputs stay the same.
+    """Torch function mode that makes norms and activation functions linear for gradients; outputs do not change.
 
-    A norm divides by a number that depends on its input, and an activation is f(x) = x (f(x) / x). Inside the
-    mode both factors are constants for autograd. So input times gradient is the exact contribution of a vector
-    to the output.
+    A norm multiplies its input by a factor that depends on the input, and so does an activation function, since
+    f(x) = x (f(x) / x). Inside the mode, autograd treats both factors as constants. The product of a vector and
+    its gradient is then the exact contribution of this vector to the output.
     """
 
     def __torch_function__(

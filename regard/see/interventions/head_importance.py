@@ -18,11 +18,12 @@ from regard.see.watch import watch
 def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Float[Tensor, "h"]]:
     """Return the importance of each head: the mean over sequences of |z . dL/dz|, where z is the head's output.
 
-    Michel et al. 2019, arXiv:1905.10650, equation 2, without the division by the norm of each layer. It
-    estimates how much the loss changes if the head is ablated. If the loss is a mean over b sequences, the
-    numbers are smaller by b.
+    Michel et al. 2019, arXiv:1905.10650, equation 2, without the division by the norm of each layer. The
+    importance estimates how much the loss changes if the head is ablated. If the loss is a mean over b
+    sequences, all numbers are smaller by a factor of b.
 
-    loss  runs the model on its inputs with gradients and returns the loss of all sequences, a scalar
+    loss  function that runs the model on its inputs with gradients and returns the loss of all sequences, a
+          scalar
 
     >>> importance = head_importance(model, lambda: model(tokens).logsumexp(-1).sum())
     >>> importance["blocks.0.attention"].shape
@@ -63,7 +64,7 @@ def repeated_tokens(vocab: int, *, length: int = 25, repeats: int = 4, b: int = 
     The defaults are those of Olsson et al. 2022.
 
     vocab    vocabulary size
-    length   number of tokens of one copy
+    length   number of tokens in one copy
     repeats  number of copies
     b        number of sequences
 
@@ -81,14 +82,14 @@ def induction_scores(
 ) -> dict[str, Float[Tensor, "h"]]:
     """Return the induction score of every head: the weight on tokens that follow earlier copies of a token.
 
-    Olsson et al. 2022, arXiv:2209.11895. The input is a sequence of random tokens that is repeated. For each
-    token from the second copy on, the weights on all tokens that follow its earlier copies are summed; the
-    score is the mean of these sums. A perfect induction head has 1. `induction` in see/heads.py, the score of the
-    head table, takes any text and counts only the previous occurrence of each token.
+    Olsson et al. 2022, arXiv:2209.11895. The input is a sequence of random tokens, repeated several times. For
+    each token from the second copy on, the weights on all tokens that follow its earlier copies are summed. The
+    score is the mean of these sums; a perfect induction head has a score of 1. `induction` in see/heads.py, the
+    score of the head table, takes any text and counts only the previous occurrence of each token.
 
-    tokens  as `repeated_tokens` makes them
-    length  number of tokens of one copy
-    run     calls the model with the tokens; None is `model(tokens)`
+    tokens  repeated sequences, as returned by `repeated_tokens`
+    length  number of tokens in one copy
+    run     function that calls the model with the tokens; None calls `model(tokens)`
 
     >>> tokens = repeated_tokens(95, length=20, repeats=2, b=4)
     >>> scores = induction_scores(regard.load("induction-gpt"), tokens, length=20)
@@ -115,10 +116,10 @@ def previous_token_scores(
 ) -> dict[str, Float[Tensor, "h"]]:
     """Return the previous-token score of every head: the mean weight of a token on the token before it.
 
-    Olsson et al. 2022, arXiv:2209.11895. A perfect previous-token head has 1. The score is NaN if positions are
-    unknown.
+    Olsson et al. 2022, arXiv:2209.11895. A perfect previous-token head has a score of 1. The score is NaN if
+    positions are unknown.
 
-    run  calls the model with the tokens; None is `model(tokens)`
+    run  function that calls the model with the tokens; None calls `model(tokens)`
 
     >>> scores = previous_token_scores(model, tokens)
     >>> scores["blocks.0.attention"].shape

@@ -1,4 +1,4 @@
-"""Intervene on attention heads while a model runs: ablation, activation patching, temperature, hidden keys, weights."""
+"""Change attention heads while a model runs: ablate or patch outputs, scale beta, hide keys, or set weights."""
 
 import threading
 from collections import Counter
@@ -27,16 +27,17 @@ def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractCo
     """Context manager to change what attention heads compute: ablation, activation patching and more.
 
     Every attention call that `watch` records can be edited. Without edits, all outputs stay bit-identical.
-    Gradients flow through edits. At the end of the block, or after an error, everything is undone. An edit that
-    has changed no call by the end of the first forward pass raises an error with the reason.
+    Gradients flow through edits. At the end of the block, or after an error, all changes to the model are
+    undone. An edit that has changed no call by the end of the first forward pass raises an error with the
+    reason.
 
     The argument `layer` of an edit is a name in `seen`, a suffix of such a name that is unique, or the index of
-    the call in a forward pass. A name selects every call of the module; `name:2` selects the second one inside
-    the block, which `watch` would record by this name. The order of edits of one layer is fixed: first
+    the call in a forward pass. A name selects every call of the module. `name:2` selects only the second call
+    inside the block, as in the names of `watch`. Edits of one layer are applied in a fixed order: first
     `scale_beta` and `hide`, then `set_weights`, then `ablate` and `patch`.
 
-    model  the model; None, or a function that is not a method of a model, edits all calls, by their index since the
-           block began
+    model  the model; with None, or a function that is not a method of a model, every attention call inside the
+           block can be edited, and `layer` is the index of the call since the block began
 
     >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> with regard.intervene(model) as edit:
@@ -79,9 +80,9 @@ class Interventions:
 
         layer   name or index of the layer, as in `intervene`
         heads   indices of heads; None is all
-        how     "zero"; "mean", the mean over the sequences and positions of `source`, or of the call itself without
-                a source; "resample", the output for a randomly chosen sequence of `source`
-        source  a forward pass that `watch` recorded
+        how     "zero"; "mean", the mean over the sequences and positions of `source`, or of the current call if
+                `source` is None; "resample", the output for a randomly chosen sequence of `source`
+        source  a forward pass that `watch` recorded, as a `Seen` or `Record`
         seed    seed of the random choice of "resample"
         """
         if how not in ABLATIONS:
@@ -112,7 +113,7 @@ class Interventions:
         self._add(ScaleBeta, "scale_beta", layer, heads, number, factor=factor)
 
     def hide(self, layer: str | int, *, keys: Indices, heads: Indices | None = None) -> None:
-        """Hide keys from all queries: their weights become zero, and the other weights of a query sum to one.
+        """Hide keys from all queries: their weights become zero, and the remaining weights of each query sum to one.
 
         keys  indices of keys; negative indices count from the end
         """
@@ -137,8 +138,8 @@ class Interventions:
 
         The output is replaced before the output projection.
 
-        source     the other forward pass, recorded by `watch`; it has the same number of positions, and the same
-                   number of sequences or one
+        source     the other forward pass, recorded by `watch`; it must have the same number of positions as the
+                   current one, and either the same number of sequences or a single sequence
         positions  indices of queries; None is all
         """
         check_source("patch(source)", source)

@@ -1,4 +1,4 @@
-"""Which attention calls of a model an edit is for: the name of a layer, a unique suffix of it, or an index."""
+"""Select the attention calls that an edit changes: by the name of a layer, a unique suffix of the name, or an index."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ class LayerChoice:
     """Selects the attention calls that an edit changes.
 
     path    path of the module; None for any
-    number  which call of this module inside the block, from 1, as in the names of `watch`; None for every call
+    number  number of the call of this module inside the block, from 1, as in the names of `watch`; None for
+            every call
     index   index among all attention calls of the forward pass, from 0; None for any
     """
 
@@ -25,8 +26,8 @@ class LayerChoice:
         """Return whether an attention call is selected.
 
         path    module path of the layer
-        number  which call of this layer it is inside the block
-        index   which of all attention calls of its forward pass it is
+        number  number of the call among those of this layer inside the block, from 1
+        index   index of the call among all attention calls of its forward pass, from 0
         """
         return self.path in (None, path) and self.number in (None, number) and self.index in (None, index)
 

@@ -30,7 +30,8 @@ class LogitAttribution(TextDisplay):
                "bias"
     values     contribution of each component
     logits     the logit of each sequence
-    gradients  by layer, the gradient of the logit with respect to the outputs of its heads, on the direct path
+    gradients  for each layer, the gradient of the logit with respect to the outputs of the layer's heads, on
+               the direct path
     """
 
     parts: tuple[str, ...]
@@ -47,7 +48,7 @@ class LogitAttribution(TextDisplay):
     def of_keys(self, record: Record, head: int) -> Float[Tensor, "b j"]:
         """Return the contribution of each key through one head: weight times value, summed over the queries.
 
-        The contributions sum to that of the head.
+        The contributions of all keys sum to the contribution of the head.
 
         record  the record of the layer with its values, from `watch` on the same forward pass
         head    index of the head; negative indices count from the end
@@ -78,14 +79,15 @@ def direct_logit_attribution(
     """Direct logit attribution: what the embedding, heads, feed-forward layers and biases add to a logit.
 
     Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*. Only the direct path through the
-    residual stream counts. This path is made linear: the factors of norms, and the factor f(x) / x of an
-    activation in the output head, as in BERT, are treated as constants. So the contributions sum to the logit;
-    this is checked.
+    residual stream counts. This path is made linear: norms multiply by a factor that is treated as a constant,
+    and so is the factor f(x) / x of an activation function in the output head (BERT has one). The contributions
+    therefore sum to the logit; an error is raised if they do not.
 
-    run       calls the model on its inputs with gradients and returns its output, for instance lambda: model(x)
+    run       function that calls the model on its inputs with gradients and returns its output, such as lambda:
+              model(x)
     token     index of the logit: a token, or a class
     against   a second index, whose logit is subtracted
-    position  position of the logit, for logits (b n w)
+    position  position of the logit, if the model returns logits (b n w)
 
     >>> parts = direct_logit_attribution(model, lambda: model(tokens), token=5)
     >>> len(str(parts).splitlines())
@@ -133,11 +135,11 @@ def direct_logit_attribution(
 def _contributions(
     logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
 ) -> tuple[Float[Tensor, "b parts"], dict[str, Tensor]]:
-    """Return the contribution of each component to the logit (output times gradient), and the gradients at the outputs
-    of the heads, by layer.
+    """Return the contributions of the components to the logit, and its gradients at the outputs of the heads by layer.
 
-    Contributions have one column for each leaf, in order; a leaf of head outputs has one for each head instead. The
-    last column is the sum over all biases.
+    A contribution is output times gradient. There is one column of contributions for each leaf, in order, but a
+    leaf that holds the output of heads has one column for each head. The last column is the sum over all
+    biases.
 
     leaves  outputs of the components, by name; a leaf of four axes is the output of the heads of a layer
     """

@@ -14,12 +14,12 @@ from regard.see.interventions.residual_stream import find_residual_stream, read_
 def logit_lens(
     model: nn.Module, run: Callable[[], Any], *, progress: bool = True
 ) -> Float[Tensor, "depth b n w"] | Float[Tensor, "depth b w"]:
-    """The logit lens: apply the final norm and output head to the residual stream before and after every block.
+    """The logit lens: apply the final norm and the output head to the residual stream before and after every block.
 
     nostalgebraist 2020, *interpreting GPT: the logit lens*. Entry 0 is for the embedding and entry L for the
-    output of block L; the last equals the logits of the model. The model runs once for each entry.
+    output of block L; the last entry equals the logits of the model. The model runs once for each entry.
 
-    run       calls the model on its inputs and returns its output, for instance lambda: model(x)
+    run       function that calls the model on its inputs and returns its output, such as lambda: model(x)
     progress  show a progress bar on a terminal
 
     >>> lens = logit_lens(model, lambda: model(tokens), progress=False)

@@ -1,4 +1,4 @@
-"""Progress bars of sweeps over heads."""
+"""Progress bars for loops over heads."""
 
 import sys
 from collections.abc import Iterator, Sequence

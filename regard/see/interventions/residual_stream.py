@@ -1,4 +1,4 @@
-"""The residual stream of a Transformer: its blocks, the feed-forward layers that write into it, and its logits."""
+"""Find the blocks and feed-forward layers that write to the residual stream of a Transformer, and its logits."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +25,7 @@ SUPPORTED = "GPT-2, Llama, BERT and ViT of Hugging Face, and GPT, BERT and ViT o
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The blocks and feed-forward layers of a model, by path; they write to the residual stream.
+    """The blocks and feed-forward layers of a model, which write to the residual stream, each by its path.
 
     blocks        the Transformer blocks, in order
     feedforwards  one feed-forward layer for each block; empty for an attention-only model
@@ -43,7 +43,7 @@ class ResidualStream:
     ) -> Iterator[None]:
         """Context manager: change activations of the residual stream with forward hooks.
 
-        inputs       returns the new input of the first block
+        inputs       inputs(x) returns the new input of the first block
         outputs      outputs(path, x) returns the new output of a block, or None to keep it
         feedforward  feedforward(path, x) returns the new output of a feed-forward layer
         """
@@ -78,7 +78,7 @@ def find_residual_stream(model: nn.Module) -> ResidualStream:
 
 
 def read_logits(output: Any) -> Tensor:
-    """Return the logits in a model's output, (b n w) or (b w): the output itself, or its field `logits`."""
+    """Return the logits (b n w) or (b w) from a model's output: the output itself, or its field `logits`."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
         raise InterventionError(

@@ -1,4 +1,4 @@
-"""The attention weights that a model returns or stores besides its output; an edit of weights changes them too."""
+"""Replace the attention weights that a model returns or stores besides its output, after an edit of weights."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -21,8 +21,8 @@ class EditedWeights:
 
     record   the inputs of all heads after the edit
     heads    indices of the edited heads
-    weights  their weights
-    dropped  their weights after dropout
+    weights  weights of these heads before dropout
+    dropped  weights of these heads after dropout
     """
 
     record: Record
@@ -33,14 +33,17 @@ class EditedWeights:
 
 @runtime_checkable
 class ReturnedWeights(Protocol):
-    """Protocol of the places where a model has its attention weights, so that an edit can replace them."""
+    """Protocol of attention weights that a model returns or stores, so that an edit can replace them."""
 
     def write(self, edited: EditedWeights) -> None:
         """Replace the weights of the edited heads; raise InterventionError if that is impossible."""
 
 
 def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
-    """Compute the weights of a record with gradients and without dropout: its output for unit vectors as values."""
+    """Compute the weights of a record with gradients and without dropout.
+
+    They are the output of the attention for unit vectors as values.
+    """
     k = record.k
     units = torch.eye(k.shape[2], dtype=record.q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
     given = {"mask": record.mask, "scores": record.terms, "beta": record.beta, "positions": record.positions}
@@ -49,10 +52,10 @@ def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
 
 @dataclass(eq=False)
 class ResultWeights:
-    """Attention weights that a function or module returns; its result is replaced.
+    """Attention weights in the result of a function or module; `write` stores the edited weights in `value`.
 
-    value     the weights (b h i j); (i, b, ...) without a batch axis, and without the axis of heads if averaged
-    averaged  whether they are the mean over heads
+    value     the weights (b h i j), or (b i j) if averaged; axis b is missing if the inputs have no batch axis
+    averaged  whether the weights are the mean over heads
     """
 
     value: Tensor
@@ -83,13 +86,13 @@ class ResultWeights:
 
 @dataclass(frozen=True, eq=False)
 class WeightTensors:
-    """Attention weights of handwritten attention, in tensors whose values are replaced in place.
+    """Attention weights of handwritten attention; `write` replaces the values of the tensors that hold them, in place.
 
-    tensors  pairs of a tensor and whether dropout was applied to it
-    sizes    sizes of the softmax
-    shape    these sizes with the leading axes of the values, to which the weights are broadcast
+    tensors  pairs of a tensor that holds the weights, and whether dropout was applied to it
+    sizes    shape of the weights at the softmax
+    shape    shape to which the weights are broadcast in the product with the values
     axes     how the leading axes map to batch and heads
-    refusal  why the values cannot be replaced; empty if they can
+    refusal  reason why the weights cannot be replaced; empty if they can
     """
 
     tensors: tuple[tuple["ref[Tensor]", bool], ...]
@@ -128,7 +131,7 @@ class WeightTensors:
 
 @dataclass(frozen=True, eq=False)
 class _GradientCheck:
-    """A gradient hook that raises an error, because the autograd graph of replaced weights has their old values."""
+    """A gradient hook that raises an error, because the autograd graph holds the weights before the edit."""
 
     place: WeightTensors
     heads: Tensor

@@ -1,4 +1,4 @@
-"""The outputs that replace those of heads: zeros, their mean, those of other sequences or of another forward pass."""
+"""Compute the replacement for the output of heads: zeros, a mean, or the output of another sequence or forward pass."""
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ Source = Seen | Record
 
 
 def check_source(what: str, source: object) -> Source:
-    """Check that a source is a `Seen` or `Record` made by `watch`, else raise ConfigError; returns the source.
+    """Check that a source is a `Seen` or `Record` made by `watch`, else raise ConfigError; return the source.
 
     what  name of the argument, for the error message
     """

@@ -1,7 +1,7 @@
 """The engine that infers scale, mask, heads, positions, bias and dropout of a black-box attention.
 
 `measure_attention` takes a probe and returns an `AttentionMeasurement`. `regard.see.xray` prints it, and `regard.check`
-compares it with what was declared.
+compares it with the declared conventions.
 """
 
 from regard.see.measure.measurement import (

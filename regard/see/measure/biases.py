@@ -15,19 +15,18 @@ NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY = "none", "ALiBi, -m |i - j|", "ALiBi, +m j"
 
 @dataclass(frozen=True, kw_only=True)
 class BiasReading:
-    """What is added to the scores besides q . k, as measured: a bias, ALiBi slopes and the logits of attention
-    sinks.
-    """
+    """The measured bias of the scores, with ALiBi slopes if it is ALiBi, and the logits of attention sinks."""
 
-    bias: Float[Tensor, "h i j"] | None = None  # what is added to the scores, with a mean of zero in each row
+    bias: Float[Tensor, "h i j"] | None = None  # the bias that is added to the scores, shifted to mean zero in each row
     bias_name: str | None = None
     slopes: tuple[float, ...] | None = None  # ALiBi slope of each head
     sink: tuple[float, ...] | None = None  # the logit of each head's sink
 
 
 def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
-    """Measure the bias that is added to the scores: the logarithm of the weights at q = 0, shifted to mean zero in each
-    row.
+    """Measure the bias that is added to the scores.
+
+    The bias is the logarithm of the weights at q = 0, shifted to mean zero in each row.
 
     normalised  which axis of the weights sums to one, as in `LinearityReading`
     """
@@ -57,7 +56,7 @@ def name_bias(
 ) -> tuple[str, tuple[float, ...] | None]:
     """Return the name of a measured bias with rows of mean zero, and the slope of each head if it is ALiBi.
 
-    Under a causal mask both ALiBi variants are equal.
+    Under a causal mask, both variants of ALiBi give the same weights.
 
     near  largest difference that counts as equal
     """
@@ -81,7 +80,7 @@ def _read_sink(raw: RawWeights, name: str, slopes: tuple[float, ...] | None) -> 
 
     A sink takes weight but adds no value. At q = 0 the weight of the sink is 1 minus the sum of the row.
 
-    name, slopes  the measured bias, as `name_bias` returns it
+    name, slopes  the name and the slopes of the measured bias, as `name_bias` returns them
     """
     reader, flat, visible, nonempty = raw.reader, raw.flat, raw.visible, raw.nonempty
     missing = 1 - flat.masked_fill(~visible, 0).sum(-1)

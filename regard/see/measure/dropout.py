@@ -1,6 +1,4 @@
-"""Measure the dropout of attention weights in training and eval mode: the fraction of zeros, and the scale of the
-others.
-"""
+"""Measure the dropout of weights in training and eval mode: the fraction of zeros, and the factor of the rest."""
 
 import math
 from collections.abc import Callable
@@ -25,14 +23,17 @@ class DropoutReading:
     def probability(self) -> float:
         """The dropout probability p.
 
-        It is computed from the factor 1 / (1 - p) of the kept weights, or is the fraction of zeros if the two do not
-        agree.
+        It is computed from the factor of the kept weights, which should be 1 / (1 - p). If this factor and the
+        fraction of zeros do not agree, it is the fraction of zeros.
         """
         return round(1 - 1 / self.factor, 6) if self.consistent else self.share
 
 
 def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
-    """Return the measured weights corrected for dropout in eval mode, and its probability, which should be 0."""
+    """Return the measured weights, corrected for dropout in eval mode, and its probability p.
+
+    A correct attention has p = 0 in eval mode.
+    """
     if raw.deterministic or not bool(raw.nonempty.any()):
         return raw, 0.0
     factor = float(raw.flat.sum(-1)[raw.nonempty].median())  # every weight was kept in some reading
@@ -62,7 +63,7 @@ def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | N
 def _read_dropout(raw: RawWeights, read_factor: Callable[[], float]) -> DropoutReading:
     """Measure dropout in 16 calls: the fraction of weights set to zero, and the factor that scales the other weights.
 
-    read_factor  measures the factor that scales the kept weights
+    read_factor  function that measures the factor by which the kept weights are scaled
     """
     zero = torch.stack([raw.reader.weights_once(*raw.neutral)[raw.visible] == 0 for _ in range(16)]).double()
     share = float(zero.mean()) if zero.numel() else 0.0

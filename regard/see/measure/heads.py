@@ -18,10 +18,10 @@ class HeadReading:
 
 
 def read_heads(raw: RawWeights, steady: bool) -> HeadReading:
-    """Find the key head that each query head uses, for its values and for its weights.
+    """Find the key head from which each query head takes its values, and the key head that determines its weights.
 
-    Setting v = 1 in one key head shows which query heads read its values. Changing the keys of one key head
-    shows which query heads compute their weights from them.
+    Setting v = 1 in one key head shows which query heads read the values of this key head. Changing the keys of
+    one key head shows which query heads compute their weights from these keys.
 
     steady  whether two calls with the same input return the same weights
     """

@@ -1,4 +1,4 @@
-"""Measure the axis along which weights sum to one, and whether the output is weights @ v."""
+"""Measure along which axis the weights sum to one, and whether the output is weights @ v."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ OTHER_AXES = ("columns", "heads", "batch")  # axes of a softmax whose log weight
 
 @dataclass(frozen=True, kw_only=True)
 class LinearityReading:
-    """The measured axis along which the weights sum to one, and whether the output is linear in v."""
+    """The axis along which the measured weights sum to one, and whether the output is linear in v."""
 
     linear: bool | None = None  # f(8 v - 4 u) = 8 f(v) - 4 f(u); None if two equal calls differ
     equals_weights_at_v: bool | None = None  # False if a gate or a projection acts on columns of v

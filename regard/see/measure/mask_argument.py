@@ -1,4 +1,4 @@
-"""The keyword that takes a mask: its name, its axes, and whether True keeps or hides a key."""
+"""Find the keyword that takes a mask: its name, its axes, and whether True keeps or hides a key."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-ADDITIVE_NAMES = ("attn_bias", "attention_bias", "bias")  # masks that are numbers by their name
+ADDITIVE_NAMES = ("attn_bias", "attention_bias", "bias")  # arguments whose name suggests an additive mask
 MASK_NAMES = ("attn_mask", "attention_mask", "mask", "visible", "src_mask", "bias_mask", *ADDITIVE_NAMES)
 AXES = ("b h i j", "b 1 i j", "(b h) i j", "b i j", "i j", "b 1 1 j", "b j", "i j b")
-VALUES = ("boolean", "ones", "additive")  # an argument that is added accepts the others too, without effect
+# in this order, because an argument that is added to the scores also accepts the other values, but then hides no key
+VALUES = ("boolean", "ones", "additive")
 
 ReadWeights = Callable[..., Tensor]  # the weights of a call with these keywords
 
@@ -23,9 +24,11 @@ class MaskArgument:
 
     name           the keyword
     axes           axes of the mask, such as "b 1 i j"
-    values         "boolean"; "ones", numbers that are 1 and 0; or "additive", 0 and minus infinity
-    polarity       what True or 1 means: "keep", "drop", "transposed", or None if the mask hides nothing
-    boolean_added  whether a boolean mask is also accepted, but wrongly added to the scores as 0 and 1
+    values         "boolean"; "ones" (the numbers 1 and 0); or "additive" (0 and -inf)
+    polarity       what True or 1 means: "keep" (visible) or "drop" (hidden). "transposed" if the mask hides
+                   rows in place of keys; None if it hides nothing
+    boolean_added  whether the function also accepts a boolean mask, but wrongly adds it to the scores as 0 and
+                   1
     """
 
     name: str
@@ -77,7 +80,7 @@ def find_mask_argument(
 
     Returns the first format that hides the right keys, else the first that raises no error, else None.
 
-    read        returns the weights at q = 0 of a call with these keywords
+    read         function that returns the weights at q = 0 of a call with given keywords
     names       keywords to try
     shape       sizes b, h, i and j
     axes_tried  shapes to try, such as "b 1 i j"
@@ -103,8 +106,8 @@ def mask_polarity(
 ) -> str | None:
     """Measure the effect of a mask: "keep", "drop" or "transposed"; None if it hides nothing.
 
-    Returns "refused" if the call raises an error. Visible keys must keep a weight: a mask that turns everything
-    into NaN hides nothing.
+    Returns "refused" if the call raises an error. A mask counts as hiding only if visible keys keep a positive
+    weight; a mask that turns all weights into NaN does not.
     """
     try:
         before, after = read(), read(**{argument.name: argument.convert(visible, dtype)})
@@ -124,7 +127,7 @@ def mask_polarity(
 def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """Measure the weights of a query whose keys are all hidden: "zeros", "nan", "mean", "unmasked" or "other".
 
-    read  returns the weights of random q and k of a call with these keywords
+    read  function that returns the weights for random q and k of a call with given keywords
     """
     masked = read(**{argument.name: argument.convert(hide_one_row(argument, shape), dtype)})
     row = masked[:, :, 2]
@@ -143,7 +146,7 @@ def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int
 def hide_one_row(argument: MaskArgument, shape: tuple[int, ...]) -> Bool[Tensor, "b h i j"]:
     """Return a Boolean mask that hides all keys from query 2, and key 1 from all queries.
 
-    It hides everything if the mask argument has no axis of queries.
+    The mask hides all keys from all queries if the mask argument has no axis of queries.
     """
     visible = torch.full(shape, argument.per_row)
     visible[:, :, 2] = False

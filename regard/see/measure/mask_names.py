@@ -1,4 +1,4 @@
-"""Find the name of a measured mask, in the notation of `regard.core.masks`, and the band of keys it shows."""
+"""Find the name of a measured mask, in the notation of `regard.core.masks`, and the band of keys that it shows."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ UNNAMED = "a mask without a name"
 
 @dataclass(frozen=True)
 class VisibleBand:
-    """A band of visible keys: `before` earlier keys, the query's own, and `after` later keys; None is all."""
+    """A band of visible keys: `before` earlier keys, the query's own key, and `after` later keys; None is all."""
 
     before: int | None
     after: int | None
@@ -62,9 +62,9 @@ def smallest_band(visible: Bool[Tensor, "n n"]) -> VisibleBand | None:
 
 
 def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
-    """Find the name of a mask by comparison with known masks, and the alignment of its queries.
+    """Return the name of a mask, found by comparison with known masks, and the alignment of its queries with the keys.
 
-    The alignment is "bottom-right" or "top-left", or None if the mask does not depend on it.
+    The alignment is "bottom-right" or "top-left", or None if the mask does not depend on the alignment.
     """
     for name, aligned in _candidates(*visible.shape):
         fits = [alignment for alignment, seen in aligned.items() if torch.equal(seen, visible)]
@@ -75,7 +75,7 @@ def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """Return the name of each known mask, and its visible pairs (i j) by alignment, "bottom-right" or "top-left"."""
+    """Return the name of each known mask, and its visible pairs (i j) if aligned "bottom-right" and "top-left"."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})

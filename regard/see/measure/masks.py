@@ -16,10 +16,10 @@ class MaskReading:
     """The measured mask: which keys a query sees, and how a mask is passed."""
 
     mask: str  # the mask in the notation of regard.core.masks
-    alignment: str | None = None  # alignment of fewer queries than keys: "top-left" or "bottom-right"
+    alignment: str | None = None  # how queries are aligned with more keys: "top-left" or "bottom-right"
     fully_masked_rows: str | None = None  # the output of a row that sees no key: "zeros", "nan", "mean" or "unmasked"
     mask_argument: str | None = None  # the keyword that takes a mask
-    mask_polarity: str | None = None  # what True means in that mask: "keep" or "drop"; "additive" if it takes numbers
+    mask_polarity: str | None = None  # what True means in this mask: "keep" or "drop"; "additive" if it holds numbers
 
 
 def read_mask(raw: RawWeights) -> MaskReading:
@@ -42,7 +42,10 @@ def read_mask(raw: RawWeights) -> MaskReading:
 
 
 def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
-    """Return the name of the mask, and its alignment, which can only be measured with more keys than queries."""
+    """Return the name of the mask, and the alignment of its queries with the keys.
+
+    The alignment can be measured only if there are more keys than queries.
+    """
     reader, visible = raw.reader, raw.visible
     names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
     if not bool((visible == visible[:1]).all()):
@@ -94,8 +97,9 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 
 
 def _note_finite_mask_value(raw: RawWeights) -> None:
-    """Add a note if the mask hides keys with a finite value such as -1e9: they get weight if all visible scores are
-    lower.
+    """Add a note if the mask hides keys with a finite value such as -1e9.
+
+    Such keys get weight if all visible scores are lower than this value.
     """
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):

@@ -1,4 +1,4 @@
-"""`measure_attention`: infer the conventions of a black-box attention by choosing q, k and v."""
+"""`measure_attention`: infer the conventions of a black-box attention from its outputs for chosen q, k and v."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,7 +65,7 @@ class AttentionMeasurement:
 
     @cached_property
     def bias(self) -> BiasReading:
-        """The bias that is added to the scores by position, and the logits of attention sinks."""
+        """The position bias that is added to the scores, and the logits of attention sinks."""
         with self._isolated():
             return read_bias(self.raw, self.linearity.normalised)
 
@@ -82,7 +82,7 @@ class AttentionMeasurement:
             return read_training_dropout(self.raw, self.dropout_in_eval)
 
     def rotary_alignment(self, square: ScoreReading) -> str | None:
-        """Measure how rotary positions align fewer queries than keys.
+        """Measure how rotary positions align queries with more keys: "bottom-right", "top-left" or None.
 
         square  the measured scores for equal numbers of queries and keys
         """
@@ -90,7 +90,7 @@ class AttentionMeasurement:
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """Return the linearity reading, with "rows and a sink" as its `normalised` if an attention sink was found."""
+        """Return `linearity`; if an attention sink was found, its field `normalised` is "rows and a sink"."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager
@@ -124,9 +124,9 @@ def measure_attention(
 
     Sizes that the probe fixes are taken from the probe instead of the arguments.
 
-    queries, keys           numbers of positions; by default as many keys as queries
+    queries, keys           numbers of queries and keys; by default there are as many keys as queries
     heads, kv_heads, width  sizes of q and k
-    dtype                   dtype of q, k and v; float32 is used if the attention raises an error
+    dtype                   dtype of q, k and v; float32 is used if the attention raises an error for this dtype
     extra                   keyword arguments passed at every call
     """
     h = probe.heads or heads or (6 if probe.grouped else 3)

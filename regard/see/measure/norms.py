@@ -40,8 +40,8 @@ class QKNorm:
 def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.0) -> Float[Tensor, "b h n c"]:
     """Normalise vectors along the last axis.
 
-    kind  "rms": to a mean square of one; "layer": the same after subtracting the mean; "l2": to length one;
-          None: x is returned unchanged
+    kind  "rms": to a mean square of one; "layer": to a mean square of one after subtracting the mean; "l2": to
+          length one; None: no change
     """
     if kind is None:
         return x
@@ -70,7 +70,7 @@ def read_norm(reader: ScoreReader) -> QKNorm:
 def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | None) -> tuple[list[float], float]:
     """Fit the learned weights of the QK norm by least squares.
 
-    Returns the mean weight in each head, and the relative residual of the fit.
+    Returns the mean of the weights of each head, and the largest relative residual of a head.
     """
     raw = reader.raw
     sizes, parts, measured = raw.reader, [], []
@@ -94,7 +94,10 @@ def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | Non
 def _coordinate_products(
     q: Float[Tensor, "b h i c"], k: Float[Tensor, "b h j c"], rotation: Rotation | None
 ) -> Float[Tensor, "b h i j terms"]:
-    """Return the products of single coordinates of q and k, which sum to a score, after a rotary embedding if given."""
+    """Return the products of single coordinates of q and k, whose weighted sum is a score.
+
+    If `rotation` is not None, they are the terms of the product of rotated q and k.
+    """
     q, k = q[:, :, :, None], k[:, :, None]
     if rotation is None:
         return q * k

@@ -1,4 +1,4 @@
-"""The raw measurement: weights for random q and k and for q = k = 0, before anything is inferred from them."""
+"""Measure the weights for random q and k and for q = k = 0, before anything is inferred from them."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ HIDDEN = 1e-18  # a weight this small, relative to the largest of its row, is hi
 
 @dataclass(frozen=True)
 class RawWeights:
-    """The measured attention weights for random and for zero q and k, and the visible pairs.
+    """The attention weights measured for random q and k and for q = k = 0, and the visible pairs.
 
     Later measurements add their remarks to `notes`.
     """
@@ -39,11 +39,11 @@ class RawWeights:
 
     @property
     def neutral(self) -> tuple[Tensor, Tensor]:
-        """A q and k at which every visible key has weight: zeros if possible, else the random ones."""
+        """A q and k for which every visible key has nonzero weight: zeros if possible, else the random q and k."""
         return (self.q, self.k) if self.flat_unusable else (0 * self.q, 0 * self.k)
 
     def changes_weights(self, q: Tensor, k: Tensor) -> bool:
-        """Return whether the weights for this q and k differ from those for zeros."""
+        """Return whether the weights for this q and k differ from the weights for q = k = 0."""
         return bool((self.reader.weights(q, k) - self.flat)[self.visible].abs().max() > 1e-6)
 
 
@@ -95,7 +95,7 @@ def read_raw_weights(reader: WeightReader, tensors: list[Tensor], notes: list[st
 
 
 def _visible_key_by_key(reader: WeightReader, q: Tensor, k: Tensor) -> Bool[Tensor, "b h i j"]:
-    """Find the visible pairs by making one key at a time equal to the query, and all other keys its negative.
+    """Find the visible pairs by setting one key at a time to the query, and all other keys to minus the query.
 
     This is needed for a hard argmax, and for a function that gives no weight to a score of zero.
     """

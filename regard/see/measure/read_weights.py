@@ -19,9 +19,9 @@ READINGS = 64  # with dropout, the largest of 64 readings is a weight that was k
 def read_with_identity(
     call: Callable[[Float[Tensor, "j e"]], Tensor], j: int, width: int, dtype: torch.dtype
 ) -> Float[Tensor, "b h i j"]:
-    """Read the attention weights of a function: with v = identity, its output is the weights.
+    """Read the attention weights of a function: for v = identity, the output is the weights.
 
-    call   computes the output for a v
+    call   function that computes the output for a given v
     j      number of keys
     width  number of columns of v in each call
     """
@@ -65,7 +65,7 @@ class WeightReader:
 
         sizes  b, h, g, i, j and c
         e      width of v; None if any width works
-        dtype  the dtype to try first; then float32 and the dtype of the probe
+        dtype  the dtype to try first, before float32 and the dtype of the probe
         """
         b, h, g, i, j, c = sizes
         source, shapes = make_generator(seed), ((b, h, i, c), (b, g, j, c), (b, g, j, e or 5))
@@ -93,7 +93,7 @@ class WeightReader:
     def rounding(self) -> float:
         """The largest relative residual of a fit that counts as rounding error.
 
-        It is not below 1e-5, because many layers compute in float32 for any dtype.
+        It is at least 1e-5, because many layers compute in float32 for any dtype.
         """
         return max({torch.float64: 1e-5, torch.float32: 1e-4}.get(self.dtype, 0.05), 10 * self.coarse)
 
@@ -103,8 +103,9 @@ class WeightReader:
         return self.probe.call(*tensors, **{**self.extra, **keywords}).detach().double().cpu()
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
-        """Call the attention under measurement and return its output minus that for v = 0, which removes an output
-        bias.
+        """Call the attention under measurement and return its output minus its output for v = 0.
+
+        The subtraction removes an output bias.
         """
         out = self.raw_output(q, k, v, **keywords)
         return out - self.raw_output(q, k, 0 * v, **keywords) if self.affine else out
@@ -112,14 +113,15 @@ class WeightReader:
     def value_width(self, j: int) -> int:
         """Return the width of v to use for `j` keys.
 
-        It differs from j unless the probe fixes it, so that a scale that depends on one of them can be identified.
+        The width differs from j unless the probe fixes it, so that a scale that depends on j can be
+        distinguished from one that depends on the width.
         """
         return self.e or j + 3
 
     def weights_once(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
         """Read the attention weights once, with dropout if the function has it.
 
-        If the columns of v are treated differently, the weight is the mean over columns.
+        If the function treats the columns of v differently, each weight is the mean over columns.
         """
         j, b = k.shape[2], len(k)
         width = self.value_width(j)
@@ -131,7 +133,7 @@ class WeightReader:
         return torch.stack([self.output(q, k, one.repeat(b, self.g, 1, 1), **keywords).mean(-1) for one in ones], -1)
 
     def weights(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """Read the attention weights without dropout: the maximum of several readings, divided by dropout's factor."""
+        """Read the attention weights without dropout: the maximum of several readings, over the dropout factor."""
         read = self.weights_once(q, k, **keywords)
         for _ in range(self.readings - 1):
             read = torch.maximum(read, self.weights_once(q, k, **keywords))
@@ -152,5 +154,5 @@ def training_mode(module: nn.Module | None, *, training: bool) -> Iterator[None]
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the type and the first line of an exception's message."""
+    """Return the type of an exception and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -35,7 +35,7 @@ class Rotation:
         return (rotated[:half], rotated[half:]) if self.pairing == "half" else (rotated[::2], rotated[1::2])
 
     def apply(self, x: Float[Tensor, "b h n c"], start: int = 0) -> Float[Tensor, "b h n c"]:
-        """Rotate vectors by their positions `start`, `start` + 1, ..."""
+        """Rotate vectors that are at positions `start`, `start` + 1, ..."""
         positions = torch.arange(start, start + x.shape[2], dtype=torch.float64)
         phases = positions[:, None] * torch.tensor(self.frequencies, dtype=torch.float64)
         cos, sin = phases.cos().to(x.dtype), phases.sin().to(x.dtype)
@@ -46,9 +46,9 @@ class Rotation:
         return rotated
 
     def base(self) -> float | None:
-        """The base of the frequencies base**(-pair / pairs); None if they are not such powers.
+        """The base of the frequencies base**(-pair / pairs); None if they do not have this form.
 
-        It is rounded to two digits if that is close.
+        The base is rounded to two digits if the rounded number fits closely.
         """
         return _common_base(torch.tensor(self.frequencies, dtype=torch.float64))
 
@@ -101,8 +101,8 @@ def _common_base(found: Float[Tensor, "pairs"]) -> float | None:
 def _blended_scheme(found: Float[Tensor, "pairs"]) -> RotaryScheme | None:
     """Find the parameters of Llama 3 or YaRN scaling from the frequencies; None if neither fits.
 
-    Both keep high frequencies, divide low ones by a factor, and blend linearly between. Llama 3 blends by the
-    frequency, YaRN by the index of the pair.
+    Both scalings keep high frequencies, divide low frequencies by a factor, and interpolate linearly between
+    the two. The interpolation depends on the frequency in Llama 3, and on the index of the pair in YaRN.
     """
     count = len(found)
     index = torch.arange(count, dtype=torch.float64)
@@ -137,7 +137,7 @@ def usual_rotations(width: int) -> Iterator[Rotation]:
 
 
 def read_rotation(reader: ScoreReader) -> Rotation | None:
-    """Measure the rotary embedding of q and k from the scores of basis vectors; None if there is none."""
+    """Measure the rotary embedding of q and k from the scores of basis vectors; None if q and k are not rotated."""
     sizes, notes = reader.raw.reader, reader.raw.notes
     if sizes.i != sizes.j or sizes.rounding > 1e-3:
         needed = "as many keys as queries" if sizes.i != sizes.j else "a higher precision"
@@ -171,7 +171,7 @@ def read_rotation(reader: ScoreReader) -> Rotation | None:
 
 
 def _basis_scores(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs distances"]:
-    """Return the scores of basis vectors q = e_a and k = e_b by distance i - j = 0, 1, ..., averaged over pairs.
+    """Return the mean score of basis vectors q = e_a and k = e_b for each distance i - j = 0, 1, ...
 
     a, b  coordinates of the basis vectors, one pair (a, b) for each row of the result
     """
@@ -197,7 +197,7 @@ def _scores_of_pairs(reader: ScoreReader, a: list[int], b: list[int]) -> Float[T
 def _frequency(phases: list[float]) -> float:
     """Fit a frequency, in radians per position, to the angles measured at distances 0, 1, ...
 
-    The angles are known up to multiples of 2 pi.
+    The angles are known only up to multiples of 2 pi.
     """
     total, weight, guess = 0.0, 0.0, phases[1]
     for far, phase in enumerate(phases):

@@ -1,4 +1,4 @@
-"""Measure the scale of q . k, after soft-cap, norms of q and k and rotary positions are accounted for."""
+"""Measure the scale of q . k, taking soft-cap, norms of q and k, and rotary positions into account."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ SCALES: dict[str, Callable[[int, int, int, int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReading:
-    """The measured way in which scores are computed from q and k: scale, soft-cap, norm and rotary positions."""
+    """How scores are computed from q and k, as measured: scale, soft-cap, norm and rotary positions."""
 
     scale: float | None = None  # None if it is unknown or differs between heads
     scales: tuple[float, ...] | None = None  # scale of each head
@@ -136,7 +136,7 @@ def prepare_products(
 
 
 def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
-    """Measure how rotary positions align fewer queries than keys: "bottom-right", "top-left" or None.
+    """Measure how rotary positions align queries with more keys: "bottom-right", "top-left" or None.
 
     reading  the measured scores for equal numbers of queries and keys, at the same width
     """
@@ -153,7 +153,7 @@ def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | N
 def _fit(
     reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
 ) -> ScoreReading | None:
-    """Fit scores = scale * q . k after applying this norm and rotation; None if the fit is bad."""
+    """Fit scores = scale * q . k after applying the norm and rotation to q and k; None if the fit is bad."""
     each, residual = fit_slopes(scores, prepare_products(reader, q, k, norm, rotation))
     if residual >= _slack(rotation, norm) * reader.raw.reader.rounding:
         return None
@@ -163,7 +163,7 @@ def _fit(
 def _fit_capped(
     reader: ScoreReader, scores: Tensor, q: Tensor, k: Tensor, norm: QKNorm | None, rotation: Rotation | None
 ) -> ScoreReading | None:
-    """Fit scores = cap * tanh(scale q . k / cap) after applying this norm and rotation; None if the fit is bad."""
+    """Fit scores = cap * tanh(scale q . k / cap) where q and k are normed and rotated; None if the fit is bad."""
     scale, cap, residual = fit_softcap(scores, prepare_products(reader, q, k, norm, rotation))
     # a cap far beyond every score fits rounding
     if residual >= 3 * _slack(rotation) * reader.raw.reader.rounding or cap >= 30 * float(
@@ -176,7 +176,8 @@ def _fit_capped(
 def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
     """Return the allowed residual of a fit as a multiple of the rounding error.
 
-    It is larger with a rotation, whose frequencies are measured, and with a norm, whose epsilon is unknown.
+    The residual may be larger with a rotation, because its frequencies are measured, and with a norm, because
+    its epsilon is unknown.
     """
     return 10 if rotation is not None else 1 if norm is None else 3
 
@@ -219,7 +220,7 @@ def _reading(
 def name_scale(measured: Sequence[tuple[Sizes, float]], near: float = 1e-3) -> str | None:
     """Return the name of the scale rule, such as 1/sqrt(c), that gives all measured scales; None if no rule fits.
 
-    measured  pairs of the sizes of a measurement and its scale
+    measured  for each measurement, a pair of its sizes and its scale
     """
     for name, rule in SCALES.items():
         if all(math.isclose(scale, rule(*sizes), rel_tol=near, abs_tol=1e-9) for sizes, scale in measured):

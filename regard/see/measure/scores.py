@@ -1,4 +1,4 @@
-"""Read scores from weights: the logarithm of a weight is its score plus a constant of the row."""
+"""Read scores from weights: the logarithm of a weight is the score of the pair plus a constant of the row."""
 
 import math
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class ScoreReader:
     def scores(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:
         """Measure the scores of q and k from the log of the weights; NaN where a score is unknown.
 
-        The weights show scores up to a constant for each row. So every second key is set to zero in turn: its score
-        is zero, which gives the constant.
+        The weights determine the scores up to a constant for each row. To find the constant, first the keys at
+        even positions are set to zero and then those at odd positions: a key of zeros has score zero.
         """
         visible = self.raw.visible
         visible = visible if len(q) == len(visible) else visible[:1].expand(len(q), -1, -1, -1)
@@ -42,7 +42,7 @@ class ScoreReader:
         return torch.einsum("bhic,bhjc->bhij", q, self.repeat_heads(k))
 
     def repeat_heads(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b h j c"]:
-        """Return one key head for each query head: the one that it uses."""
+        """Return the key heads repeated so that each query head has the key head that it uses."""
         return k[:, list(self.key_heads)]
 
     def _log_weights(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:

@@ -1,4 +1,4 @@
-"""Least squares and differences of matrices in which only some entries are known."""
+"""Fit by least squares and compare matrices in which only some entries are known."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """Return the norm of a - b divided by the norm of a, over finite entries; inf if there are none."""
+    """Return the norm of a - b divided by the norm of a, over the entries that are finite in both; inf if none is."""
     known = a.isfinite() & b.isfinite()
     return float((a - b)[known].norm() / a[known].norm()) if bool(known.any()) else math.inf
 
@@ -33,7 +33,7 @@ def centre_rows(x: Float[Tensor, "*b i j"], visible: Bool[Tensor, "*b i j"]) -> 
 def fit_slopes(scores: Float[Tensor, "b h i j"], products: Float[Tensor, "b h i j"]) -> tuple[list[float], float]:
     """Fit scores = factor * products for each head.
 
-    Returns the factors, and the largest relative residual of a head.
+    Returns the factor of each head, and the largest relative residual over the heads.
     """
     known = scores.isfinite()
     s, x = (each.masked_fill(~known, 0).transpose(0, 1).flatten(1) for each in (scores, products))

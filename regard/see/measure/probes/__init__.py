@@ -1,1 +1,1 @@
-"""Probes: any function or module that attends, callable as a function of q, k and v."""
+"""Probes: call any attention function or module as a function of q, k and v."""

@@ -1,4 +1,4 @@
-"""The probe of a Hugging Face layer whose projections are not known, such as multi-head latent attention.
+"""Probe a Hugging Face layer whose projections are not known, such as multi-head latent attention.
 
 q, k and v are replaced where the layer calls its attention function, after its projections and rotary positions.
 """
@@ -35,7 +35,7 @@ class _ChosenTensors:
     """Replaces q, k and v in the next attention call of a transformers layer.
 
     original  the attention function of the layer
-    tensors   q, k and v to use; None keeps those of the layer
+    tensors   q, k and v to use; None keeps the layer's own
     shapes    shapes of the layer's own q, k and v
     """
 

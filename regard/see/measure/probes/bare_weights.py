@@ -1,6 +1,4 @@
-"""Projections that are parameters, as in `x @ self.W_Q`: replace them by objects whose products are the chosen q, k and
-v.
-"""
+"""Replace projections that are bare parameters, such as `self.W_Q`, so that `x @ self.W_Q` is the chosen q, k or v."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,10 +19,11 @@ Replace = Callable[[Tensor, Axes], Tensor]  # the result of the product of a wei
 
 @dataclass(frozen=True, eq=False)
 class BareWeight:
-    """Replaces a weight parameter by an object whose product with another tensor is computed by `replace`.
+    """An object in place of a weight parameter: `replace` computes its product with another tensor.
 
     weight      the original parameter
-    replace     returns the result for the other tensor and the axes of positions
+    replace     function that returns the product, given the other tensor and the axes of positions in it and in
+                the product
     time_first  whether the layer's tensors are (n, b, ...)
     """
 
@@ -54,7 +53,7 @@ class BareWeight:
         return dataclasses.replace(self, weight=found) if isinstance(found, Tensor) else found
 
     def _position_axes(self, product: Callable[[Tensor, Tensor], torch.Size], other: Tensor) -> Axes:
-        """Return the axis of positions in the input and in the product, found by a trial with a longer sequence."""
+        """Return the axis of positions in the input and in the product, found by a product with a longer sequence."""
         for axis in (0 if self.time_first else 1,) if other.ndim == 3 else (1, 2):
             shape = [LENGTH if n == axis else size for n, size in enumerate(other.shape)]
             try:
@@ -85,7 +84,7 @@ def bare_weight(module: nn.Module, name: str) -> Tensor | None:
 
 
 def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: bool) -> None:
-    """Replace a weight parameter by a `BareWeight`, and set its bias to zero."""
+    """Replace a weight parameter by a `BareWeight`, and set the bias that belongs to it to zero."""
     weight = module._parameters.pop(name)
     assert weight is not None
     object.__setattr__(module, name, BareWeight(weight.detach(), replace, time_first))
@@ -96,8 +95,9 @@ def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: 
 
 
 def heads_before_output(heads: Tensor, axes: Axes) -> Tensor:
-    """Return the input of an output projection with heads joined, (b n (h e)); a tensor of three axes is returned
-    unchanged.
+    """Concatenate the heads to the input of an output projection, (b n (h e)).
+
+    A tensor of three axes is returned unchanged.
 
     axes  the axes of positions in the input and in the product
     """

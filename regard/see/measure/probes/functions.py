@@ -1,4 +1,4 @@
-"""A function of q, k and v as a probe: its layout and its free sizes are found by trial calls."""
+"""Build the probe of a function of q, k and v: trial calls find its layout and its free sizes."""
 
 import inspect
 import re
@@ -42,8 +42,8 @@ ROLES = {"q": ("q", "query", "queries"), "k": ("k", "key", "keys"), "v": ("v", "
 class Signature:
     """The arguments of an attention function besides q, k and v.
 
-    further   names of the further arguments
-    required  those without a default
+    further   names of all these arguments
+    required  names of the arguments without a default
     """
 
     further: tuple[str, ...]
@@ -61,8 +61,9 @@ def probe_function(
 ) -> Probe:
     """Build the probe of an attention function: find its layout and sizes by trial calls.
 
-    function_for  returns the function to call for a tensor q; a module has one copy for each dtype
-    signed        the object whose signature is read
+    function_for  function that returns the function to call for a tensor q, since a module has one copy for
+                  each dtype
+    signed        the object whose signature lists the arguments
     module        the module behind the function, or None
     """
     signature = read_signature(signed)
@@ -111,7 +112,7 @@ class _Function:
     def attempts(
         self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[Probe, ProbeSizes] | Exception]:
-        """Try all layouts; yield a probe for each layout that works, or the exception that it raises."""
+        """Try all layouts; yield a probe and its sizes for each layout that works, and the exceptions of the others."""
         options, axes = self.options, ""  # axes of all layouts that worked
         for layout in [options.layout] if options.layout else LAYOUTS:
             if "h" not in layout:
@@ -211,7 +212,7 @@ class _Function:
 def read_signature(fn: object) -> Signature:
     """Return the arguments of a function besides q, k and v.
 
-    They are read from the signature, or from the first line of the docstring for compiled functions.
+    The arguments are read from the signature, or from the first line of the docstring for compiled functions.
     """
     try:
         listed = list(inspect.signature(fn).parameters.values())  # type: ignore[arg-type]
@@ -236,6 +237,6 @@ def read_signature(fn: object) -> Signature:
 
 
 def to_layout(x: Float[Tensor, "b h n c"], layout: str) -> Tensor:
-    """Permute the axes of a (b h n c) tensor to another layout; a layout without heads takes the first head."""
+    """Permute the axes of a (b h n c) tensor to another layout; a layout without heads keeps only the first head."""
     axes = "bhnc" if "h" in layout else "bnc"
     return (x if "h" in layout else x[:, 0]).permute([axes.index(axis) for axis in layout.split()])

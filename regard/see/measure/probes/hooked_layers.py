@@ -1,4 +1,4 @@
-"""The probe of a layer with projections: a copy whose projections return the chosen q, k and v."""
+"""Probe a layer with projections: in a copy of the layer, the projections return the chosen q, k and v."""
 
 import inspect
 import sys
@@ -45,8 +45,8 @@ MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "e
 def probe_layer(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> Probe:
     """Build the probe of an attention layer with projections.
 
-    Trial calls find its arguments, its axes and its order of heads: the first choice that mixes no sequences or
-    heads.
+    Trial calls find the layer's arguments, axes and order of heads: the first combination that does not mix
+    sequences or heads.
 
     known  names of the layer's projections
     """
@@ -81,10 +81,9 @@ def probe_layer(module: nn.Module, known: Projections, name: str, options: Probe
 def _count_heads(
     module: nn.Module, known: Projections, name: str, options: ProbeOptions, transposed: bool
 ) -> int | None:
-    """Find the number of heads with a trial call in which all columns of v are equal, so that outputs differ between
-    heads only.
+    """Find the number of heads with a trial call; return None if no call works.
 
-    Returns None if no call works.
+    All columns of v are equal in this call, so that the columns of the output differ only between heads.
 
     transposed  whether bare weights are (out, in)
     """
@@ -167,7 +166,7 @@ class _Chosen:
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def output(self, parts: str) -> Tensor:
-        """Return what a replaced projection returns: the chosen tensors, joined as in the layer.
+        """Return the output of a replaced projection: the chosen tensors, joined as in the layer.
 
         parts  what the projection computes: "q", "kv", "qkv" and so on
         """
@@ -181,11 +180,11 @@ class _Chosen:
     def product(self, parts: str, other: Tensor, axes: Axes) -> Tensor:
         """Return the chosen tensors in place of `other` @ weight, where the weight is a bare nn.Parameter of the layer.
 
-        With a weight that has an axis of heads, they are (b h n c) or (b n h c).
+        If the weight has an axis of heads, the tensors are returned as (b h n c) or (b n h c).
 
         parts  which of q, k and v the product computes: "q", "kv", "qkv" and so on
         other  the input that is multiplied by the weight; its values are not used
-        axes   pair: the axis of positions in `other`, and in the product
+        axes   pair of axes: the axis of positions in `other` and that in the product
         """
         one = self.tensors[parts[0]]
         if self.split and len(parts) == 1:
@@ -209,7 +208,7 @@ class _ChosenProjection(nn.Module):
 
 
 class FirstArgument(nn.Module):
-    """A module that returns its first argument, in place of an output projection."""
+    """A module that replaces an output projection: it returns its first argument."""
 
     def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
         return x
@@ -238,7 +237,7 @@ def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """One way to call an attention layer: which arguments are sequences, and which axis comes first.
+    """One way to call an attention layer: which arguments are sequences, and whether batch or time is their first axis.
 
     inputs  names of the arguments that are sequences
     takes   all arguments of the layer's forward
@@ -259,8 +258,9 @@ class _LayerCall:
 
     @property
     def filled_in(self) -> tuple[str, ...]:
-        """Names of the arguments that are filled in: required ones and those in FILLED_VALUES, unless the caller passed
-        them.
+        """Names of the arguments that are filled in because the caller did not pass them.
+
+        They are the required arguments and those in FILLED_VALUES.
         """
         filled = dict.fromkeys((*self.required, *(each for each in FILLED_VALUES if each in self.takes)))
         return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))
@@ -308,7 +308,7 @@ FILLED_VALUES = {
 
 
 def _fill_in(argument: str, module: nn.Module, layer: _LayerCall, x: Tensor) -> object:
-    """Return the value passed for an argument in FILLED_VALUES, such as position_ids."""
+    """Return the value to pass for an argument in FILLED_VALUES, such as position_ids."""
     b, n = x.shape[:2]
     if argument == "position_embeddings":
         return rotary_phases(module, layer.name, x, n)
@@ -321,7 +321,7 @@ def _fill_in(argument: str, module: nn.Module, layer: _LayerCall, x: Tensor) -> 
 
 
 def rotary_phases(module: nn.Module, name: str, x: Tensor, length: int) -> object:
-    """Compute the position_embeddings (cos, sin) of a Hugging Face layer with the rotary class in its module."""
+    """Compute the position_embeddings (cos, sin) of a Hugging Face layer with the rotary class of its Python module."""
     beside = vars(sys.modules[type(module).__module__])
     kinds = [kind for kind in beside if kind.endswith("RotaryEmbedding") and inspect.isclass(beside[kind])]
     config = getattr(module, "config", None)

@@ -10,7 +10,7 @@ from regard.see.measure.probes.probe import ProbeOptions
 
 
 class ModuleCopies:
-    """Copies of a module, one for each dtype, each changed by `prepare`.
+    """Copies of a module, one for each dtype, each changed by the function `prepare`.
 
     `reference` is an unchanged copy. The others are in the same training or eval mode as `reference`.
     """
@@ -45,8 +45,9 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def dtypes_and_device(module: nn.Module | None, options: ProbeOptions) -> tuple[list[torch.dtype], torch.device]:
-    """Return the dtypes to try and the device to use: those of the module, or defaults if it has no parameters and
-    buffers.
+    """Return the dtypes to try and the device to use.
+
+    They are those of the module, or defaults if it has no floating-point parameters and buffers.
     """
     own = None if module is None else next(_floating(module), None)
     if own is not None:

@@ -1,4 +1,4 @@
-"""The probe of nn.MultiheadAttention: a copy whose projections are the identity."""
+"""Probe nn.MultiheadAttention: in a copy, all projections are the identity."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from regard.see.measure.probes.probe import Probe, ProbeOptions, first_tensor
 
 
 def probe_multihead(module: nn.MultiheadAttention, name: str, options: ProbeOptions) -> Probe:
-    """Build the probe of a torch.nn.MultiheadAttention; its projections are replaced by the identity in copies."""
+    """Build the probe of a torch.nn.MultiheadAttention; copies of it have the identity as projections."""
     copies = ModuleCopies(module, _set_identity_projections)
     heads, batch_first = module.num_heads, module.batch_first
     (dtype, *_), device = dtypes_and_device(module, options)

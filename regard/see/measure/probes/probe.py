@@ -1,4 +1,4 @@
-"""`Probe`: an attention as a function of q, k and v, with a test that shows whether its layout was found correctly."""
+"""`Probe`: an attention as a function of q, k and v, with a test of whether its layout was found correctly."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -35,15 +35,15 @@ class Probe:
     dtype: torch.dtype = torch.float32  # a dtype that works
     device: torch.device = CPU
     filled_in: tuple[str, ...] = ()  # required arguments that the caller did not pass
-    filled_values: Mapping[str, str] = field(default_factory=dict)  # what was passed for them, if it was not None
+    filled_values: Mapping[str, str] = field(default_factory=dict)  # what was passed for them, if not None
     note: str = ""  # what could not be called, in words
-    other_layout: str = ""  # a layout that mixes no sequences, if the expected one does
+    other_layout: str = ""  # a layout that mixes no sequences, if the expected layout mixes them
 
     def test_layout(self, sizes: "ProbeSizes") -> bool | Exception:
-        """Check the layout: whether every output row is a multiple of the value vector of its own sequence.
+        """Return whether the layout is right: every output row is a multiple of a value vector of its own sequence.
 
-        A wrong layout or order of heads mixes sequences or heads, which changes the direction of the output.
-        Returns the exception if the call raises one.
+        A wrong layout or order of heads mixes sequences or heads, which changes the direction of the output. If
+        the call raises an exception, the exception is returned.
         """
         q, k, v = sizes.random_tensors(self.dtype, self.device)
         try:
@@ -100,15 +100,16 @@ class ProbeOptions:
     extra: Mapping[str, object]
 
     def lengths(self) -> list[tuple[int, int]]:
-        """Return the pairs (queries, keys) to try; different numbers come first."""
+        """Return the pairs (queries, keys) to try; pairs of different numbers come first."""
         i = self.queries or 5
         return [(i, self.keys)] if self.keys not in (None, i) else [(i, i + 2), (i, i)]
 
 
 def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> Probe | Exception:
-    """Return the first probe that mixes no sequences or heads, else the first one that runs, else the first exception.
+    """Return the first probe that mixes no sequences or heads, else the first that runs, else the first exception.
 
-    A probe that mixes in every layout is also returned, so that `check` can report the mistake.
+    A probe that mixes sequences or heads in every layout is also returned, so that `check` can report the
+    mistake.
     """
     mixing: Probe | None = None
     raised: list[Exception] = []
@@ -130,7 +131,7 @@ def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> P
 def missing_argument_hint(name: str, filled_in: tuple[str, ...], of: str = "") -> str:
     """Return a hint for an error message: which required arguments were passed as None, and how to pass them.
 
-    of  name of an input from which a function in `extra` may compute its argument; empty if none may
+    of  name of the input, if a value in `extra` may be a function of it; empty if values may not be functions
     """
     if not filled_in:
         return ""
@@ -151,7 +152,7 @@ def fewer_kv_heads(heads: int) -> int:
 
 
 def first_tensor(out: object) -> Tensor:
-    """Return the output itself, or the first entry of a tuple or list; raise TypeError if it is not a tensor."""
+    """Return the output itself, or the first entry of a tuple or list; raise TypeError if that is not a tensor."""
     if isinstance(out, tuple | list) and out:
         out = out[0]
     if not isinstance(out, Tensor):

@@ -1,4 +1,4 @@
-"""The projections of an attention layer, found by their usual names, and the sizes that follow from them."""
+"""Find the projections of an attention layer by their usual names, and the sizes that follow from them."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,7 +12,7 @@ from regard.see.measure.probes.probe import AS_FUNCTION, ProbeOptions
 
 @dataclass(frozen=True)
 class Projections:
-    """The names of an attention layer's projections, and what each computes: "q", "k", "v", or several as "qkv"."""
+    """The names of an attention layer's projections, and what each computes: "q", "k", "v" or several, as "qkv"."""
 
     names: tuple[str, ...]
     parts: tuple[str, ...]
@@ -42,8 +42,9 @@ WIDTHS = ("head_width", "head_dim", "dim_head", "attention_head_size", "head_siz
 
 
 def known_projections(module: nn.Module) -> Projections | None:
-    """Return the first known set of projection names that all exist in a module, as submodules or parameters; None if
-    there is none.
+    """Return the first known set of projection names that all exist in a module; None if there is none.
+
+    A projection may be a submodule or a parameter.
     """
     modules = {name for name, _ in module.named_modules(remove_duplicate=False)}
     bare = {name for name, weight in module.named_parameters(recurse=False) if weight.ndim in (2, 3)}
@@ -135,6 +136,6 @@ def _bare_widths(weight: Tensor, transposed: bool) -> tuple[int, int]:
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...]) -> int | None:
-    """Return the first of these attributes of the module or its config that is a positive integer, or None."""
+    """Return the first of the named attributes, of the module or its config, that is a positive integer, or None."""
     values = (getattr(owner, name, None) for owner, name in product((module, getattr(module, "config", None)), names))
     return next((value for value in values if type(value) is int and value > 0), None)

@@ -1,6 +1,7 @@
-"""The probe of a module that contains one attention, such as nn.TransformerEncoderLayer.
+"""Probe a module that contains one attention, such as nn.TransformerEncoderLayer.
 
-The module itself is called, with chosen q, k and v inside, so that its masks and its order of axes are measured too.
+The whole module is called while its attention uses the chosen q, k and v, so that the module's masks and order of axes
+are measured too.
 """
 
 import inspect
@@ -26,7 +27,7 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
     If the module cannot be called with a sequence, the probe is that of the inner attention alone.
 
     path        path of the inner attention
-    probe_part  builds the probe of the inner attention
+    probe_part  function that builds the probe of the inner attention
     """
     parameters = inspect.signature(module.forward).parameters
     own = {each: value for each, value in options.extra.items() if each in parameters}
@@ -49,7 +50,7 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
 def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
     """Return whether the module takes (n, b, d), that is, its attribute `batch_first` is False.
 
-    If a torch.nn module has no such attribute, that of the attention inside counts.
+    If a torch.nn module has no such attribute, the attribute of its inner attention is used.
     """
     batch_first = getattr(module, "batch_first", None)
     if batch_first is None and type(module).__module__.startswith("torch.nn."):
@@ -60,7 +61,7 @@ def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
 def _probe_with(
     module: nn.Module, path: str, name: str, inner: Probe, own: Mapping[str, object], time_first: bool
 ) -> Probe | str:
-    """Build the probe of the whole module, or return the reason why it cannot be called, as text.
+    """Build the probe of the whole module, or return a text that says why the module cannot be called.
 
     inner       probe of the inner attention
     own         keyword arguments of the module
@@ -171,9 +172,7 @@ class _WrapperCall:
 
 
 class _ReplacedAttention(nn.Module):
-    """A module in place of the inner attention: it takes the same arguments, but computes with the chosen q, k and
-    v.
-    """
+    """A module in place of the inner attention: it takes the same arguments, but uses the chosen q, k and v."""
 
     def __init__(self, part: nn.Module, call: _WrapperCall) -> None:
         super().__init__()
