@@ -63,6 +63,11 @@ def count_parameters(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def count_cross_attention(model: Any) -> int:
+    """Return the number of blocks with cross attention in a module."""
+    return sum(getattr(module, "cross", None) is not None for module in model.modules())
+
+
 def growth_exponent(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the exponent p of the power law y ~ x^p through the first and the last point."""
     return math.log(y[-1] / y[0]) / math.log(x[-1] / x[0])

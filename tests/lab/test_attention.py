@@ -220,6 +220,13 @@ def test_the_first_order_error_is_4e_5_at_small_eps_and_quadratic(name):
     assert measured["order of the error"] == pytest.approx(2, abs=0.01)
 
 
+def test_a_random_change_of_a_key_has_mean_0_and_the_mean_square_of_the_formula():
+    measured = numbers("key-nudge")
+    low, high = measured["mean squared change, measured by formula"]
+    assert 0.97 < low <= high < 1.03  # 20,000 draws: a standard deviation of 0.01
+    assert measured["mean change by root mean square"] < 0.03
+
+
 def test_a_changed_query_changes_only_its_own_column():
     assert numbers("query-nudge")["change of other columns"] == 0
     assert numbers("query-nudge")["columns changed by a key"] == 5

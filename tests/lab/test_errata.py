@@ -14,6 +14,7 @@ from regard.lab.errata import WrongAnswer, wrong_answers
 from regard.lab.results import shipped_results
 from regard.lab.templates import evaluate, render, round_outward
 from regard.lab.verdict import REFUTED, SUPPORTED, Numbers
+from regard.models.presets import build
 from regard.nn.attention import Attention
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import fan_in, init_parameters, normal
@@ -22,7 +23,7 @@ from tests.lab.quick import claim, numbers
 ERRATA = wrong_answers()
 PLACES = {place for answer in sheet_answers() for place in answer.questions}
 # whose numbers come from trainings; their intervals over seeds are checked with the claims
-TRAINED = {"against-rnn", "bert-tasks", "pretraining-knowledge"}
+TRAINED = {"against-rnn", "bert-tasks", "encoder-decoder", "pretraining-knowledge"}
 
 
 def identify(answer: WrongAnswer) -> str:
@@ -98,6 +99,7 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "rows-are-distributions-4": lambda n: {"third output of three tokens": [1.17, 0.21]},
     "rows-are-distributions-5": lambda n: {"permuted example differs by": 0.4},
     "rows-are-distributions-6": lambda n: {"column sums of the weights": [1.0, 1.0]},
+    "encoder-decoder-0": lambda n: {"blocks with cross attention": {"with encoder": 1, "alone": 1}},
 }
 
 
@@ -345,6 +347,18 @@ def check_vit_against_transformer(n: Numbers) -> None:
     published = {"vit-b/16": (768, 3072), "vit-l/16": (1024, 4096), "vit-h/14": (1280, 5120)}
     published |= {"transformer-base": (512, 2048), "transformer-big": (1024, 4096)}
     assert {name: (n["widths"][name], n["feed-forward widths"][name]) for name in published} == published
+
+
+def check_encoder_decoder(n: Numbers) -> None:
+    """By the names of the parameters: every decoder block of a Transformer has cross attention, none of GPT-2 has."""
+    crossing = {}
+    for preset in ("transformer-tiny", "gpt2"):
+        with torch.device("meta"):
+            names = [name for name, _ in build(preset).named_parameters()]
+        crossing[preset] = {name.split(".cross.")[0] for name in names if ".cross." in name}
+    assert all(name.startswith("decoder.") for name in crossing["transformer-tiny"])
+    assert len(crossing["transformer-tiny"]) >= n["blocks with cross attention"]["with encoder"] == 1
+    assert len(crossing["gpt2"]) == n["blocks with cross attention"]["alone"] == 0
 
 
 def check_average_two(n: Numbers) -> None:

@@ -18,6 +18,7 @@ from regard.data.digits import digits
 from regard.lab.transformers import vit_on_digits, vit_or_cnn
 from regard.lab.transformers.stability import LACKING
 from regard.models.cnn import CNN
+from regard.models.gpt import GPT, GPTConfig
 from regard.models.mlp import MLP
 from regard.models.rnn import RNN, RNNConfig
 from regard.models.transformer import Transformer, TransformerConfig
@@ -230,6 +231,14 @@ class Backwards(Transformer):
         return super().encode(source.flip(1), padding)
 
 
+class Crossing(GPT):
+    """A GPT whose first block has cross attention."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        self.blocks[0].cross = Attention(config.width, config.heads)
+
+
 class Forgetful(Block):
     """A block without residual sums."""
 
@@ -306,6 +315,7 @@ FAULTS: list[Fault] = [
     ("encoder-decoder", {"transformer": SeesAhead}),
     ("encoder-decoder", {"transformer": OneWay}),
     ("encoder-decoder", {"transformer": Backwards}),
+    ("encoder-decoder", {"gpt": Crossing}),
     ("stability", {"block": Forgetful}),
     ("stability", {"layer": always_scaled}),
     ("vit-positions", {"vit": Placeless}),
@@ -393,6 +403,7 @@ def test_five_tokens_have_25_pairs_in_the_encoder_and_15_in_the_decoder() -> Non
     numbers = outcome("encoder-decoder").numbers
     assert numbers["pairs with nonzero weight"] == {"encoder": [25], "decoder": [15]}
     assert numbers["mass above the diagonal"]["decoder"] == [0.0, 0.0]
+    assert numbers["blocks with cross attention"] == {"with encoder": 1, "alone": 0}
     cross = numbers["maps"]["cross"]
     assert [row.index(max(row)) for row in cross] == [4, 3, 2, 1, 0]
     assert [sum(row) for row in cross] == pytest.approx([1.0] * 5, abs=1e-5)

@@ -8,9 +8,9 @@ Measures: For each kind: the number of keys, the number of nonzero weights in a 
     attention for growing betas.
 Finding: {% for kind in n.kinds %}{% set far = n[kind]["distance to the nearest value"] %}{{ kind|capitalize if
     loop.first else kind }} attention gives {{ n[kind]["fewest nonzero weights"] }} of {{ n[kind]["keys"] }} keys a
-    weight, and {% if far|max == 0 %}every output is a value{% else %}its outputs are {{ far|min|short }} to {{
-    far|max|short }} away from the nearest value{% endif %}{{ "; " if not loop.last else ". " }} {%- endfor %}At beta={{
-    n.betas[-1]|short }} soft and hard differ by at most {{ n["difference of soft and hard"][-1]|at_most }}.
+    weight, and {% if far|max == 0 %}every output is a value{% else %}its outputs have a distance of {{ far|min|short }}
+    to {{ far|max|short }} from the nearest value{% endif %}{{ "; " if not loop.last else ". " }} {%- endfor %}At
+    beta={{ n.betas[-1]|short }} soft and hard differ by at most {{ n["difference of soft and hard"][-1]|at_most }}.
 Budget: 1 second
 Source: 000 1.1c-d, 002 1.1c-d
 """

@@ -8,13 +8,14 @@ Measures: All derivatives in high precision, with 1 - y computed as the sum of t
     differentiation through `attend`; the same for inputs of ordinary size; how much the outputs change if any one input
     changes by a step.
 Finding: The largest of the {{ n.inputs|length ** 2 }} derivatives is {{ n["largest derivative"]|short(3) }}{{ ": this
-    softmax is saturated" if n["largest derivative"] < 1e-3 else ": this softmax is not saturated" }}. The gap of {{
-    n.gap|short(3) }} between the two largest inputs allows at most {{ n["largest possible"]|at_most(2) }}. By automatic
-    differentiation all but that of the largest output by its own input are correct up to a relative error of {{
-    n["error of the formula"]|at_most }}. For that one float64 gives y (1 - y) = {{ n["y (1 - y) of the largest in
-    float64"]|short(3) }}, exactly it is {{ n["derivative of the largest"]|short(3) }}. A step of {{ n.step|short }} in
-    any input changes no output by more than {{ n["largest change after a step"]|at_most(2) }}. With inputs divided by
-    {{ n["divided by"]|short }} the largest derivative is {{ n["largest derivative, divided"]|short }}.
+    softmax is saturated" if n["largest derivative"] < 1e-3 else ": this softmax is not saturated" }}. With a gap of {{
+    n.gap|short(3) }} between the two largest of {{ n.inputs|length }} inputs it cannot exceed {{ n.inputs|length - 1 }}
+    exp(-{{ n.gap|short(3) }}) = {{ n["largest possible"]|at_most(2) }}. By automatic differentiation all but that of
+    the largest output by its own input are correct up to a relative error of {{ n["error of the formula"]|at_most }}.
+    For that one float64 gives y (1 - y) = {{ n["y (1 - y) of the largest in float64"]|short(3) }}, exactly it is {{
+    n["derivative of the largest"]|short(3) }}. A step of {{ n.step|short }} in any input changes no output by more than
+    {{ n["largest change after a step"]|at_most(2) }}. With inputs divided by {{ n["divided by"]|short }} the largest
+    derivative is {{ n["largest derivative, divided"]|short }}.
 Budget: 1 second
 Source: 003 12.4, 003 12.4 code
 """

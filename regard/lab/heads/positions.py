@@ -10,7 +10,7 @@ Measures: One layer trained on sequences of one length and tested on longer ones
     inputs only rows at positions beyond the training length count. The weight of a matching key nearby and far away,
     without positions and with alibi.
 Finding: Accuracy at the training length {{ n["trained on"] }} and at new positions up to {{ n.lengths[-1] }} (chance {{
-    n.chance|fixed }}; {{ n.repeats }} seeds, confidence intervals of at most ± {{ widest|fixed }}). {% for task in
+    n.chance|fixed }}; {{ n.repeats }} seeds, 95 % confidence intervals of at most ± {{ widest|fixed }}). {% for task in
     n.accuracy %}{{ {"relative": "Relative (predict the token " ~ n.distance ~ " positions before)", "absolute":
     "Absolute (predict the token at position " ~ n.place ~ ")"}[task] }}: {% for name, rows in n.accuracy[task].items()
     %}{{ "no positions" if name == "none" else name }} {{ rows[0]|fixed }} and {{ rows[-1]|fixed }}{{ ", " if not

@@ -12,7 +12,7 @@ Measures: One layer of causal attention with rotary positions and 1, 2 or 4 head
 Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters["two relations"][0]|comma }} parameters, the
     token before and the token three before are both predicted correctly at {% for count in n.heads %}{{ accuracy["two
     relations"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of the positions (chance {{ n.chance|percent(1)
-    }}; {{ n.repeats }} seeds; in brackets the confidence interval over seeds). Small Vision Transformers with the same
+    }}; {{ n.repeats }} seeds; in brackets the 95 % confidence interval). Small Vision Transformers with the same
     numbers of heads, all with {{ n.parameters["digits"][0]|comma }} parameters, classify {% for count in n.heads %}{{
     accuracy["digits"][count|string] }}{{ ", " if not loop.last }}{% endfor %} of images of handwritten digits
     correctly. The gain over one head with the same seed is {% for count in gain %}{{ (100 * gain[count].mean)|fixed(1)

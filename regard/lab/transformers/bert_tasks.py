@@ -12,12 +12,12 @@ Measures: A generated text of consecutive sentences. One small BERT for all task
     alone, on next sentences alone, and on both: accuracy in both tasks, and in the order of sentences after the same
     short fine-tuning. Logic with labels, and with random labels, since a text has none.
 Finding: Accuracy on new text, and of the best constant answer: {% for task in accuracy %}{{ task }} {{ accuracy[task]
-    }} against {{ n["accuracy of the best constant"][task]|percent }}{{ ", " if not loop.last }}{% endfor %}; {{
-    n.repeats }} seeds. Masked words are chosen among {{ n.words }} words, the other answers among 2. Masked words and
-    next sentences after pre-training: {% for kind in pretrained %}{{ kind }} {{ pretrained[kind]["masked words"] }} and
-    {{ pretrained[kind]["next sentence"] }}{{ "; " if not loop.last }}{% endfor %}. The order of sentences after {{
-    n["fine-tuning steps"] }} steps of fine-tuning: {% for kind in pretrained %}{{ kind }} {{ pretrained[kind]["sentence
-    order"] }}{{ ", " if not loop.last else "." }}{% endfor %}
+    }} against {{ n["accuracy of the best constant"][task]|percent }}{{ ", " if not loop.last }}{% endfor %} ({{
+    n.repeats }} seeds, in brackets the 95 % confidence interval). Masked words are chosen among {{ n.words }} words,
+    the other answers among 2. Masked words and next sentences after pre-training: {% for kind in pretrained %}{{ kind
+    }} {{ pretrained[kind]["masked words"] }} and {{ pretrained[kind]["next sentence"] }}{{ "; " if not loop.last }}{%
+    endfor %}. The order of sentences after {{ n["fine-tuning steps"] }} steps of fine-tuning: {% for kind in pretrained
+    %}{{ kind }} {{ pretrained[kind]["sentence order"] }}{{ ", " if not loop.last else "." }}{% endfor %}
 Budget: 90 seconds
 Source: 003 12.6
 """

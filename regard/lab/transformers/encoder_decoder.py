@@ -2,11 +2,12 @@
 
 Claim: Every token of the encoder sees every token of the source. A token of the decoder sees the target up to itself,
     and the whole source through cross attention. After training, cross attention looks where the task requires: for
-    reversing sequences, at the last position first.
+    reversing sequences, at the last position first. A decoder alone, such as GPT, has no encoder and no cross
+    attention.
 Measures: A small encoder-decoder trained to reverse sequences, over seeds. Its attention maps, recorded from the
     running model: the pairs in use, the mass above the diagonal, and how much of the cross attention is on the reversed
     order, before and after training. How much the outputs change if the last token of the source or of the target
-    changes.
+    changes. The blocks with cross attention of its decoder and of a GPT.
 Finding: A model was trained to reverse its source of {{ n.length }} tokens. Of {{ n.length ** 2 }} pairs of query and
     key the encoder uses {{ n["pairs with nonzero weight"]["encoder"]|join_numbers }} and the decoder {{ n["pairs with
     nonzero weight"]["decoder"]|join_numbers }} in self-attention. At least {{ n["mass above the
@@ -16,8 +17,10 @@ Finding: A model was trained to reverse its source of {{ n.length }} tokens. Of 
     changes the logits of earlier positions by {{ n["change of earlier logits by the last target token"]|short }}. The
     source tokens that the reversed order requires have {{ n["cross attention on the reversed order before
     training"]|percent }} of the cross attention before training and {{ means["cross attention on the reversed order"]
-    }} after ({{ n.repeats }} seeds), and the largest weight of {{ means["rows at the reversed order"] }} of the
-    queries; {{ means["accuracy"] }} of the written tokens are correct.
+    }} after ({{ n.repeats }} seeds, in brackets the 95 % confidence interval), and the largest weight of {{ means["rows
+    at the reversed order"] }} of the queries; {{ means["accuracy"] }} of the written tokens are correct. The decoder
+    has {{ n["blocks with cross attention"]["with encoder"] }} block with cross attention; a GPT of the same size, a
+    decoder alone, has {{ n["blocks with cross attention"]["alone"] }}.
 Budget: 30 seconds
 Source: 004 2d
 """
@@ -36,8 +39,10 @@ from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.drawing import Figure, make_figure, plot_heatmap
 from regard.lab.fitting import fit_cross_entropy
+from regard.lab.measure import count_cross_attention
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
 from regard.lab.verdict import Decision, Numbers, decide
+from regard.models.gpt import GPT, GPTConfig
 from regard.models.transformer import Transformer, TransformerConfig
 from regard.see.watch import watch
 
@@ -84,10 +89,14 @@ class Setup(RepeatedSetup):
 SMOKE = Setup(letters=6, length=5, width=16, steps=160, rate=0.02, repeats=3, trials=16)
 
 
-def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transformer) -> Numbers:
+def run(
+    setup: Setup,
+    transformer: Callable[[TransformerConfig], Any] = Transformer,
+    gpt: Callable[[GPTConfig], Any] = GPT,
+) -> Numbers:
     """Run this lab claim's experiment and return the measured numbers by name.
 
-    transformer  builds the model: transformer(config)
+    transformer, gpt  build the models: transformer(config), gpt(config)
     """
     before, after = [], []
     for seed in setup.seeds:
@@ -108,7 +117,10 @@ def run(setup: Setup, transformer: Callable[[TransformerConfig], Any] = Transfor
     numbers |= {later: max(each[later] for each in every), f"{order} before training": fmean(e[order] for e in before)}
     for name, values in measured.items():
         numbers |= mean_and_interval(name, values)
-    return numbers | {"maps": after[0]["maps"]}
+    alone = gpt(GPTConfig(vocab=setup.letters + 1, context=setup.length, width=setup.width, depth=1, heads=1))
+    blocks = {"with encoder": model.decoder, "alone": alone}
+    crossing = {name: count_cross_attention(each) for name, each in blocks.items()}
+    return numbers | {"blocks with cross attention": crossing, "maps": after[0]["maps"]}
 
 
 def _least_and_most(values: set[float]) -> list[float]:
@@ -183,6 +195,8 @@ def verdict(numbers: Numbers) -> Decision:
         "accuracy": 0.95,
     }
     means = {name: estimates(numbers, name) for name in least}
+    crossing = numbers["blocks with cross attention"]
+    masked &= crossing["with encoder"] > 0 == crossing["alone"]
     return decide(all_seen and reached and masked, [means[name] - low for name, low in least.items()], means=means)
 
 

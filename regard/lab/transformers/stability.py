@@ -8,17 +8,17 @@ Claim: Residual sums, layer norms, scaled scores and a learning-rate warm-up. Th
 Measures: Deep stacks of real blocks trained to reverse sequences, with each of the four removed, over seeds: at the
     start the norm of each block's gradient, the similarity of the tokens at the top and the largest attention weight of
     a row; and the loss at the end of training.
-Finding: Loss after {{ n.steps }} steps of {{ n.depth }} blocks ({{ n.repeats }} seeds; guessing has {{ n["loss of
-    guessing"]|fixed }}; in brackets: this loss divided by the loss with all four parts): {% for name in n.loss %}{{
-    name }} {{ n.loss[name]|fixed(3) if n.loss[name] < 0.1 else n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ ")" if
-    name in ranges }}{{ ", " if not loop.last else ". " }}{% endfor %}At the start of {{ n.deep }} blocks the largest
-    gradient of a block is {{ n.gradients["all four"]|max|fixed(1) }} with all four and {{ n.gradients["no
+Finding: Loss of {{ n.depth }} blocks after {{ n.steps }} training steps ({{ n.repeats }} seeds; guessing has {{ n["loss
+    of guessing"]|fixed }}; in brackets, how many times the loss with all four parts): {% for name in n.loss %}{{ name
+    }} {{ n.loss[name]|fixed(3) if n.loss[name] < 0.1 else n.loss[name]|fixed }}{{ " (" ~ ranges[name] ~ ")" if name in
+    ranges }}{{ ", " if not loop.last else ". " }}{% endfor %}At the start of {{ n.deep }} blocks the largest gradient
+    of a block is {{ n.gradients["all four"]|max|fixed(1) }} with all four and {{ n.gradients["no
     norms"]|max|round|int|comma }} without norms; without norms and sums the gradient of the first block is {{
     faded|short(1) }} of that of the last. Two tokens after the last block have a cosine of {{ n["cosine between
     tokens"]["all four"]|fixed }} with all four and of {{ n["cosine between tokens"]["no residual sums"]|fixed(3) }}
     without sums, so that they are almost equal; the largest attention weight of a query is {{ n["largest weight"]["all
     four"]|fixed }}, without scaling {{ n["largest weight"]["no scale"]|fixed }}. With pre-norm the mean gradient of a
-    block is {{ means["pre-norm"]|fixed(1) }}, with post-norm {{ means["all four"]|fixed(1) }}.
+    block at the start is {{ means["pre-norm"]|fixed(1) }}, with post-norm {{ means["all four"]|fixed(1) }}.
 Budget: 90 seconds
 Source: 001 review 11, 002 1.4e
 """

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from regard.base.seeds import make_generator
 from regard.lab.drawing import COLOURS, Figure, make_figure, plot_bars
-from regard.lab.measure import count_parameters
+from regard.lab.measure import count_cross_attention, count_parameters
 from regard.lab.settings import check_at_least, setting_error
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.transformer import PRESETS as TRANSFORMERS, Transformer, TransformerConfig
@@ -117,7 +117,7 @@ def _measure_vit(setup: Setup, model: Any) -> Numbers:
         "distance to variance 1 after blocks of vit": given,
         "activation at -1 of vit": _activation_at_minus_one(model.blocks[0]),
         "position parameters of vit": _position_parameters(model),
-        "blocks with cross attention of vit": _count_cross_attention(model),
+        "blocks with cross attention of vit": count_cross_attention(model),
     }
 
 
@@ -141,7 +141,7 @@ def _measure_transformer(setup: Setup, model: Any) -> Numbers:
             "distance to variance 1 after blocks of transformer": given,
             "activation at -1 of transformer": _activation_at_minus_one(model.encoder.blocks[0]),
             "position parameters of transformer": _position_parameters(model),
-            "blocks with cross attention of transformer": _count_cross_attention(model),
+            "blocks with cross attention of transformer": count_cross_attention(model),
         }
 
 
@@ -166,11 +166,6 @@ def _activation_at_minus_one(block: Any) -> float:
 
 def _position_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for name, parameter in model.named_parameters() if "positions" in name)
-
-
-def _count_cross_attention(model: nn.Module) -> int:
-    """Count the blocks with cross attention."""
-    return sum(getattr(module, "cross", None) is not None for module in model.modules())
 
 
 def _count_published(vit: Callable[..., Any], transformer: Callable[..., Any]) -> Numbers:

@@ -9,7 +9,8 @@ Finding: Trained on {{ n["training images"]|comma }} digits, a Vision Transforme
     parameters (patches of {{ n.patch }} x {{ n.patch }} pixels, width {{ n.width }}, {{ n.depth }} blocks, {{ n.heads
     }} heads) classifies {{ accuracy[0] }} of the other {{ n["test images"] }} correctly after {{ n["steps at the
     tests"][0] }} steps and {{ accuracy[-1] }} after {{ n["steps at the tests"][-1] }} (chance {{ n.chance|percent }};
-    {{ n.repeats }} seeds). The training loss of the last steps is {{ n["training loss"]|fixed(3) }}.
+    {{ n.repeats }} seeds, in brackets the 95 % confidence interval). The training loss of the last steps is {{
+    n["training loss"]|fixed(3) }}.
 Budget: 90 seconds
 Source: 000 2, 002 2
 """
