@@ -11,7 +11,7 @@ lines of +++:
 
 Then follow the sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why`, `## Measured`. The text is a
 jinja2 template: `n("beta")` are the numbers of a claim, `setup("beta")` its settings, and `finding("beta")` is the
-sentence of its verdict.
+sentence of its verdict. `estimate("several-heads", "accuracy")` are means over seeds that print their intervals.
 """
 
 import re
@@ -27,6 +27,7 @@ from regard.base.formulas import parse_latex, text
 from regard.lab.claim import claims
 from regard.lab.errata import Erratum, errata, wrong_answers
 from regard.lab.results import Result
+from regard.lab.seeds_interval import estimates
 from regard.lab.templates import render
 
 FOLDER = Path(__file__).parent / "sheets"
@@ -65,10 +66,11 @@ class SheetAnswer:
 
         result  returns the result of the lab claim with a given id
         """
-        values: dict[str, Callable[[str], Any]] = {
+        values: dict[str, Callable[..., Any]] = {
             "n": lambda name: result(name).numbers,
             "setup": lambda name: result(name).setup,
             "finding": lambda name: result(name).verdict.sentence,
+            "estimate": lambda name, key: estimates(result(name).numbers, key),
         }
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)

@@ -19,8 +19,8 @@ Finding: If the layer is computed step by step, the output agrees up to {{ n.err
     values of one head change, {{ n["other heads changed"] }} other heads change; of the {{ n.width }} channels, {{
     n["channels changed before W_o"] }} change before W_o and {{ n["channels changed after W_o"] }} after it.
 Budget: 1 second
-Source: 000 1.2a, 000 1.3a, 001 review 3, 001 review 10, 001 review 11, 001 review 12, 002 1.2a, 002 1.3a,
-    003 12.2
+Source: 000 1.2a, 000 1.3a, 001 review 3, 001 review 7, 001 review 8, 001 review 9, 001 review 10, 001 review 11,
+    001 review 12, 002 1.2a, 002 1.3a, 003 12.2
 """
 
 import math
