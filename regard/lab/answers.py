@@ -32,7 +32,7 @@ from regard.lab.templates import render
 
 FOLDER = Path(__file__).parent / "sheets"
 SECTIONS = ("Definition", "Formula", "Why", "Measured")
-PLACE = re.compile(r"(\d{3})\s+(.+)")
+PLACE = re.compile(r"(\d+)\s+(.+)")
 
 
 @dataclass(frozen=True)
@@ -144,18 +144,22 @@ def _natural(place: str) -> list[tuple[bool, int, str]]:
 def find_answer(place: str) -> tuple[str, SheetAnswer]:
     """Find the answer to a question; returns its place as the sheet writes it, such as "002 1.2a", and the answer.
 
-    place  sheet and number; case, spaces and parentheses do not matter
+    place  sheet and number; case, spaces, hyphens and parentheses do not matter
     """
     match = PLACE.fullmatch(place.strip())
     questions = sheet_questions(match[1]) if match else {}
-    wanted = "".join(place.lower().split()).replace("(", "").replace(")", "")
     for known, answer in questions.items():
-        if "".join(known.lower().split()) == wanted:
+        if _letters(known) == _letters(place):
             return known, answer
     if not match:
         raise UnknownNameError(f"a question is a sheet and a number, such as 002 1.2a, not {place!r}")
     numbers = ", ".join(known.split(" ", 1)[1] for known in questions)
     raise UnknownNameError(f"sheet {match[1]} has no question {match[2]!r}; it has {numbers}")
+
+
+def _letters(place: str) -> str:
+    """Return a place without spaces, hyphens and parentheses and in lower case."""
+    return re.sub(r"[\s()-]", "", place.lower())
 
 
 def formulas_as_text(markdown: str) -> str:
