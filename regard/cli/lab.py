@@ -157,7 +157,7 @@ def show_one(
 
     check_folder(html)
     if PLACE.fullmatch(name):
-        sheet, question = name.split(" ", 1)
+        sheet, *question = name.split()
         show_sheet(sheet, question, results=results, figures=figures, html=html, json=json)
         return
     (claim,) = chosen_claims([name])
@@ -180,7 +180,7 @@ def show_sheet(
         str | None, typer.Argument(metavar="SHEET", help="A course sheet, such as 002 [default: list them]")
     ] = None,
     question: Annotated[
-        str | None, typer.Argument(metavar="QUESTION", help="A question, such as 1.2a [default: all]")
+        list[str] | None, typer.Argument(metavar="QUESTION", help="A question, such as 1.2a [default: all]")
     ] = None,
     results: Results = None,
     figures: Figures = None,
@@ -209,7 +209,8 @@ def show_sheet(
             facts_table(rows), Text("`regard lab sheet 002` lists the questions of one.")
         )
         return
-    shown = [answers.find_answer(f"{sheet} {question}")] if question else list(answers.sheet_questions(sheet).items())
+    questions = answers.sheet_questions(sheet)
+    shown = [answers.find_answer(" ".join([sheet, *question]))] if question else list(questions.items())
     failed: dict[str, str] = {}
     result = result_for_texts(results, failed)
     if json:

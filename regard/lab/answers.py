@@ -11,7 +11,7 @@ lines of +++:
 
 Then follow the sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why`, `## Measured`. The text is a
 jinja2 template: `n("beta")` are the numbers of a claim, `setup("beta")` its settings, and `finding("beta")` is the
-sentence of its verdict.
+sentence of its verdict. `estimate("several-heads", "accuracy")` are means over seeds that print their intervals.
 """
 
 import re
@@ -27,11 +27,12 @@ from regard.base.formulas import parse_latex, text
 from regard.lab.claim import claims
 from regard.lab.errata import Erratum, errata, wrong_answers
 from regard.lab.results import Result
+from regard.lab.seeds_interval import estimates
 from regard.lab.templates import render
 
 FOLDER = Path(__file__).parent / "sheets"
 SECTIONS = ("Definition", "Formula", "Why", "Measured")
-PLACE = re.compile(r"(\d{3})\s+(.+)")
+PLACE = re.compile(r"(\d+)\s+(.+)")
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,11 @@ class SheetAnswer:
 
         result  returns the result of the lab claim with a given id
         """
-        values: dict[str, Callable[[str], Any]] = {
+        values: dict[str, Callable[..., Any]] = {
             "n": lambda name: result(name).numbers,
             "setup": lambda name: result(name).setup,
             "finding": lambda name: result(name).verdict.sentence,
+            "estimate": lambda name, key: estimates(result(name).numbers, key),
         }
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)
@@ -142,18 +144,22 @@ def _natural(place: str) -> list[tuple[bool, int, str]]:
 def find_answer(place: str) -> tuple[str, SheetAnswer]:
     """Find the answer to a question; returns its place as the sheet writes it, such as "002 1.2a", and the answer.
 
-    place  sheet and number; case, spaces and parentheses do not matter
+    place  sheet and number; case, spaces, hyphens and parentheses do not matter
     """
     match = PLACE.fullmatch(place.strip())
     questions = sheet_questions(match[1]) if match else {}
-    wanted = "".join(place.lower().split()).replace("(", "").replace(")", "")
     for known, answer in questions.items():
-        if "".join(known.lower().split()) == wanted:
+        if _letters(known) == _letters(place):
             return known, answer
     if not match:
         raise UnknownNameError(f"a question is a sheet and a number, such as 002 1.2a, not {place!r}")
     numbers = ", ".join(known.split(" ", 1)[1] for known in questions)
     raise UnknownNameError(f"sheet {match[1]} has no question {match[2]!r}; it has {numbers}")
+
+
+def _letters(place: str) -> str:
+    """Return a place without spaces, hyphens and parentheses and in lower case."""
+    return re.sub(r"[\s()-]", "", place.lower())
 
 
 def formulas_as_text(markdown: str) -> str:

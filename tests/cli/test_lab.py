@@ -439,6 +439,7 @@ def test_sheets_and_their_questions_are_listed() -> None:
 def test_the_command_for_figures_quotes_a_question_of_two_words(with_shipped_results: None) -> None:
     assert 'regard lab sheet 001 "review 3" --figures FOLDER' in flat(ran("sheet", "001", "review 3").stdout)
     assert "regard lab sheet 001 1a --figures FOLDER" in flat(ran("sheet", "001", "1a").stdout)
+    assert ran("sheet", "001", "review", "3").stdout == ran("sheet", "001", "review 3").stdout
 
 
 def test_an_answer_is_assembled_from_claims_and_errata(with_shipped_results: None, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def check_command(line: str) -> None:
         case "show" if given["name"] not in claims():
             find_answer(given["name"])
         case "sheet":
-            find_answer(f"{given['sheet']} {given['question']}")
+            find_answer(" ".join([given["sheet"], *given["question"]]))
         case "train" if given["name"] != "list":
             build_settings(get_recipe(given["name"]), None, given["variant"], [])
         case "count" | "look":
@@ -181,11 +181,17 @@ def test_a_question_is_found_by_its_place(place: str) -> None:
     assert find_answer(place)[1].name == "multi-head"
 
 
+@pytest.mark.parametrize("place", ["001 1c-ii", "001 1(c)ii", "001 1 c (ii)", "001 1C II", "001 1c ii"])
+def test_a_part_of_a_question_is_found_as_the_sheet_or_the_list_writes_it(place: str) -> None:
+    assert find_answer(place)[0] == "001 1c-ii"
+
+
 @pytest.mark.parametrize(
     ("place", "words"),
     [
         ("002 9.9", "sheet 002 has no question '9.9'; it has 1.1a, 1.1b"),
         ("007 1a", "there is no sheet '007'; there are 000, 001"),
+        ("2 1.2a", "there is no sheet '2'; there are 000, 001"),
         ("heads", "a question is a sheet and a number, such as 002 1.2a, not 'heads'"),
     ],
 )

@@ -52,7 +52,8 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "grouped-convolution-0": lambda n: {"smallest error with groups = channels": 0.0},
     "grouped-convolution-1": lambda n: {"channels read with groups = channels": 15},
     "positions-0": lambda n: {"weight at distance 999": 0.1},
-    "positions-1": lambda n: {"schemes that accept longer input": ["learned"]},
+    "positions-1": lambda n: {"accuracy": {"relative": n["accuracy"]["relative"] | {"none": [1.0, 1.0, 1.0]}}},
+    "positions-2": lambda n: {"schemes that accept longer input": ["learned"]},
     "identity-layer-0": lambda n: {"own weight of orthonormal tokens, beta = 1": 1.0},
     "identity-layer-1": lambda n: {"distinct outputs at zero scores": 4},
     "identity-layer-2": lambda n: {"tokens 1, 2, 3, ... at zero scores": 0.0},
@@ -301,6 +302,10 @@ def check_positions(n: Numbers) -> None:
         scores = -slope * np.arange(999, -1, -1.0)
         scores[999 - distance] += 10
         assert n[f"weight at distance {distance} with alibi"] == pytest.approx(softmax(scores)[999 - distance])
+    # without positions the best guess is the most frequent token so far, and every token counts alike
+    tokens = np.random.default_rng(0).integers(8, size=(4000, 16))
+    seen = (tokens[:, :, None] == np.arange(8)).cumsum(1)[:, 3:]
+    assert n["accuracy"]["relative"]["none"][0] == pytest.approx((seen.max(-1) / seen.sum(-1)).mean(), abs=0.03)
 
 
 def check_multi_head(n: Numbers) -> None:

@@ -7,9 +7,9 @@ Measures: The weights that `attend` gives to the scores 1, 2, 3, 4 for several b
     of q . k for random vectors of width d, and of the scores recovered from the weights at the default beta.
 Finding: For the scores {{ n.scores|map("short", 3)|join(", ") }} the weights at beta={{ n.betas[0]|short(3) }} are {{
     n.weights[0]|each(3) }}; at beta={{ n.betas[-1]|short(3) }} the largest score has the weight {{
-    n.weights[-1]|max|fixed(3) }}. The program gives the numbers of the formula up to {{ off|at_most }}. The variance of
-    scores at width {{ n.width }} is {{ n.variance|fixed(1) }}, or {{ n["scaled variance"]|fixed(2) }} after multiplying
-    by d ** -0.5.
+    n.weights[-1]|max|fixed(3) }}. The weights of `attend` and those of the formula differ by at most {{ off|at_most }}.
+    The variance of scores at width {{ n.width }} is {{ n.variance|fixed(1) }}, or {{ n["scaled variance"]|fixed(2) }}
+    after multiplying by d ** -0.5.
 Budget: 5 seconds
 Source: 000 1.1b, 002 1.1b
 """

@@ -10,7 +10,7 @@ Finding: With {{ n["size of Q, K, V"][0][1] }} queries, {{ n["size of Q, K, V"][
     output of `attend` differs from the transposed formula by at most {{ n["difference of H"]|at_most }}, and the
     columns of A sum to 1 up to {{ n["error of the column sums"]|at_most }}.
 Budget: 1 second
-Source: 000 1.1a, 002 1.1a
+Source: 000 1.1a, 001 review 5, 002 1.1a
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ Finding: With the tokens themselves as queries, keys and values c2 is u_a (up to
     n["distance of c2 from u_b, with Q, K, V"]|at_most }} of its length) and c1 is u_b - u_c (up to {{ n["distance of
     c1 from u_b - u_c, with Q, K, V"]|at_most }}).
 Budget: 1 second
-Source: 001 review 4, 001 review 5, 001 1e-i, 001 1e-ii
+Source: 001 review 4, 001 1e-i, 001 1e-ii
 """
 
 from dataclasses import dataclass

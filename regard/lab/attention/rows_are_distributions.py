@@ -15,7 +15,7 @@ Finding: For {{ n.tokens }} random queries and keys the rows of scores Q K' sum 
     }} of {{ n.tokens }} rows have their largest weight at that token. A change of query {{ n.changed }} changes row {{
     n["rows changed by a query"]|join_numbers or "none" }} only.
 Budget: 1 second
-Source: 001 review 1, 001 review 2, 001 review 3, 004 2a-ii, 004 2b, 004 3a, 004 3b, 004 3c, 004 3d
+Source: 001 review 1, 001 review 2, 001 review 3, 001 review 5, 004 2a-ii, 004 2b, 004 3a, 004 3b, 004 3c, 004 3d
 """
 
 from dataclasses import dataclass

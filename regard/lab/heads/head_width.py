@@ -12,7 +12,7 @@ Finding: With {{ n.heads|join_numbers }} heads of width {{ n.width }}/H a projec
     per token"]|join_numbers }} multiply-adds per token, and its scores cost {{ n["multiply-adds of a head's
     scores"]|join_numbers }} for all tokens.
 Budget: 5 seconds
-Source: 001 review 7, 001 review 8, 001 review 9, 003 12.5
+Source: 001 review 8, 003 12.5
 """
 
 from collections.abc import Callable

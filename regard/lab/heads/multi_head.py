@@ -9,19 +9,18 @@ Measures: The layer against its parts computed one by one in float64, and agains
     How many other heads change if the values of one head change, and how many channels, before and after W_o. What
     dropout does to the weights and to a residual sum. The scores of a batch whose keys were transposed with all axes
     reversed.
-Finding: The output of the layer differs from the formula, computed step by step, by at most {{ n.error|at_most }}, and
-    its heads from heads that are computed one by one by {{ n["error of heads one by one"]|at_most }}. From
-    `torch.nn.MultiheadAttention` with the same weights the layer differs by at most {{ n["difference to
-    torch"]["self-attention"]|at_most }}, with a causal mask by {{ n["difference to torch"]["causal"]|at_most }}, and
-    for {{ n["queries and keys"][0] }} queries over {{ n["queries and keys"][1] }} other tokens by {{ n["difference to
-    torch"]["cross attention"]|at_most }}. For {{ n.heads }} heads at width {{ n.width }} the matrices W_q, W_k, W_v
-    (all heads together) and W_o have the sizes {% for size in n["sizes of W_q, W_k, W_v, W_o"] %}{{ size|join(" x ")
-    }}{{ ", " if not loop.last }}{% endfor %}. If the values of one head change, {{ n["other heads changed"] }} other
-    heads change; of the {{ n.width }} channels, {{ n["channels changed before W_o"] }} change before W_o and {{
-    n["channels changed after W_o"] }} after it.
+Finding: The formula, computed step by step, and the layer differ by at most {{ n.error|at_most }}; heads computed one
+    by one and the heads of the layer differ by at most {{ n["error of heads one by one"]|at_most }}. The layer and
+    `torch.nn.MultiheadAttention` with the same weights differ by at most {{ n["difference to
+    torch"]["self-attention"]|at_most }} without a mask, {{ n["difference to torch"]["causal"]|at_most }} with a causal
+    mask, and {{ n["difference to torch"]["cross attention"]|at_most }} for {{ n["queries and keys"][0] }} queries over
+    {{ n["queries and keys"][1] }} other tokens. For {{ n.heads }} heads at width {{ n.width }}, W_q, W_k and W_v of all
+    heads together and W_o have the size {{ n["sizes of W_q, W_k, W_v, W_o"]|map("join", " x ")|unique|join(", ") }}. If
+    the values of one head change, {{ n["other heads changed"] }} other heads change; of the {{ n.width }} channels, {{
+    n["channels changed before W_o"] }} change before W_o and {{ n["channels changed after W_o"] }} after it.
 Budget: 1 second
-Source: 000 1.2a, 000 1.3a, 001 review 3, 001 review 10, 001 review 11, 001 review 12, 002 1.2a, 002 1.3a,
-    003 12.2
+Source: 000 1.2a, 000 1.3a, 001 review 3, 001 review 7, 001 review 8, 001 review 9, 001 review 10, 001 review 11,
+    001 review 12, 002 1.2a, 002 1.3a, 003 12.2
 """
 
 import math

@@ -23,7 +23,7 @@ Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters["two re
     more[count].mean)|fixed(1) }} ± {{ (100 * more[count].half)|fixed(1) }} points with {{ count }}{{ ", " if not
     loop.last }}{% endfor %}; an interval that contains 0 shows no difference.
 Budget: 60 seconds
-Source: 000 1.4c, 002 1.4c, 004 2c
+Source: 000 1.4c, 001 review 7, 002 1.4c, 004 2c
 """
 
 import math

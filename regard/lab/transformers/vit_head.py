@@ -8,8 +8,8 @@ Measures: Logits of small real models in float64 against the same computed from 
     the logits at each normalised token. How much the class token's input and output differ between images, and change
     if one patch changes. Parameters of the heads and of the rest.
 Finding: Computed from the normalised class token alone, the logits agree up to {{ n.errors.values()|max|at_most }}.
-    With mean pooling this holds for the mean of the patch tokens. Without the norm they differ by {{ n["difference
-    without the norm"]|fixed }}. The gradient of the logits at the patch tokens after the last block is {{
+    With mean pooling this holds for the mean of the patch tokens. If the norm is left out, the logits change by {{
+    n["difference without the norm"]|fixed }}. The gradient of the logits at the patch tokens after the last block is {{
     n.gradients["linear"][1:]|max|short }} with the class token and at least {{ n.gradients["mean"]|min|fixed }} with
     mean pooling. Between two images the class token differs by {{ n["difference of class tokens between images,
     input"]|short }} at the input and by {{ n["difference of class tokens between images, output"]|fixed }} at the
