@@ -181,7 +181,9 @@ def add_explorer(folder: Path = PAGES) -> None:
 def main() -> None:
     """Parse the options, gather the pages and build the site."""
     parser = argparse.ArgumentParser(prog="python -m tools.site", description="Build the pages into site/.")
-    parser.add_argument("--explorer", action="store_true", help="add the explorer and the lab, as pages without a server")
+    parser.add_argument(
+        "--explorer", action="store_true", help="add the explorer and the lab, as pages without a server"
+    )
     chosen = parser.parse_args()
     gather()
     if chosen.explorer:
