@@ -358,7 +358,7 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, max_distance: int = 128, bi
 
     >>> q, table = torch.zeros(1, 1, 6, 1), torch.tensor([[0.0], [1.0], [2.0], [3.0]]).log1p()
     >>> term = t5_buckets(table, max_distance=4, bidirectional=False)
-    >>> attend(q, q, torch.eye(6)[None, None], mask=causal(), scores=term)[0, 0, -1]  # distances 5, 4, 3 share one
+    >>> attend(q, q, torch.eye(6)[None, None], scores=term)[0, 0, -1]  # distances 5, 4, 3 share one
     tensor([0.2222, 0.2222, 0.2222, 0.1667, 0.1111, 0.0556])
     """
     table = _floats("t5_buckets", "table", table, 2)
