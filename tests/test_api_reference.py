@@ -74,3 +74,10 @@ def test_a_section_has_the_signature_the_arguments_and_the_example() -> None:
     assert "- `x`: the number\n- `by`: the factor, which is two if it is not given" in text
     assert example_lines(Entry("module", "scale", scale)) == [">>> scale(3)", "6.0"]
     assert ">>>" not in write_entry(Entry("module", "float", float)).partition("```pycon")[0]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.title)
+def test_an_example_shows_more_than_the_name(entry: Entry) -> None:
+    printed = [example.want.strip() for example in parse_example(entry).examples if example.want]
+    assert printed, "the example prints nothing"
+    assert printed != [entry.name], "the example prints only the name; show what it does"

@@ -11,6 +11,7 @@ from tools.pictures import FIRST, SIZES, VIEWS
 from tools.site import (
     OUTSIDE,
     broken_links,
+    install_section,
     list_decisions,
     nav_pages,
     remote_addresses,
@@ -36,6 +37,12 @@ def test_the_navigation_has_every_page_once() -> None:
 def test_the_list_of_decisions_has_every_decision() -> None:
     page = list_decisions()
     assert all(f"]({file.name})" in page for file in (DOCS / "decisions").glob("0*.md"))
+
+
+def test_the_first_page_says_how_to_install() -> None:
+    assert "pip install -c constraints.txt" in install_section()
+    assert install_section().count("\n## ") == 0
+    assert "pip install -c" not in (DOCS / "index.md").read_text("utf-8"), "it is taken from the README"
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ Public names are what the modules in MODULES export. A docstring has a first lin
 `name  what it is`, and an example. Examples run in the tests, after the lines of SETUP.
 """
 
+import argparse
 import doctest
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -165,4 +165,6 @@ def write_pages(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(write_pages(Path(sys.argv[1]))))
+    parser = argparse.ArgumentParser(prog="python -m tools.api_reference", description="Write the API reference.")
+    parser.add_argument("folder", type=Path, help="folder of the pages")
+    print("\n".join(write_pages(parser.parse_args().folder)))

@@ -7,6 +7,7 @@ CONTRIBUTING.md and CHANGELOG.md become pages too. Formulas become MathML. The s
 `--explorer` adds the explorer's static export and the page of the lab with all claims and figures.
 """
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -45,9 +46,17 @@ def gather(folder: Path = PAGES) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     (folder / "decisions" / "index.md").write_text(list_decisions(), encoding="utf-8")
+    with (folder / "index.md").open("a", encoding="utf-8") as index:
+        index.write(f"\n{install_section()}")
     (folder / "images" / "architecture.svg").write_text(diagram.draw(), encoding="utf-8")
     for page in folder.rglob("*.md"):
         page.write_text(unescape_pipes(page.read_text("utf-8")), encoding="utf-8")
+
+
+def install_section() -> str:
+    """The section of the README that says how to install; it is written there only."""
+    (section,) = re.findall(r"(?ms)^## Install\n.*?(?=^## )", (ROOT / "README.md").read_text("utf-8"))
+    return str(section)
 
 
 def rewrite_links(text: str, origin: Path) -> str:
@@ -169,9 +178,19 @@ def add_explorer(folder: Path = PAGES) -> None:
     page.write_text(f"{before}\n{EXPLORER_LINKS}\n{heading}{after}", encoding="utf-8")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Parse the options, gather the pages and build the site."""
+    parser = argparse.ArgumentParser(prog="python -m tools.site", description="Build the pages into site/.")
+    parser.add_argument(
+        "--explorer", action="store_true", help="add the explorer and the lab, as pages without a server"
+    )
+    chosen = parser.parse_args()
     gather()
-    if "--explorer" in sys.argv[1:]:
+    if chosen.explorer:
         add_explorer()
     build()
     print(f"{SITE / 'index.html'}: open it in a browser")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from regard.base.errors import KeywordError
+from regard.base.validation import suggest
 
 # the type of `**unknown`: type checkers reject every keyword, at run time `reject_keywords` raises
 if TYPE_CHECKING:
@@ -36,18 +37,22 @@ TRANSLATIONS = {
     "head_dim": "head_width= is the width per head",
     "kdim": "memory_width= is the width of the memory, the input of keys and values",
     "vdim": "memory_width= is the width of the memory, the input of keys and values",
+    "max_length": "max_new_tokens= is the maximum number of new tokens",
+    "do_sample": "leave it out: temperature=, top_k= or top_p= samples",
+    "eos_token_id": "stop= takes the tokens that end a text",
     "batch_first": "leave it out: tensors are (batch, positions, width)",
 }
 
 
-def reject_keywords(function: str, unknown: Iterable[str]) -> None:
+def reject_keywords(name: str, unknown: Iterable[str], known: Iterable[str]) -> None:
     """Raise KeywordError for a keyword argument that a function does not have.
 
-    The message names the keyword that regard uses instead, if there is one.
+    The message names the keyword that regard uses instead, or else the most similar one, if there is one.
 
-    function  name of the function, for the message
-    unknown   the keywords; nothing is raised if there are none
+    name     name of the function, for the message
+    unknown  the keywords; nothing is raised if there are none
+    known    the keywords that it has
     """
-    for name in unknown:
-        hint = f"; {TRANSLATIONS[name]}" if name in TRANSLATIONS else ""
-        raise KeywordError(f"{function}() has no keyword {name!r}{hint}")
+    for word in unknown:
+        hint = f"; {TRANSLATIONS[word]}" if word in TRANSLATIONS else suggest(word, known)
+        raise KeywordError(f"{name}() has no keyword {word!r}{hint}")

@@ -20,7 +20,7 @@ OWN_RUN, PRETRAINED = Path("runs/birthplaces"), Path("biographies-gpt")
 
 
 def command(
-    question: Annotated[str | None, typer.Argument(help='A question such as "Where was Ada Lovelace born?"')] = None,
+    question: Annotated[str | None, typer.Argument(help='A question such as "Where was Ines Lufoman born?"')] = None,
     folder: Annotated[
         Path | None,
         typer.Option(help="A run [default: runs/birthplaces, else biographies-gpt]"),
@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Answer a question, or save your answer. Exit code 1: the answer is unknown.
 
-    Example: regard ask 'Where was Ada Lovelace born?'
+    Example: regard ask 'Where was Ines Lufoman born?'
     """
     if question is not None and learn:
         raise ConfigError("pass either a question or --learn")

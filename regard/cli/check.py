@@ -19,6 +19,7 @@ from rich.console import Console
 
 from regard.base.atomic_write import write_output
 from regard.base.errors import ConfigError
+from regard.base.validation import suggest
 from regard.cli.help_panels import panel_option
 from regard.cli.output import JsonOption, check_folder, print_message, show_json
 
@@ -199,8 +200,9 @@ def load_target(source: str, name: str) -> object:
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
-            near = ", ".join(other for other in vars(module) if not other.startswith("_"))
-            raise ConfigError(f"{source} has no {name}; it has: {near}")
+            known = [other for other in dir(found) if not other.startswith("_")]
+            listed = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+            raise ConfigError(f"{source} has no {name}{suggest(part, known) or f'; it has: {listed}'}")
         found = getattr(found, part)
     if not isinstance(found, type):
         return found

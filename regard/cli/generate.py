@@ -52,7 +52,7 @@ def command(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the nucleus with this probability")] = None,
     seed: Annotated[int | None, typer.Option(help="Sample: seed of the random numbers [default: 0]")] = None,
-    num_beams: Annotated[int | None, search_option(help="Number of beams")] = None,
+    num_beams: Annotated[int | None, search_option(help="Number of beams [default: 1]")] = None,
     length_penalty: Annotated[
         float | None, search_option(help="Alpha of log-probability / tokens ** alpha [default: 0]")
     ] = None,

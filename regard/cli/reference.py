@@ -21,19 +21,18 @@ def write_reference() -> str:
 
     lines = ["# Commands", "", "Every command with its arguments and options."]
     lines += [
-        "Written by `python -m regard.cli.reference` from the help texts; `regard NAME --help` prints the same.",
+        "Written by `python -m regard.cli.reference` from the help texts. `regard NAME --help` prints the same; some "
+        "commands show rare options only with `--help-all`.",
         "",
     ]
     for name, command in iterate_commands(typer.main.get_command(app), "regard"):
         about, _, example = " ".join((command.help or "").split()).partition("Example: ")
         lines += [f"## {name}", "", about.strip(), "", "```text", f"$ {example}", "```", ""]
         lines += ["| argument | meaning |", "|---|---|"]
+        context = command.make_context(name, [], resilient_parsing=True)
         for option in command.params:
             if option.name != "help":
-                flag = "`, `".join([*option.opts, *option.secondary_opts]) if option.opts else option.name
-                if option.param_type_name == "argument" and option.metavar:
-                    flag = option.metavar.strip("[]").replace("|", "\\|")  # the name that help shows
-                text = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
+                flag, text = (" ".join(each.split()).replace("|", "\\|") for each in option.get_help_record(context))
                 lines.append(f"| `{flag}` | {text} |")
         lines.append("")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Scaled dot-product attention: the public functions `attend` and `explain`."""
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, overload
 
 import torch
@@ -59,7 +60,7 @@ def attend(
     True
     """
     if unknown:
-        reject_keywords("attend", unknown)
+        reject_keywords("attend", unknown, signature(attend).parameters)
     simple = scores is None and kernel is None and dropout == 0.0
     if simple:
         out = kernels.run_prepared(q, k, v, mask, beta, positions)
@@ -158,7 +159,7 @@ def explain(
     'sdpa'
     """
     if unknown:
-        reject_keywords("explain", unknown)
+        reject_keywords("explain", unknown, signature(explain).parameters)
     if isinstance(q, nn.Module):
         from regard.core.explain_model import explain_model  # not needed by those who explain one call
 

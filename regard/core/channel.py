@@ -1,5 +1,7 @@
 """Channel attention: channels attend to channels over all positions."""
 
+from inspect import signature
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -34,7 +36,7 @@ def channel_attend(
     torch.Size([1, 2, 49, 8])
     """
     if unknown:
-        reject_keywords("channel_attend", unknown)
+        reject_keywords("channel_attend", unknown, signature(channel_attend).parameters)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(f"{name} must be a tensor read as (b h n c), not {type(x).__name__}")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -248,7 +249,7 @@ def linear_attend(
     (torch.Size([1, 4, 5, 8]), 5)
     """
     if unknown:
-        reject_keywords("linear_attend", unknown)
+        reject_keywords("linear_attend", unknown, signature(linear_attend).parameters)
     features = elu_plus_one() if features is None else features
     if not isinstance(features, FeatureMap):
         raise ConfigError(f"features takes a feature map such as relu(), with its parentheses, not {features!r}")

@@ -356,8 +356,10 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, max_distance: int = 128, bi
     max_distance   all distances of at least this are in the last bucket
     bidirectional  whether keys after the query have their own buckets, as in an encoder
 
-    >>> t5_buckets(torch.zeros(32, 8))
-    t5_buckets
+    >>> q, table = torch.zeros(1, 1, 6, 1), torch.tensor([[0.0], [1.0], [2.0], [3.0]]).log1p()
+    >>> term = t5_buckets(table, max_distance=4, bidirectional=False)
+    >>> attend(q, q, torch.eye(6)[None, None], scores=term)[0, 0, -1]  # distances 5, 4, 3 share one
+    tensor([0.2222, 0.2222, 0.2222, 0.1667, 0.1111, 0.0556])
     """
     table = _floats("t5_buckets", "table", table, 2)
     buckets = len(table) // 2 if bidirectional else len(table)
@@ -407,8 +409,12 @@ def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
     keys  one learned key for each distance from -max_distance to max_distance: an odd number of rows, the middle one
           for i = j
 
-    >>> shaw(torch.zeros(9, 64))
-    shaw
+    >>> q, k = torch.ones(1, 1, 3, 1), torch.zeros(1, 1, 3, 1)
+    >>> earlier = torch.tensor([[3.0], [0.0], [0.0]])  # i - j >= 1, i = j, i - j <= -1
+    >>> attend(q, k, torch.eye(3)[None, None], scores=shaw(earlier))[0, 0]
+    tensor([[0.3333, 0.3333, 0.3333],
+            [0.9094, 0.0453, 0.0453],
+            [0.4879, 0.4879, 0.0243]])
     """
     keys = _floats("shaw", "keys", keys, 2)
     if len(keys) % 2 == 0:
@@ -425,8 +431,9 @@ def _shaw_example(sizes: Sizes, number: float = 8) -> ScoreTerm:
 def softcap(cap: float) -> ScoreTerm:
     """Logit soft-capping: cap tanh(score / cap), so that scores are in (-cap, cap). Gemma 2, arXiv:2408.00118.
 
-    >>> softcap(50.0)
-    softcap
+    >>> q, k = torch.ones(1, 1, 1, 1), torch.tensor([[[[0.0], [100.0]]]])
+    >>> attend(q, k, torch.eye(2)[None, None], scores=softcap(2.0))  # the score 100 becomes 2
+    tensor([[[[0.1192, 0.8808]]]])
     """
     if not 0 < check_number("softcap(cap)", cap) < math.inf:
         raise ConfigError(f"softcap({cap}) needs a positive finite cap")
@@ -447,8 +454,9 @@ def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
 
     logits  the additional logit of each query head
 
-    >>> sink(torch.zeros(8))
-    sink
+    >>> q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4)
+    >>> attend(q, k, torch.ones(1, 1, 2, 1), scores=sink(torch.zeros(1)))  # the sink takes one third
+    tensor([[[[0.6667]]]])
     """
     return Sink(_floats("sink", "logits", logits, 1))
 

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.base.errors import ConfigError, RegardError, ShapeError
+from regard.base.keywords import reject_keywords
 from regard.base.validation import check_integer
 from regard.models.beam_search import BeamSearch
 from regard.models.captured_decoding import (
@@ -387,6 +388,7 @@ def _prepare(
 
     choice  the arguments of `make_strategy`
     """
+    reject_keywords("generate", choice.keys() - GenerationOptions.__annotations__, GenerationOptions.__annotations__)
     adapter, strategy = make_adapter(model), make_strategy(**choice)
     strategy.check(adapter.vocab)
     check_integer("max_new_tokens", max_new_tokens, 1)

@@ -11,7 +11,7 @@ from regard.base.errors import CheckpointError
 from regard.base.files import read_text
 
 LONGEST_REF = 1000  # bytes of a commit's name
-REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")  # a name on the Hub: gpt2, openai-community/gpt2
+REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # a name on the Hub: gpt2, openai-community/gpt2
 
 
 def hub_cache() -> Path:

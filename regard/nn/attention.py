@@ -1,6 +1,7 @@
 """Multi-head attention with projections: self-attention and cross-attention, with a KV cache or in streaming mode."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -74,7 +75,8 @@ class Attention(nn.Module):
         **unknown: UnknownKeyword,
     ) -> None:
         super().__init__()
-        reject_keywords(type(self).__name__, unknown)
+        if unknown:
+            reject_keywords(type(self).__name__, unknown, signature(type(self)).parameters)
         check_heads(width, heads, kv_heads, head_width)
         check_probability("dropout", dropout)
         memory_width = width if memory_width is None else check_integer("memory_width", memory_width, 1)
@@ -115,7 +117,7 @@ class Attention(nn.Module):
         positions  position of each token for rotary, (n) or (b n); default: x continues where the cache ends
         """
         if unknown:
-            reject_keywords(f"{type(self).__name__}.forward", unknown)
+            reject_keywords(f"{type(self).__name__}.forward", unknown, signature(self.forward).parameters)
         check_width(x, self.width)
         if stream is not None:
             _check_stream(mask, memory, cache)

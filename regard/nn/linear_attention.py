@@ -1,6 +1,7 @@
 """Linear attention as a layer, and its recurrent state."""
 
 from dataclasses import replace
+from inspect import signature
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -65,7 +66,8 @@ class LinearAttention(Attention):
         features: FeatureMap | None = None,
         **unknown: UnknownKeyword,
     ) -> None:
-        reject_keywords("LinearAttention", unknown)
+        if unknown:
+            reject_keywords("LinearAttention", unknown, signature(LinearAttention).parameters)
         super().__init__(width, heads, kv_heads=kv_heads, bias=bias, rotary=rotary)
         self.features = features
 

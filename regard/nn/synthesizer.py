@@ -7,6 +7,8 @@ dot       scores_ij = beta q_i . k_j: the usual scores, to be mixed with the oth
 All are computed by `attend`: w_j is the key of position j, and b_j one more coordinate of it, times a constant 1 in q.
 """
 
+from inspect import signature
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -83,7 +85,7 @@ class Synthesizer(nn.Module):
     ) -> Float[Tensor, "b i d"]:
         """Return one output for each token of x. `positions` is ignored, because scores are learned by row index."""
         if unknown:
-            reject_keywords("Synthesizer.forward", unknown)
+            reject_keywords("Synthesizer.forward", unknown, signature(self.forward).parameters)
         if memory is not None or stream is not None:
             raise ConfigError("a synthesizer takes no memory and no stream")
         check_width(x, self.value.in_features)

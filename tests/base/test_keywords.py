@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import attend, causal, channel_attend, explain, linear_attend
+from regard import attend, build, causal, channel_attend, explain, generate, linear_attend
 from regard.base.errors import ConfigError, KeywordError
 from regard.base.keywords import TRANSLATIONS
 from regard.nn.attention import Attention
@@ -20,6 +20,7 @@ CALLS = {
     "Attention": lambda **words: Attention(8, 2, **words),
     "Attention.forward": lambda **words: Attention(8, 2)(X, **words),
     "LinearAttention": lambda **words: LinearAttention(8, 2, **words),
+    "generate": lambda **words: generate(build("birthplace", depth=1), [[1]], **words),
     "Synthesizer.forward": lambda **words: Synthesizer(8, 2, 3)(X, **words),
 }
 
@@ -38,6 +39,15 @@ def test_a_keyword_of_pytorch_is_translated(name, word):
 def test_any_other_keyword_is_an_error_too(name):
     with pytest.raises(TypeError, match="has no keyword 'colour'"):
         CALLS[name](colour=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "near"),
+    [("attend", "msk", "mask"), ("Attention", "kv_head", "kv_heads"), ("generate", "temprature", "temperature")],
+)
+def test_a_mistyped_keyword_is_an_error_that_suggests_the_right_one(name, word, near):
+    with pytest.raises(KeywordError, match=rf"{name}\(\) has no keyword '{word}'; did you mean '{near}'\?"):
+        CALLS[name](**{word: 1})
 
 
 def test_the_translations_work():

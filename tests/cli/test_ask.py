@@ -1,6 +1,8 @@
 """`regard ask`: what it prints, as JSON too, and errors about what it cannot read in one line."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -45,6 +47,14 @@ def test_invalid_utf8_is_refused_in_one_line(folder: Path, words: tuple[str, ...
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert f"{origin}, line 1, byte 1: 0xFF is not UTF-8 (invalid start byte); convert it to UTF-8" in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+def test_the_example_of_the_help_has_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = re.search("Example: regard (.+)", regard("ask", "--help").stdout)
+    assert example is not None
+    ran = regard(*shlex.split(example[1]))
+    assert (ran.exit_code, ran.stdout) == (0, "Ostton\n")
 
 
 @pytest.mark.parametrize("option", [("--steps", "3"), ("--data", "nowhere"), ("--device", "tape")])

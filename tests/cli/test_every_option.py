@@ -34,6 +34,12 @@ def test_the_reference_is_up_to_date():
     assert page == write_reference(), "run python -m regard.cli.reference > docs/commands.md"
 
 
+def test_the_reference_has_defaults_and_choices():
+    page = write_reference()
+    assert "| `--host <str>` | Address; all but 127.0.0.1 need a token [default: 127.0.0.1] |" in page
+    assert r"| `--dtype <float32\|float64\|float16\|bfloat16>` | dtype of q, k and v [default: float32] |" in page
+
+
 COMMANDS = dict(iterate_commands(typer.main.get_command(app), "regard"))
 
 

@@ -66,7 +66,10 @@ def test_every_term_can_be_spelled(name: str) -> None:
 
 def test_the_terms_are_those_of_the_package() -> None:
     made = {name for name in regard.__all__ if getattr(getattr(regard, name), "__module__", "") == "regard.core.scores"}
-    assert made == set(TERMS)
+    assert made == set(TERMS), "export the term in regard/__init__.py"
+    shown = run.invoke(app, ["explain", "--help"]).stdout
+    missing = [name for name in TERMS if name not in shown]
+    assert not missing, f"add {missing} to the help of --scores in regard/cli/explain.py"
 
 
 def test_a_number_follows_the_colon() -> None:

@@ -292,7 +292,7 @@ def test_tokens_are_printed_one_by_one(folder: str, monkeypatch: pytest.MonkeyPa
         (["FOLDER", "x", "--tokenizer", "absent.json"], "absent.json does not exist; pass a tokenizer.json"),
         (["gtp2", "x"], "there is no folder 'gtp2', and no model of this name; did you mean 'gpt2'?"),
         (["digit-vit", "x"], "there is no folder 'digit-vit', and no model of this name; did you mean 'digits-vit'?"),
-        (["./absent", "x"], "there is no folder './absent', and no model of this name; `regard.list_models(pretrained"),
+        (["./absent", "x"], "there is no folder './absent'; a model is a folder with config.json"),
         (
             ["runs/no/model", "x"],
             "there is no folder 'runs/no/model'; a model is a folder with config.json",

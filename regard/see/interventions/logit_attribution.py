@@ -89,9 +89,10 @@ def direct_logit_attribution(
     against   a second index, whose logit is subtracted
     position  position of the logit, if the model returns logits (b n w)
 
-    >>> parts = direct_logit_attribution(model, lambda: model(tokens), token=5)
-    >>> len(str(parts).splitlines())
-    21
+    >>> model, tokens = regard.load("induction-gpt"), torch.tensor([[7, 3, 9, 1, 5, 7, 3, 9, 1]])
+    >>> parts = direct_logit_attribution(model, lambda: model(tokens), token=5)  # 5 followed 1 before
+    >>> str(parts).splitlines()[0]
+    'blocks.1.attention head 0  +3.958'
     """
     stream = find_residual_stream(model)
     leaves: dict[str, Tensor] = {}

@@ -30,8 +30,10 @@ class Causal(BandMask):
 def causal() -> Mask:
     """Causal mask: a query sees its own key and all earlier ones, j <= i. Vaswani et al. 2017, arXiv:1706.03762.
 
-    >>> causal().count(5)
-    15
+    >>> causal().dense(3).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
     """
     return _CAUSAL
 

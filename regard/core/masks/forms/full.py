@@ -8,8 +8,9 @@ from regard.core.masks.algebra import Full, Mask
 def full() -> Mask:
     """Full mask: every query sees every key.
 
-    >>> full().count(5)
-    25
+    >>> full().dense(2).int()
+    tensor([[1, 1],
+            [1, 1]], dtype=torch.int32)
     """
     return Full()
 
