@@ -243,7 +243,7 @@ def test_a_weight_of_large_scores_is_explained_without_overflow(visit: Any, keys
     page = visit(f"#plane?q=3,3&k={keys}&b=100&v=1,0;0,1")
     page.locator('[data-why="w.1.0"]').click()
     text = page.locator("#inspector").inner_text()
-    assert "exp(β (s1 − max))" in text
+    assert f"exp(β (s1 {MINUS} max))" in text
     assert "∞" not in text
     assert "(0 + 0)" not in text
 

@@ -148,7 +148,7 @@ function headView(found, state, update) {
 
 const weightTable = (found) => (found.head.pooled
   ? { head: ["key", `weight of query ${found.head.row + 1}`], rows: found.head.exact.map((weight, j) => [`${j + 1}: ${visible(found.tokens[j] ?? "")}`, weight]) }
-  : { head: ["query", ...found.tokens], rows: found.head.weights.map((row, i) => [`${i + 1}: ${visible(found.tokens[i] ?? "")}`, ...row]) });
+  : { head: ["query", ...found.tokens.map(visible)], rows: found.head.weights.map((row, i) => [`${i + 1}: ${visible(found.tokens[i] ?? "")}`, ...row]) });
 
 // Many tokens: a pooled map; a click, or the number field, asks for one exact row.
 function pooledHead(found, state, update) {
