@@ -199,7 +199,7 @@ function mount(element, state, update) {
     const lines = [];
     for (let at = -3; at <= 3; at += 1) {
       lines.push(svg("line", { x1: at * UNIT, y1: -HALF, x2: at * UNIT, y2: HALF, class: at ? "grid" : "axis" }), svg("line", { x1: -HALF, y1: at * UNIT, x2: HALF, y2: at * UNIT, class: at ? "grid" : "axis" }));
-      if (at) lines.push(svg("text", { x: at * UNIT, y: HALF - 4, class: "tick" }, format(at)), svg("text", { x: 4 - HALF, y: -4 - at * UNIT, class: "tick start" }, format(at)));
+      if (at) lines.push(svg("text", { x: at * UNIT, y: HALF - 4, class: "tick" }, format(at)), svg("text", { x: 4 - HALF, y: Math.max(22 - HALF, -4 - at * UNIT), class: "tick start" }, format(at)));
     }
     const output = toPixel(found.output);
     const hull = convexHull(state.values).map(toPixel);
