@@ -19,9 +19,10 @@ from regard.base.errors import RegardError
 
 Progress = Callable[[str], None]
 Task = Callable[[dict[str, Any], Progress], dict[str, Any]]
-Message = tuple[str, dict[str, Any]]  # ("progress" | "result" | "error", content)
+Message = tuple[str, dict[str, Any]]  # ("ready" | "progress" | "result" | "error", content)
 LARGEST = 4 << 30  # bytes of memory after which the process is replaced
 POLL = 0.1  # seconds between looks at whether the client is still there
+START = 60.0  # seconds that the process may take to import what the tasks need
 GRACE = 1.0  # seconds that a cancelled job may take to finish: most do, and the process keeps its models
 
 
@@ -36,6 +37,7 @@ class Worker:
         self._tasks, self._lock = tasks, asyncio.Lock()
         self._process: Any = None
         self._pipe: Connection | None = None
+        self._ready = False  # whether the process has imported what the tasks need
         self._settling: asyncio.Task[None] | None = None  # kept, because a loop holds its tasks weakly
 
     @property
@@ -61,8 +63,11 @@ class Worker:
                     return
         finished = False
         try:
+            fresh = not self._is_running()
             pipe = self._start()
             pipe.send((name, body))
+            if fresh:
+                yield "progress", {"text": "starting Python"}
             while not await gone():
                 if process_memory(self.process_id) > LARGEST:
                     finished = True
@@ -73,6 +78,9 @@ class Worker:
                     await asyncio.sleep(POLL / 4)
                     continue
                 kind, content = pipe.recv()
+                if kind == "ready":
+                    self._ready = True
+                    continue
                 finished = kind != "progress"
                 yield kind, content
                 if finished:
@@ -89,11 +97,17 @@ class Worker:
                 self._settling = asyncio.create_task(self._settle())
 
     async def _settle(self) -> None:
-        """Wait up to GRACE seconds for a task whose client disconnected, then kill the process."""
+        """Wait up to GRACE seconds for a task whose client disconnected, then kill the process.
+
+        A process that still imports torch gets START seconds: the next task would have to import it again.
+        """
         try:
-            end = time.monotonic() + GRACE
+            end = time.monotonic() + (GRACE if self._ready else START)
             while self._pipe is not None and time.monotonic() < end:
-                if self._pipe.poll() and self._pipe.recv()[0] != "progress":
+                kind = self._pipe.recv()[0] if self._pipe.poll() else "progress"
+                if kind == "ready":
+                    self._ready, end = True, time.monotonic() + GRACE
+                elif kind != "progress":
                     return
                 await asyncio.sleep(POLL / 4)
             self.stop()
@@ -110,9 +124,13 @@ class Worker:
         if self._pipe is not None:
             self._pipe.close()
         self._process = self._pipe = None
+        self._ready = False
+
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.is_alive() and self._pipe is not None
 
     def _start(self) -> Connection:
-        if self._process is not None and self._process.is_alive() and self._pipe is not None:
+        if self._pipe is not None and self._is_running():
             return self._pipe
         self.stop()
         context = multiprocessing.get_context("spawn")  # a forked process would inherit the server's threads and locks
@@ -130,6 +148,7 @@ def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) 
     """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     known = tasks()
+    pipe.send(("ready", {}))
     with suppress(EOFError, KeyboardInterrupt, ConnectionError):
         while True:
             name, body = pipe.recv()

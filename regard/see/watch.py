@@ -10,6 +10,7 @@ from functools import wraps
 from itertools import chain, islice, product
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,8 @@ def watch(
     encoder layers, the functions of Hugging Face's attention registry, attention written by hand as a softmax
     between two products, and `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only
     calls of the thread that opened the block are recorded; if other threads call modules of the model,
-    `left_out` says so.
+    `left_out` says so. Inside `intervene`, `scale_beta` and `hide` are part of what is recorded: a head whose beta
+    is scaled has its queries multiplied.
 
     Outputs and gradients are bitwise the same as without watching, except in code that was compiled by
     `torch.compile`: such code runs eagerly inside the block (`torch.compiler.set_stance("force_eager")`), and
@@ -142,6 +144,7 @@ class Watcher(TorchFunctionMode):
         """Context manager: install all hooks, and remove them on exit."""
         with ExitStack() as stack:
             stack.callback(self._tracer.close)
+            stack.callback(_edits.__dict__.pop, "latest", None)
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(kernels.observe_requests(self._attend, self._compiled))
             stack.enter_context(huggingface.intercept_registry(self._registered))
@@ -459,7 +462,8 @@ class Watcher(TorchFunctionMode):
             return self._change_output(self.change, call)
         record = None
         with self._catch_errors(), _ordinary_mode(), torch.no_grad():
-            whole = build()
+            edited = _find_edited(out)
+            whole = build() if edited is None else edited[0]
             if (reason := _reason_unusable(whole.q)) is not None:
                 self._leave_out(reason)
             else:
@@ -469,6 +473,8 @@ class Watcher(TorchFunctionMode):
                     whole = replace(whole, over_channels=True, positions_known=False)
                 elif not positions_given:
                     whole = infer_query_positions(whole, self._causal, attention_role(name) == "cross")
+                if edited is not None:
+                    whole = replace(whole, q=edited[1].q, mask=edited[1].mask)
                 record = self._select(whole, full_name)
                 self.seen.add(record)
         if record is not None and out is not None and transform is not None and out.requires_grad:
@@ -483,7 +489,12 @@ class Watcher(TorchFunctionMode):
             _edits.running = True  # no other watcher records what an edit computes
             try:
                 heads = change(call)
-                return None if heads is None else call.output(heads)
+                if heads is None:
+                    return None
+                out = call.output(heads)
+                if call.edited:
+                    _edits.latest = ref(out), (call.record, call.edited[-1])
+                return out
             finally:
                 _edits.running = False
 
@@ -604,6 +615,12 @@ def _replace_output(
     if isinstance(out, Tensor):
         return changed
     return (changed, *out[1:]) if weights is None else (changed, weights.value, *out[2:])
+
+
+def _find_edited(out: Tensor | None) -> tuple[Record, Record] | None:
+    """Return the inputs of a call before and after an edit of its weights; None if no edit made the output `out`."""
+    made, records = getattr(_edits, "latest", (lambda: None, None))
+    return records if out is not None and made() is out else None
 
 
 def _find_module(model: object) -> nn.Module | None:

@@ -220,8 +220,32 @@ def test_the_python_of_the_plane_prints_the_weights_and_the_output(visit: Any, c
     exec(copy_python(page), {})
     printed = [float(number) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]
     shown = numbers(page, ".bars .number") + numbers(page, ".sentence > .number")
-    nudged = re.findall(r"\d\.\d+", page.locator(".sentence .help").inner_text())[2:4]
+    nudged = re.findall(r"\d\.\d+", page.locator(".sentence .help").inner_text())[:4]  # predicted, true
     assert printed == pytest.approx([*shown, *map(float, nudged)], abs=6e-4)
+
+
+@pytest.mark.parametrize("second", ["", "&q2=-0.4,1"])
+def test_the_python_of_the_plane_prints_the_noise_and_the_nudge_of_all_heads(
+    visit: Any, capsys: Any, second: str
+) -> None:
+    page = visit(f"{PLANE}2&tie=1&spread=0.1&along=1&len=0.5&seed=3&nudge=q:0.4,-0.3{second}")
+    exec(copy_python(page), {})
+    printed = [abs(float(number)) for number in re.findall(r"\d\.\d+", capsys.readouterr().out)]
+    texts = [*page.locator(".cloud-text").all_inner_texts(), page.locator(".sentence .help").inner_text()]
+    shown = [float(number) for text in texts for number in re.findall(r"\d\.\d+", text)]
+    deviations = 2 if second else 1
+    assert len(shown) == deviations + 5  # predicted, true, and how far apart
+    assert printed[-4 - deviations :] == pytest.approx(shown[:-1], abs=6e-4)
+
+
+@pytest.mark.parametrize("keys", ["3,3;0,1", "-3,-3;-3,-2.9"])
+def test_a_weight_of_large_scores_is_explained_without_overflow(visit: Any, keys: str) -> None:
+    page = visit(f"#plane?q=3,3&k={keys}&b=100&v=1,0;0,1")
+    page.locator('[data-why="w.1.0"]').click()
+    text = page.locator("#inspector").inner_text()
+    assert f"exp(β (s1 {MINUS} max))" in text
+    assert "∞" not in text
+    assert "(0 + 0)" not in text
 
 
 def test_a_pinned_state_is_compared_and_is_in_the_address(visit: Any) -> None:
@@ -282,6 +306,33 @@ def test_matrices_have_the_width_of_a_phone(visit: Any) -> None:
         assert len(tops) == rows
         assert page.locator("svg.attention .label").first.bounding_box()["height"] > 10
         assert page.get_by_text("Scroll the matrices").is_hidden()
+
+
+def test_wide_matrices_on_a_phone_are_below_each_other_and_readable(visit: Any) -> None:
+    rows = ";".join(["1,2,0,-1"] * 6)
+    page = visit(f"#attention?q={rows}&k={rows}&v={rows}&mask=causal()", width=360)
+    tops = {round(box.bounding_box()["y"]) for box in page.locator("svg.attention .matrix text.title").all()}
+    assert len(tops) == 6
+    assert page.locator("svg.attention .hidden-value").first.bounding_box()["height"] > 9
+
+
+def test_names_of_states_reach_a_screen_reader(visit: Any) -> None:
+    page = visit(PLANE + "2")
+    assert page.locator('nav a[aria-current="page"]').inner_text() == "Plane"
+    slider = page.get_by_label("Inverse temperature")
+    assert slider.get_attribute("aria-valuetext") == "β = 2"
+    slider.fill("0")
+    wait_until(page, lambda: page.locator("output").first.inner_text() == "β = 0")
+    assert slider.get_attribute("aria-valuetext") == "β = 0"
+
+
+def test_the_difference_of_two_states_is_below_the_pinned_one(visit: Any) -> None:
+    page = visit(PLANE + "2&pin=" + quote(PLANE.partition("?")[2] + "0"), width=1400)
+    a, b = (page.locator(f".pair > :nth-child({at})").bounding_box() for at in (1, 2))
+    difference = page.locator(".difference").bounding_box()
+    assert difference["x"] == a["x"] < b["x"]
+    assert difference["y"] < b["y"] + b["height"] / 2
+    assert page.locator(".pair > :nth-child(2) svg.plane").bounding_box()["width"] > 500
 
 
 def test_a_page_without_a_server_names_the_scales_of_a_worked_solution(visit: Any) -> None:
@@ -642,7 +693,7 @@ def test_an_export_shows_stored_results_of_models_and_says_what_needs_python(bro
     assert not page.refused
 
 
-@pytest.mark.parametrize("edit", ["", "&edit=ablate:0.2"])
+@pytest.mark.parametrize("edit", ["", "&edit=ablate:0.2", "&edit=hide:1.2:6", "&edit=beta:1.2:0.1"])
 def test_the_python_of_a_head_prints_its_weights(visit: Any, capsys: Any, edit: str) -> None:
     page = visit(f"#models?show=head&layer=1&head=2{edit}")
     page.wait_for_selector(".maps .cell")
@@ -770,11 +821,14 @@ def test_a_lesson_asks_shows_and_explains(visit: Any) -> None:
 def test_a_prediction_is_judged_and_the_mistake_is_named(visit: Any) -> None:
     page = visit("#lessons?name=what-attention-computes")
     page.wait_for_selector(".predict")
+    caption = page.locator("figcaption", has_text="divided by their sum")
+    assert caption.is_hidden()  # it says the answer
     for name, value in (("key 1", "0.33"), ("key 2", "0.33"), ("key 3", "0.34")):
         page.get_by_label(f"Your weight of {name}").fill(value)
     page.get_by_role("button", name="Compare").click()
     text = page.locator(".predict").inner_text()
-    assert "as if beta were 0" in text
+    assert "as if every score were the same" in text
+    assert caption.is_visible()
     assert "0.867" in text
 
 

@@ -56,7 +56,8 @@ async def collect(worker: Worker, name: str, **request: Any) -> list[tuple[str, 
 def test_jobs_report_progress_results_and_errors_and_survive_a_dead_process() -> None:
     async def walk() -> None:
         worker = Worker(tasks)
-        first = await collect(worker, "double", number=21)
+        started, *first = await collect(worker, "double", number=21)
+        assert started == ("progress", {"text": "starting Python"})
         assert first[0] == ("progress", {"text": "doubling"})
         assert first[1][1]["twice"] == 42
         assert await collect(worker, "refuse") == [("error", {"error": "three is not even"})]
@@ -66,7 +67,7 @@ def test_jobs_report_progress_results_and_errors_and_survive_a_dead_process() ->
         [(kind, said)] = await collect(worker, "die")
         assert kind == "error"
         assert "ended unexpectedly" in said["error"]
-        assert (await collect(worker, "double", number=2))[1][1]["twice"] == 4
+        assert (await collect(worker, "double", number=2))[-1][1]["twice"] == 4
         worker.stop()
 
     asyncio.run(walk())
@@ -84,7 +85,7 @@ def test_a_cancelled_job_leaves_no_process_behind() -> None:
             process = worker.process_id
             cancelled = True
         assert process is not None
-        assert (await collect(worker, "double", number=5))[1][1]["twice"] == 10  # it waits for the end of the other
+        assert (await collect(worker, "double", number=5))[-1][1]["twice"] == 10  # it waits for the end of the other
         assert worker.process_id != process
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
@@ -98,7 +99,7 @@ def test_a_job_that_ends_soon_after_its_client_left_keeps_the_process() -> None:
 
     async def walk() -> None:
         worker = Worker(tasks)
-        first = (await collect(worker, "double", number=1))[1][1]["process"]
+        first = (await collect(worker, "double", number=1))[-1][1]["process"]
 
         async def job() -> None:
             async for _ in worker.run("pause", {}, never):
@@ -107,7 +108,29 @@ def test_a_job_that_ends_soon_after_its_client_left_keeps_the_process() -> None:
         task = asyncio.create_task(job())
         await asyncio.sleep(0.1)
         task.cancel()  # as the server does when the connection ends
-        assert (await collect(worker, "double", number=2))[1][1]["process"] == first
+        assert (await collect(worker, "double", number=2))[-1][1]["process"] == first
+        worker.stop()
+
+    asyncio.run(walk())
+
+
+def slow_tasks() -> dict[str, Task]:
+    time.sleep(1.5)  # as long as importing torch may take
+    return tasks()
+
+
+def test_a_job_cancelled_while_the_process_starts_does_not_end_the_process() -> None:
+    """Otherwise choosing another tab within the first seconds would import torch again, and again."""
+
+    async def walk() -> None:
+        worker, cancelled = Worker(slow_tasks), False
+
+        async def gone() -> bool:
+            return cancelled
+
+        async for _ in worker.run("double", {"number": 1}, gone):
+            process, cancelled = worker.process_id, True
+        assert (await collect(worker, "double", number=2))[-1][1]["process"] == process
         worker.stop()
 
     asyncio.run(walk())

@@ -535,6 +535,27 @@ def test_watching_inside_sees_what_the_edit_changed() -> None:
     assert not torch.allclose(seen["second"].q, plain["second"].q)
 
 
+def test_watching_inside_records_the_edited_weights(case: tuple[str, Case]) -> None:
+    name, each = case
+    plain = recorded(each)
+    layer = list(plain)[1]
+    before = plain[layer].weights()
+    with torch.no_grad(), regard.intervene(each.model) as edit, regard.watch(each.model) as seen:
+        edit.hide(layer, keys=[2], heads=[1])
+        edit.scale_beta(layer, 3.0, heads=[0])
+        each.run(each.model)
+    after = seen[layer].weights()
+    assert (seen[layer].route, list(seen)) == (plain[layer].route, list(plain))
+    assert seen[layer].positions == plain[layer].positions
+    assert not after[:, 1, :, 2].any()
+    kept = before[:, 1].clone()
+    kept[..., 2] = 0
+    total = kept.sum(-1, keepdim=True)
+    assert_same(name, after[:, 1], kept / total.masked_fill(total == 0, 1))
+    assert_same(name, after[:, -1], before[:, -1])
+    assert not torch.allclose(after[:, 0, :7], before[:, 0, :7], atol=1e-3)
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_what_an_edit_computes_is_not_recorded(inside: bool) -> None:
     model = regard.build("birthplace", depth=2, width=24, heads=3, context=32, seed=1).eval()
@@ -550,7 +571,8 @@ def test_what_an_edit_computes_is_not_recorded(inside: bool) -> None:
         model(x)
     assert isinstance(seen, Seen)
     assert list(seen) == list(plain)
-    assert torch.equal(seen["blocks.1.attention"].q, plain["blocks.1.attention"].q)
+    factor = 2 if inside else 1  # inside, the call is recorded as the edit changed it
+    assert torch.equal(seen["blocks.1.attention"].q, factor * plain["blocks.1.attention"].q)
 
 
 def test_generation_is_edited_at_every_step() -> None:

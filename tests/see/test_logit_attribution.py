@@ -134,6 +134,21 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_the_parts_of_the_keys_are_those_of_edited_weights() -> None:
+    model = regard.build("birthplace", depth=2, width=24, heads=3, context=32, seed=1).eval()
+    x = torch.randint(256, (1, 9), generator=torch.Generator().manual_seed(0))
+    with regard.intervene(model) as edit:
+        edit.hide(1, keys=[2], heads=[1])
+        edit.scale_beta(0, 3.0, heads=[2])
+        found = direct_logit_attribution(model, lambda: model(x), 5)
+        with torch.no_grad(), regard.watch(model) as seen:
+            model(x)
+    assert found.of_keys(seen.records[1], 1)[0, 2] == 0
+    for record, head in zip(seen.records, (2, 1), strict=True):
+        whole = found.of(f"{record.name} head {head}")
+        torch.testing.assert_close(found.of_keys(record, head).sum(-1), whole, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_indices_of_an_attribution_are_checked(name: str) -> None:
     wrong, words = WRONG[name]

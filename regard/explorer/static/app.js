@@ -1,6 +1,6 @@
 // The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
 
-import { colourScale, diverging, format, hatch, headRow, holdFocus, html, muted, setDark, svg } from "./dom.js";
+import { colourScale, diverging, format, h2, hatch, headRow, holdFocus, html, muted, setDark, svg, tbody, tr } from "./dom.js";
 import { attentionView } from "./attention.js";
 import { lessonsView, offer } from "./lessons.js";
 import { masksView } from "./masks.js";
@@ -98,7 +98,7 @@ export function start(root, data) {
   }
 
   function openDialog(title, ...content) {
-    dialog.replaceChildren(html("h2", {}, title), ...content, html("form", { method: "dialog" }, html("button", { type: "submit" }, "Close")));
+    dialog.replaceChildren(h2(title), ...content, html("form", { method: "dialog" }, html("button", { type: "submit" }, "Close")));
     dialog.showModal();
   }
 
@@ -163,7 +163,7 @@ export function start(root, data) {
       const a = html("section", { class: "pinned", inert: true, "aria-label": "Pinned state A" });
       const b = html("section", { "aria-label": "Current state B" });
       const difference = html("section", { class: "difference", "aria-label": "Difference B minus A" });
-      stage.append(html("div", { class: "pair" }, html("div", {}, html("h2", {}, "A, pinned"), a), html("div", {}, html("h2", {}, "B"), b)), difference);
+      stage.append(html("div", { class: "pair" }, html("div", {}, h2("A, pinned"), a), html("div", {}, h2("B"), b), difference));
       mounted = [view.mount(a, pinned, () => schedule(), data), view.mount(b, state, update, data)];
       mounted[0]();
       current.difference = difference;
@@ -184,7 +184,7 @@ export function start(root, data) {
     stage.dataset.drawn = String(Number(stage.dataset.drawn ?? 0) + 1);
   }
 
-  // Matrices of both states, subtracted: one diverging map each, on one scale.
+  // Matrices that a view has for this, `maps(state)`, of both states, subtracted: one diverging map each, on one scale.
   function differenceMaps(view) {
     const [before, after] = [current.pinned, current.state].map((state) => view.maps?.(state) ?? []);
     const pairs = after.flatMap((map) => { const old = before.find(({ title }) => title === map.title); return old && old.rows.length === map.rows.length && old.rows[0]?.length === map.rows[0]?.length && Math.max(map.rows.length, map.rows[0].length) <= LARGEST_MAP ? [{ ...map, rows: map.rows.map((row, i) => row.map((x, j) => x - old.rows[i][j])), isHidden: (i, j) => Boolean(map.isHidden?.(i, j) && old.isHidden?.(i, j)) }] : []; });
@@ -205,7 +205,7 @@ export function start(root, data) {
       return html("figure", {}, html("figcaption", {}, title), svg("svg", { viewBox: `0 0 ${box.join(" ")}`, width: box[0], height: box[1], class: "difference-map", role: "img", "aria-label": `${title}: B minus A` }, labels, cells));
     };
     const figures = pairs.map(draw);
-    return html("div", {}, svg("svg", { width: 0, height: 0, class: "definitions", "aria-hidden": "true" }, hatching.defs), html("h2", {}, "B minus A"), html("div", { class: "maps" }, figures), colourScale((x) => diverging(x, largest), -largest, largest, `difference${hatched ? "; hatched: hidden in both" : ""}`));
+    return html("div", {}, svg("svg", { width: 0, height: 0, class: "definitions", "aria-hidden": "true" }, hatching.defs), h2("B minus A"), html("div", { class: "maps" }, figures), colourScale((x) => diverging(x, largest), -largest, largest, `difference${hatched ? "; hatched: hidden in both" : ""}`));
   }
 
   // The numbers of both states with their difference; a row that exists in one state only is left without a difference.
@@ -218,10 +218,10 @@ export function start(root, data) {
     const largest = Math.max(1e-12, ...rows.map(({ old, value }) => (typeof old === "number" ? Math.abs(value - old) : 0)).filter(Number.isFinite));
     return html("table", { class: "compare" }, html("caption", {}, "The numbers of both states"),
       headRow(["number", "A", "B", "B − A"]),
-      html("tbody", {}, rows.map(({ name, old, value }) => {
+      tbody(rows.map(({ name, old, value }) => {
         const change = typeof old === "number" ? value - old : null;
         const colour = change === null ? null : diverging(change, largest);
-        return html("tr", {}, html("th", { scope: "row" }, name), html("td", {}, format(old)), html("td", {}, format(value)),
+        return tr(name, html("td", {}, format(old)), html("td", {}, format(value)),
           html("td", colour ? { style: { background: colour.fill, color: colour.text } } : {}, format(change)));
       })));
   }
@@ -237,14 +237,14 @@ export function start(root, data) {
     }
     const { why } = steps[steps.length - 1];
     const crumbs = html("ol", { class: "crumbs" }, steps.map(({ why: step }, depth) => html("li", {}, html("button", { onclick: () => { trail = trail.slice(0, depth + 1); showWhy(); } }, step.title))));
-    const parts = (why.parts ?? []).map((part) => html("tr", {}, html("th", { scope: "row" }, part.label), html("td", {},
+    const parts = (why.parts ?? []).map((part) => tr(part.label, html("td", {},
       part.key ? html("button", { class: "number", "data-into": part.key, "aria-label": `${part.label}: ${format(part.value)}. Why this number?` }, format(part.value)) : format(part.value))));
     const giveBack = holdFocus(inspector);
     const full = (value) => (typeof value === "number" ? String(value) : "");
-    inspector.replaceChildren(html("h2", {}, "Why this number?"), crumbs,
+    inspector.replaceChildren(h2("Why this number?"), crumbs,
       html("p", { class: "result" }, why.value === null ? why.title : `${why.title} = `, html("strong", { class: "tabular" }, format(why.value))),
       html("p", { class: "formula" }, why.formula), muted(why.note ?? ""),
-      parts.length ? html("div", { class: "scroll" }, html("table", {}, html("tbody", {}, parts))) : muted(why.parts ? why.end ?? "This is an input." : ""),
+      parts.length ? html("div", { class: "scroll" }, html("table", {}, tbody(parts))) : muted(why.parts ? why.end ?? "This is an input." : ""),
       html("div", { class: "actions" },
         html("button", { onclick: () => copy([`${why.title} = ${full(why.value)}`, ...(why.parts ?? []).map((part) => `${part.label}\t${full(part.value)}`)].join("\n"), "The numbers are copied.") }, "Copy"),
         html("button", { onclick: back }, "Back")));
@@ -313,7 +313,7 @@ export function start(root, data) {
     document.body.classList.toggle("reading", ["check", "sheets", "lessons"].includes(name));
     heading.textContent = view.title;
     document.title = `${view.title} – regard`;
-    for (const link of links) link.toggleAttribute("aria-current", link.dataset.view === name);
+    for (const link of links) link.ariaCurrent = link.dataset.view === name ? "page" : null;
     const own = links.find((link) => link.dataset.view === name);
     own.parentElement.scrollLeft = own.offsetLeft - own.parentElement.offsetLeft - 60; // on a phone the row of views scrolls
     mount();

@@ -1,6 +1,6 @@
 // Attention: Q, K, V as tables -> scores -> mask -> softmax -> weights -> output, as connected matrices.
 
-import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, help, html, select, sequential, svg } from "./dom.js";
+import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, help, html, select, sequential, svg, warning } from "./dom.js";
 import { MaskError, denseMask, maskNames, parseMask } from "./mask_expression.js";
 import { ask } from "./remote.js";
 import { add, alibiBias, alibiSlopes, attend, dot, rotary, sinusoidal, t5Bucket, transpose } from "./maths.js";
@@ -65,6 +65,8 @@ const queryPositions = (state) => state.q.map((_, r) => state.k.length - state.q
 const slice = (matrix, heads, h) => { const width = matrix[0].length / heads; return matrix.map((row) => row.slice(h * width, (h + 1) * width)); };
 const shawKeys = (width) => sinusoidal(2 * SHAW_REACH + 1, width + (width % 2)).map((row) => row.slice(0, width));
 const t5Table = () => Array.from({ length: T5_BUCKETS }, (_, bucket) => -0.5 * (bucket % (T5_BUCKETS / 2)));
+
+const queryTokens = (state) => queryPositions(state).map((i) => state.tokens[i]);
 
 // Every matrix of the chosen head, or the reason why there are none.
 export function compute(state) {
@@ -144,7 +146,7 @@ function lay(row, y) {
 
 function mount(element, state, update, data) {
   const picture = svg("svg", { class: "picture attention", role: "group", "aria-label": "Attention as connected matrices" });
-  const message = html("p", { class: "error", role: "alert" });
+  const message = warning();
   const scales = html("div", { class: "scales" });
   const tables = html("div");
   const side = html("div", { class: "side" });
@@ -152,11 +154,11 @@ function mount(element, state, update, data) {
   const editors = html("div", { class: "editors" });
   const hint = html("p", { class: "help", hidden: true }, "Scroll the matrices sideways to see the rest.");
   element.append(html("div", { class: "attention-split split" }, html("div", { class: "canvas" }, message, scrolled, hint, scales, editors, tables), side));
-  const { input: betaInput, output: betaOutput } = betaSlider(state.beta, (beta) => update({ beta }));
+  const slider = betaSlider(state.beta, (beta) => update({ beta }));
   const usual = () => Number(((state.q[0].length / state.heads) ** -0.5).toPrecision(6));
   const maskInput = html("input", { type: "text", value: state.mask, spellcheck: "false", autocomplete: "off", oninput: (event) => update({ mask: event.target.value }) });
   const choices = html("div");
-  side.append(field("Inverse temperature β", betaInput, "0 is the mean of what is visible, ∞ hard attention; 1/√c is usual."), html("div", { class: "beta" }, betaOutput, html("button", { onclick: () => update({ beta: usual() }) }, "Use 1/√c")),
+  side.append(field("Inverse temperature β", slider.input, "0 is the mean of what is visible, ∞ hard attention; 1/√c is usual."), html("div", { class: "beta" }, slider.output, html("button", { onclick: () => update({ beta: usual() }) }, "Use 1/√c")),
     field("Mask", maskInput, "for instance causal(), window(before=1), causal() & ~window()"), choices);
 
   // the worked solution and the check of a student's numbers are those of `regard work`
@@ -166,11 +168,13 @@ function mount(element, state, update, data) {
   const workedText = html("pre", { class: "script", tabindex: "0" });
   const review = html("p", { role: "status" });
   const askWork = async (answer) => {
-    const stored = answer ? null : data.stored?.[`work|${JSON.stringify([rowsOf(state.q), rowsOf(state.k), rowsOf(state.v), state.mask, state.beta, state.heads])}`];
+    const [q, k, v] = [state.q, state.k, state.v].map(rowsOf);
+    const { mask, beta, heads } = state;
+    const stored = answer ? null : data.stored?.[`work|${JSON.stringify([q, k, v, mask, beta, heads])}`];
     if (stored) { workedText.textContent = stored.text; return; }
-    if (!data.api) { workedText.textContent = state.beta === 1 || state.beta === usual() ? `regard work --q="${rowsOf(state.q)}" --k="${rowsOf(state.k)}" --v="${rowsOf(state.v)}" --mask="${state.mask}" --heads=${state.heads} ${state.beta === 1 ? "--unscaled" : "--scaled"}` : "A worked solution has β = 1 or 1/√c."; return; }
+    if (!data.api) { workedText.textContent = beta === 1 || beta === usual() ? `regard work --q="${q}" --k="${k}" --v="${v}" --mask="${mask}" --heads=${heads} ${beta === 1 ? "--unscaled" : "--scaled"}` : "A worked solution has β = 1 or 1/√c."; return; }
     try {
-      const found = await ask("/api/work", { q: rowsOf(state.q), k: rowsOf(state.k), v: rowsOf(state.v), mask: state.mask, beta: Number.isFinite(state.beta) ? Math.max(1e-6, state.beta) : 1e6, heads: state.heads, step: stepSelect.value, answer });
+      const found = await ask("/api/work", { q, k, v, mask, beta: Number.isFinite(beta) ? Math.max(1e-6, beta) : 1e6, heads, step: stepSelect.value, answer });
       workedText.textContent = found.text;
       review.textContent = found.review;
     } catch (error) { review.textContent = error.message; }
@@ -214,8 +218,7 @@ function mount(element, state, update, data) {
   let structure = "";
   return function redraw() {
     const found = compute(state);
-    betaInput.value = betaSlider(state.beta, () => {}).input.value;
-    betaOutput.textContent = `β = ${format(state.beta)}`;
+    slider.set(state.beta);
     if (document.activeElement !== maskInput) maskInput.value = state.mask;
     maskInput.setAttribute("aria-invalid", String(Boolean(found.error)));
     message.textContent = found.error ? found.error.message : "";
@@ -229,25 +232,24 @@ function mount(element, state, update, data) {
     const scores = Math.max(1e-9, ...found.score.flat().map(Math.abs).filter(Number.isFinite));
     const signed = (largest) => (value) => diverging(value, largest);
     const names = state.tokens;
-    const own = queryPositions(state).map((i) => names[i]);
+    const own = queryTokens(state);
     const dimensions = (rows) => rows[0].map((_, c) => `${c + 1}`);
     const transposed = state.columns;
     const piece = (title, rows, key, colour, rowLabels, columnLabels, hidden = null, turned = transposed) => matrix({ title, rows, key, colour, rowLabels, columnLabels, hidden, transposed: turned, hatching: pattern.fill });
-    const plus = { none: "", sinusoidal: "", rotary: "", alibi: " + bias", t5: " + bias", shaw: " + bias" }[state.positions];
-    const scale = Number.isFinite(state.beta) ? "β " : "";
     const q = piece(state.positions === "rotary" ? "Q, turned" : "Q", head.q, "q", signed(inputs), own, dimensions(head.q));
     const k = piece(state.positions === "rotary" ? "Kᵀ, turned" : "Kᵀ", head.k, "k", signed(inputs), names, dimensions(head.k), null, !transposed);
-    const s = piece(`scores ${scale}${transposed ? "KᵀQ" : "QKᵀ"}${plus}`, found.score, "s", signed(scores), own, names, visible);
+    const s = piece(`scores ${Number.isFinite(state.beta) ? "β " : ""}${transposed ? "KᵀQ" : "QKᵀ"}${head.bias ? " + bias" : ""}`, found.score, "s", signed(scores), own, names, visible);
     const a = piece("weights A = softmax", head.weights, "a", (value) => sequential(value), own, names, visible);
     const v = piece("V", head.v, "v", signed(inputs), names, dimensions(head.v));
     const h = piece(state.heads > 1 ? `output of head ${state.head + 1}` : "output H", head.output, "h", signed(inputs), own, dimensions(head.v));
-    const narrow = (scrolled.clientWidth || innerWidth) < 520; // a phone: the results come below
-    const lines = (transposed ? [[k, "·", q, "→", s], [v, "·", a, "=", h]] : [[q, "·", k, "→", s], [a, "·", v, "=", h]]).flatMap((line) => (narrow ? [line.slice(0, 3), line.slice(3)] : [line]));
+    const room = scrolled.clientWidth || innerWidth; // on a phone the results come below, and so do wide matrices
+    const split = (line) => (room > 520 ? [line] : line[0].width + line[2].width > 1.1 * room ? [[line[0]], line.slice(1, 3), line.slice(3)] : [line.slice(0, 3), line.slice(3)]);
+    const lines = (transposed ? [[k, "·", q, "→", s], [v, "·", a, "=", h]] : [[q, "·", k, "→", s], [a, "·", v, "=", h]]).flatMap(split);
     const size = [0, 0];
     const placed = lines.flatMap((line) => { const row = lay(line, size[1]); size[0] = Math.max(size[0], row.width + 8); size[1] += row.height + 28; return row.placed; });
     picture.setAttribute("viewBox", `0 0 ${size[0]} ${size[1] - 16}`);
     picture.style.setProperty("--natural", `${Math.round(size[0] * (size[0] < 500 ? 1.5 : size[0] < 760 ? 1.2 : 1))}px`);
-    picture.style.setProperty("--least", `${Math.round(size[0] * 0.56)}px`);
+    picture.style.setProperty("--least", `${Math.round(size[0] * 0.8)}px`);
     picture.replaceChildren(pattern.defs, ...placed);
     hint.hidden = scrolled.scrollWidth <= scrolled.clientWidth;
     scales.replaceChildren(colourScale((value) => sequential(value), 0, 1, "weights"), colourScale((value) => diverging(value, scores), -scores, scores, "scores"), colourScale((value) => diverging(value, inputs), -inputs, inputs, "Q, K, V and output"), html("span", { class: "hatched-key" }, "hatched: hidden by the mask"));
@@ -262,7 +264,7 @@ function why(state, key) {
   const [kind, a, b] = key.split(".");
   const [i, j] = [Number(a), Number(b)];
   const { head } = found;
-  const [query, token] = [state.tokens[queryPositions(state)[i]], state.tokens[j]];
+  const [query, token] = [queryTokens(state)[i], state.tokens[j]];
   if (kind === "h" && head.output[i]?.[j] !== undefined) {
     return { title: `output of ${query}, component ${j + 1}`, value: head.output[i][j], formula: `Σⱼ A[${query}, j] V[j, ${j + 1}]`, note: found.visible[i].some(Boolean) ? null : "This query sees no key, so its output is zero.",
       parts: head.weights[i].flatMap((weight, m) => [{ label: `weight of ${state.tokens[m]}`, value: weight, key: `a.${i}.${m}` }, { label: `× V[${state.tokens[m]}, ${j + 1}]`, value: head.v[m][j] }, { label: "= share", value: weight * head.v[m][j] }]) };
@@ -289,7 +291,7 @@ function why(state, key) {
 function table(state) {
   const found = compute(state);
   if (found.error) return { head: ["error"], rows: [[found.error.message]] };
-  const own = queryPositions(state).map((i) => state.tokens[i]);
+  const own = queryTokens(state);
   return {
     head: ["query", ...state.tokens.map((token) => `weight on ${token}`), ...found.output[0].map((_, e) => `output ${e + 1}`)],
     rows: own.map((token, i) => [`${token}`, ...found.head.weights[i], ...found.output[i]]),
@@ -297,7 +299,7 @@ function table(state) {
 }
 
 function python(state) {
-  const list = (rows) => `[${rows.map((row) => `[${row.join(", ")}]`).join(", ")}]`;
+  const list = (rows) => JSON.stringify(rows).replaceAll(",", ", ");
   const tensor = (name) => `${name} = torch.tensor(${list(state[name])}, dtype=torch.float64)`;
   const width = state.q[0].length / state.heads;
   const first = state.k.length - state.q.length;
@@ -317,11 +319,10 @@ function python(state) {
   ].join("\n");
 }
 
-// Matrices whose difference is drawn where two states are compared.
 function maps(state) {
   const found = compute(state);
   if (found.error) return [];
-  const own = queryPositions(state).map((i) => state.tokens[i]);
+  const own = queryTokens(state);
   const columns = found.head.v[0].map((_, e) => String(e + 1));
   return [{ title: "weights", rows: found.head.weights, down: own, across: state.tokens, isHidden: (i, j) => !found.visible[i][j] }, { title: "output", rows: found.head.output, down: own, across: columns }];
 }

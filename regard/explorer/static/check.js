@@ -1,6 +1,6 @@
 // Check: reports of `regard check --save`. Each finding with its smallest example, and two reports compared.
 
-import { diverging, format, formatShort, hatch, headRow, help, html, muted, plural, svg } from "./dom.js";
+import { diverging, field, format, formatShort, h2, hatch, headRow, help, html, muted, plural, script, svg, tbody, tr, warning } from "./dom.js";
 import { load } from "./remote.js";
 
 const LARGEST = 4 << 20; // bytes of a report
@@ -72,18 +72,18 @@ const isFinding = (fact) => fact.found || ["failed", "differs"].includes(fact.st
 function finding(fact) {
   return html("article", { class: `card finding ${fact.grade}`, id: `fact-${fact.name}` }, html("h3", {}, fact.name, " ", html("span", { class: "verdict refuted" }, fact.grade || fact.status)), html("p", {}, fact.student),
     html("dl", {}, [["Found", fact.found], ["Usual cause", fact.cause], ["The rule", fact.engineer], ["If it is meant", fact.declare]].filter(([, text]) => text).map(([name, text]) => [html("dt", {}, name), html("dd", {}, text)])),
-    fact.example ? [help("The smallest input that shows it, and its code, which runs as it stands:"), drawTensors(fact), html("pre", { class: "script", tabindex: "0" }, html("code", {}, fact.example))] : null);
+    fact.example ? [help("The smallest input that shows it, and its code, which runs as it stands:"), drawTensors(fact), script(fact.example)] : null);
 }
 
 function comparison([a, b]) {
   const before = new Map(a.facts.map((fact) => [fact.name, fact]));
   const rows = b.facts.map((fact) => ({ name: fact.name, before: before.get(fact.name)?.status ?? "not tested", after: fact.status })).filter((row) => row.before !== row.after);
-  return html("div", {}, html("h2", {}, `${a.subject} and ${b.subject}`), rows.length ? html("table", {}, headRow(["fact", a.subject, b.subject]), html("tbody", {}, rows.map((row) => html("tr", {}, html("th", { scope: "row" }, row.name), html("td", { class: row.before === "passed" ? "good" : "error" }, row.before), html("td", { class: row.after === "passed" ? "good" : "error" }, row.after))))) : html("p", {}, "Both have the same result for every fact."));
+  return html("div", {}, h2(`${a.subject} and ${b.subject}`), rows.length ? html("table", {}, headRow(["fact", a.subject, b.subject]), tbody(rows.map((row) => tr(row.name, html("td", { class: row.before === "passed" ? "good" : "error" }, row.before), html("td", { class: row.after === "passed" ? "good" : "error" }, row.after))))) : html("p", {}, "Both have the same result for every fact."));
 }
 
 function mount(element, state, update, data) {
   const body = html("div", {});
-  const message = html("p", { class: "error", role: "alert" });
+  const message = warning();
   const open = (at) => html("input", { type: "file", accept: ".json,application/json", onchange: async (event) => {
     const file = event.target.files[0];
     if (!file) return;
@@ -94,17 +94,16 @@ function mount(element, state, update, data) {
     } catch (error) { message.textContent = error.message; }
     draw();
   } });
-  const label = (text, at) => { const input = open(at); input.id = `report-${at}`; return html("div", { class: "field" }, html("label", { for: `report-${at}` }, text), input); };
-  element.append(html("h1", { class: "view-title" }, "Check"), html("p", {}, "What regard check found about an attention: which rules it keeps, which it breaks, and the smallest input that shows it."), html("div", { class: "row" }, label("A report", 0), label("Another report, to compare", 1)), message, body);
+  element.append(html("h1", { class: "view-title" }, "Check"), html("p", {}, "What regard check found about an attention: which rules it keeps, which it breaks, and the smallest input that shows it."), html("div", { class: "row" }, field("A report", open(0)), field("Another report, to compare", open(1))), message, body);
   if (!reports.length) load(data, "report").then((found) => { if (found.report) { reports = [parse(JSON.stringify(found.report))]; draw(); } }, () => {});
 
   function draw() {
     const [first, second] = reports;
-    if (!first) { body.replaceChildren(html("button", { onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), muted("Or make a report of your own attention:"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, EXAMPLE))); return; }
+    if (!first) { body.replaceChildren(html("button", { onclick: () => load(data, "example_report").then((found) => { reports = [parse(JSON.stringify(found.report))]; draw(); update({}); }, (error) => { message.textContent = error.message; }) }, "Open an example"), muted("Or make a report of your own attention:"), script(EXAMPLE)); return; }
     const findings = first.facts.filter(isFinding);
     const passed = first.facts.filter((fact) => fact.status === "passed");
-    body.replaceChildren(html("h2", {}, `${first.subject}: ${findings.length ? plural(findings.length, "finding") : "nothing is broken"}`),
-      html("table", {}, html("caption", {}, "Conventions that were measured"), html("tbody", {}, Object.entries(first.conventions).map(([name, value]) => html("tr", {}, html("th", { scope: "row" }, name), html("td", { class: "reason" }, value))))),
+    body.replaceChildren(h2(`${first.subject}: ${findings.length ? plural(findings.length, "finding") : "nothing is broken"}`),
+      html("table", {}, html("caption", {}, "Conventions that were measured"), tbody(Object.entries(first.conventions).map(([name, value]) => tr(name, html("td", { class: "reason" }, value))))),
       ...(first && second ? [comparison(reports)] : []), ...findings.map(finding), html("details", {}, html("summary", {}, `${plural(passed.length, "fact")} passed`), html("ul", {}, passed.map((fact) => html("li", {}, html("strong", {}, fact.name), `: ${fact.student}`)))));
   }
   return draw;

@@ -41,6 +41,7 @@ export function formatShort(x) {
 export const withCode = (text) => text.split("`").map((part, k) => (k % 2 ? html("code", {}, part) : part));
 
 export const help = (...parts) => html("p", { class: "help" }, parts);
+export const warning = (...parts) => html("p", { class: "error", role: "alert" }, parts);
 export const muted = (...parts) => html("p", { class: "muted" }, parts);
 
 export const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
@@ -113,12 +114,17 @@ export function colourScale(colour, low, high, title) {
 
 export const headRow = (cells) => html("thead", {}, html("tr", {}, cells.map((cell) => html("th", { scope: "col" }, cell))));
 
+export const h2 = (...parts) => html("h2", {}, parts);
+export const tbody = (...rows) => html("tbody", {}, rows);
+export const tr = (name, ...cells) => html("tr", {}, html("th", { scope: "row" }, name), cells);
+export const script = (text) => html("pre", { class: "script", tabindex: "0" }, html("code", {}, text));
+
 // "Show as table" under every picture.
 export function asTable(caption, head, rows) {
   return html("details", { class: "as-table" }, html("summary", {}, "Show as table"),
     html("div", { class: "scroll" }, html("table", {}, html("caption", {}, caption),
       headRow(head),
-      html("tbody", {}, rows.map((row) => html("tr", {}, row.map((cell, c) => html(c ? "td" : "th", c ? {} : { scope: "row" }, typeof cell === "number" ? format(cell) : cell))))))));
+      tbody(rows.map((row) => html("tr", {}, row.map((cell, c) => html(c ? "td" : "th", c ? {} : { scope: "row" }, typeof cell === "number" ? format(cell) : cell))))))));
 }
 
 // Remembers which control inside `root` has the focus. The function that is returned gives it back after a redraw: to the
@@ -167,8 +173,9 @@ export function sliderToBeta(step) {
   return Number((10 ** (((step - 1) / (BETA_STEPS - 2)) * 4 - 2)).toPrecision(3));
 }
 export function betaSlider(beta, change) {
-  const output = html("output", { class: "tabular" }, `β = ${format(beta)}`);
-  const input = html("input", { type: "range", min: "0", max: String(BETA_STEPS), step: "1", value: String(betaToSlider(beta)), "aria-valuetext": `beta ${format(beta)}`,
-    oninput: (event) => change(sliderToBeta(Number(event.target.value))) });
-  return { input, output };
+  const output = html("output", { class: "tabular" });
+  const input = html("input", { type: "range", max: String(BETA_STEPS), oninput: () => change(sliderToBeta(Number(input.value))) });
+  const set = (value) => { input.value = String(betaToSlider(value)); input.ariaValueText = output.textContent = `β = ${format(value)}`; };
+  set(beta);
+  return { input, output, set };
 }

@@ -1,6 +1,7 @@
 // Saving the picture and the numbers of a view.
 
 import { format, hatch, svg } from "./dom.js";
+import { sum } from "./maths.js";
 
 const PROPERTIES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-family", "font-size", "font-weight", "text-anchor", "color"];
 
@@ -31,7 +32,7 @@ function drawTable({ head, rows }) {
   const widths = head.map((name, c) => 24 + 7.5 * Math.min(60, Math.max(String(name).length, ...most.map((row) => String(typeof row[c] === "number" ? format(row[c]) : row[c] ?? "").length))));
   const starts = widths.map((_, c) => widths.slice(0, c).reduce((sum, x) => sum + x, 0));
   const cell = (value, r, c) => svg("text", { x: starts[c] + 8, y: 22 + 22 * r, "font-size": 13, "font-weight": r ? 400 : 600 }, String(typeof value === "number" ? format(value) : value ?? "").slice(0, 60));
-  return svg("svg", { viewBox: `0 0 ${widths.reduce((sum, x) => sum + x, 0)} ${22 * (most.length + 1) + 16}` }, [head, ...most].flatMap((row, r) => row.map((value, c) => cell(value, r, c))));
+  return svg("svg", { viewBox: `0 0 ${sum(widths)} ${22 * (most.length + 1) + 16}` }, [head, ...most].flatMap((row, r) => row.map((value, c) => cell(value, r, c))));
 }
 
 // The picture of a view with its computed colours written into it, so that it looks the same elsewhere.

@@ -1,7 +1,7 @@
 // An attention-only GPT in the browser: learned positions, pre-norm blocks of multi-head attention, a final norm.
 // The tensors come from Python (explorer/views/browser_model.py); tests compare every number with torch.
 
-import { dot, softmax } from "./maths.js";
+import { dot, softmax, sum } from "./maths.js";
 
 function decode(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -32,7 +32,7 @@ const plus = (a, b) => a.map((x, c) => x + b[c]);
 
 // Layer norm, with what is needed to pass a part of a sum through it: the mean is linear, the deviation is that of the sum.
 function layerNorm({ weight, bias }, x, eps) {
-  const mean = x.reduce((sum, value) => sum + value, 0) / x.length;
+  const mean = sum(x) / x.length;
   const deviation = Math.sqrt(x.reduce((sum, value) => sum + (value - mean) ** 2, 0) / x.length + eps);
   return { deviation, out: x.map((value, c) => ((value - mean) / deviation) * weight[c] + (bias ? bias[c] : 0)) };
 }
@@ -97,7 +97,7 @@ export function predictions(model, logits, count = 8, more = []) {
 
 // A part of the residual stream through the final norm to one logit. The parts sum to the logit exactly.
 export function partLogit(model, pass, position, part, token) {
-  const mean = part.reduce((sum, value) => sum + value, 0) / part.length;
+  const mean = sum(part) / part.length;
   const { deviation } = pass.last[position];
   return part.reduce((sum, value, c) => sum + ((value - mean) / deviation) * model.norm.weight[c] * model.unembedding[token][c], 0);
 }
@@ -124,9 +124,9 @@ export function logitLens(model, pass, position) {
 
 // Gradient through a layer norm of x with respect to x, given that with respect to its output.
 function normGradient({ weight }, x, deviation, gradient) {
-  const mean = x.reduce((sum, value) => sum + value, 0) / x.length;
+  const mean = sum(x) / x.length;
   const scaled = gradient.map((g, c) => g * weight[c]);
-  const average = scaled.reduce((sum, g) => sum + g, 0) / x.length;
+  const average = sum(scaled) / x.length;
   const along = scaled.reduce((sum, g, c) => sum + (g * (x[c] - mean)) / deviation, 0) / x.length;
   return scaled.map((g, c) => (g - average - ((x[c] - mean) / deviation) * along) / deviation);
 }
@@ -162,7 +162,7 @@ export function weightGradients(model, pass, position, token, edits = []) {
   return found;
 }
 
-const meanOf = (values) => (values.length ? values.reduce((sum, x) => sum + x, 0) / values.length : null);
+const meanOf = (values) => (values.length ? sum(values) / values.length : null);
 
 // Numbers of a head: mean entropy relative to its largest value, weight on the previous and first token, and on the
 // token after the last occurrence of the current one (the induction score of Olsson et al. 2022).

@@ -1,7 +1,7 @@
 // Lessons: text with live views in it, and questions before and after.
 
 import { drawDocument, shelf } from "./document.js";
-import { holdFocus, html, muted } from "./dom.js";
+import { h2, holdFocus, html, muted, warning } from "./dom.js";
 import { compute } from "./plane.js";
 import { predictWeights } from "./predict.js";
 import { load } from "./remote.js";
@@ -30,7 +30,7 @@ let active = null; // the live view that was touched last: its numbers are expla
 // A live view inside the text. Its state is its own; a link opens it as a page.
 function liveView({ view: name, state: query, predict }, [caption], data) {
   const view = views[name];
-  if (!view) return html("p", { class: "error" }, `There is no view ${name}.`);
+  if (!view) return warning(`There is no view ${name}.`);
   const state = view.read(new URLSearchParams(query));
   const touch = () => { active = { view, state }; };
   const box = html("div", { class: "live-view", onpointerdown: touch, onfocusin: touch });
@@ -42,11 +42,13 @@ function liveView({ view: name, state: query, predict }, [caption], data) {
     waiting = true;
     requestAnimationFrame(() => { waiting = false; const giveBack = holdFocus(box); redraw(); giveBack(); });
   };
-  const open = () => { redraw = view.mount(box, state, update, data); redraw(); };
+  const text = html("figcaption", {}, caption, " ", html("a", { href: `#${name}?${view.write(state)}`, class: "open-view", onclick: (event) => { event.target.href = `#${name}?${view.write(state)}`; } }, "Open as a page"));
+  const open = () => { redraw = view.mount(box, state, update, data); redraw(); text.hidden = false; };
+  text.hidden = predict; // what it says may be the answer
   if (predict) box.append(predictWeights(compute(state).scores, state.beta, open));
   else open();
   shown.push({ view, state });
-  return html("figure", { class: "live" }, box, html("figcaption", {}, caption, " ", html("a", { href: `#${name}?${view.write(state)}`, class: "open-view", onclick: (event) => { event.target.href = `#${name}?${view.write(state)}`; } }, "Open as a page")));
+  return html("figure", { class: "live" }, box, text);
 }
 
 function mount(element, state, update, data) {
@@ -55,18 +57,18 @@ function mount(element, state, update, data) {
   element.append(html("div", { class: "library" }, list, text));
   let lessons = null;
   let before = null;
-  load(data, "lessons").then((found) => { lessons = found; draw(); }, (error) => text.replaceChildren(html("p", { class: "error" }, error.message)));
+  load(data, "lessons").then((found) => { lessons = found; draw(); }, (error) => text.replaceChildren(warning(error.message)));
 
   function draw() {
     if (!lessons || state.lesson === before) return;
     before = state.lesson;
     const lesson = lessons.find((each) => each.name === state.lesson) ?? lessons[0];
-    list.replaceChildren(html("h2", {}, "Lessons"), shelf("Lessons", [{ name: "All lessons", items: lessons.map((each) => ({ key: each.name, label: each.title })) }], lesson.name, (name) => update({ lesson: name })));
+    list.replaceChildren(h2("Lessons"), shelf("Lessons", [{ name: "All lessons", items: lessons.map((each) => ({ key: each.name, label: each.title })) }], lesson.name, (name) => update({ lesson: name })));
     shown = [];
     active = null;
     const nodes = (when) => lesson.content.filter((node) => Array.isArray(node) && node[0] === "question" && node[1].when === when);
     const body = lesson.content.filter((node) => !(Array.isArray(node) && node[0] === "question"));
-    const quiz = (title, found) => (found.length ? [html("section", { class: "questions" }, html("h2", {}, title), found.map(([, attributes, children]) => question(attributes, children)))] : []);
+    const quiz = (title, found) => (found.length ? [html("section", { class: "questions" }, h2(title), found.map(([, attributes, children]) => question(attributes, children)))] : []);
     text.replaceChildren(html("h1", {}, lesson.title), ...quiz("Before you start", nodes("before")), ...drawDocument(body, { view: (attributes, children) => liveView(attributes, children, data) }), ...quiz("Now that you know", nodes("after")));
   }
   return draw;

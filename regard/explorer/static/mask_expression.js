@@ -181,7 +181,7 @@ export function parseMask(text) {
   const take = (kind) => {
     const token = tokens[place];
     if (token.kind === "end" && (kind === ")" || kind === "]")) throw new MaskError(`"${kind}" is missing at the end`, token.at);
-    if (token.kind !== kind) throw new MaskError(`expected ${kind}, found ${token.value}`, token.at, token.value.length);
+    if (token.kind !== kind) throw new MaskError(`expected ${kind === "word" ? "the name of a mask" : `"${kind}"`}, found ${token.kind === "end" ? "the end" : `"${token.value}"`}`, token.at, token.value.length);
     place += 1;
     return token;
   };
@@ -201,7 +201,7 @@ export function parseMask(text) {
     }
     if (token.kind === "text") return take("text").value.slice(1, -1);
     if (token.kind === "word" && token.value === "None") { take("word"); return null; }
-    if (token.kind !== "number") throw new MaskError(`expected a number, None or a list, found ${token.value}`, token.at, token.value.length);
+    if (token.kind !== "number") throw new MaskError(`expected a number, None or a list, found "${token.value}"`, token.at, token.value.length);
     const number = Number(take("number").value);
     if (Math.abs(number) > MAX_NUMBER) throw new MaskError(`${number} is larger than any position`, token.at, token.value.length);
     return number;

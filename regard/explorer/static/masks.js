@@ -1,7 +1,8 @@
 // Masks: an expression drawn exactly up to 65,536 positions, its visible pairs and cost, and a comparison with another mask.
 
-import { asTable, checkbox, colourScale, field, format, hatch, headRow, help, html, number, plural, sequential, svg } from "./dom.js";
+import { asTable, checkbox, colourScale, field, format, h2, hatch, headRow, help, html, number, plural, sequential, svg, tbody, tr, warning } from "./dom.js";
 import { MaskError, addMask, blockCounts, blockTable, completeMask, countPairs, denseMask, maskNames, parseMask, visibleRow } from "./mask_expression.js";
+import { ask } from "./remote.js";
 
 const PICTURE = 576;
 const CELLS = 64; // blocks along a side beyond this length
@@ -148,7 +149,7 @@ export function compute(state) {
 function mount(element, state, update, data) {
   for (const given of data.masks ?? []) addMask(given.name, given);
   const picture = svg("svg", { class: "picture masks", role: "group", "aria-label": "The mask: rows are queries, columns are keys" });
-  const message = html("p", { class: "error", role: "alert" });
+  const message = warning();
   const facts = html("div", { class: "facts" });
   const legend = html("div", { class: "scales" });
   const tables = html("div");
@@ -156,7 +157,8 @@ function mount(element, state, update, data) {
   const kernels = html("div");
   const blocks = html("div");
   const side = html("div", { class: "side" });
-  element.append(html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side));
+  const split = html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side);
+  element.append(split);
   const completions = html("div", { class: "completions", role: "group", "aria-label": "Completions" });
   // what the word at the caret may become; the buttons come next in the order of the Tab key
   const complete = (input, change) => completions.replaceChildren(...(document.activeElement === input ? completeMask(input.value, input.selectionStart) : []).map((option) => html("button", { title: option.summary, onclick: () => {
@@ -177,7 +179,7 @@ function mount(element, state, update, data) {
   const lengths = html("div", { class: "row" });
   side.append(field("Mask", maskInput, "Combine with & | ~. True means visible."), completions,
     lengths, facts, field("Compare with", againstInput, "Write the mask you meant. regard.show(mask, against=...) opens a mask from your own code."), growth, blocks, kernels);
-  element.append(html("section", { class: "more" }, html("h2", {}, "Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text))))));
+  split.append(html("section", { class: "more" }, h2("Gallery"), html("div", { class: "gallery" }, (data.gallery ?? []).map((text) => html("button", { onclick: () => { maskInput.value = text; update({ mask: text, keys: 16, queries: 16, painted: "" }); } }, thumbnail(text), html("code", {}, text.length > 44 ? `${text.slice(0, 42)}…` : text))))));
 
   picture.addEventListener("keydown", (event) => {
     const cell = event.target.closest(".cell");
@@ -257,7 +259,7 @@ function mount(element, state, update, data) {
     const square = rows.map(([length]) => [length, length * length]);
     const short = (length) => (length >= 1024 ? `${length / 1024}k` : String(length));
     const exponent = exponentOf(rows);
-    growth.replaceChildren(html("h2", {}, "Cost against length"), svg("svg", { class: "growth", viewBox: "0 0 250 128", role: "img", "aria-label": `Visible pairs at growing lengths, growing like n to the power ${exponent.toFixed(2)}` },
+    growth.replaceChildren(h2("Cost against length"), svg("svg", { class: "growth", viewBox: "0 0 250 128", role: "img", "aria-label": `Visible pairs at growing lengths, growing like n to the power ${exponent.toFixed(2)}` },
       line(square, "all"), line(rows, "own"), rows.map((row) => svg("circle", { cx: at(row)[0], cy: at(row)[1], r: 3, class: "growth-point" }, svg("title", {}, `${row[1].toLocaleString("en")} pairs at ${row[0].toLocaleString("en")}`))),
       rows.map(([length]) => svg("text", { x: at([length, 1])[0], y: 122, class: "tick" }, short(length))), svg("text", { x: 36, y: 16, class: "tick end" }, "n²"), svg("text", { x: 36, y: at(rows[0])[1] + 4, class: "tick end" }, "pairs")),
     help("Pairs grow like n^", number(exponent, "g", "Exponent of the growth"), `: ${rows.at(-1)[1].toLocaleString("en")} at ${rows.at(-1)[0].toLocaleString("en")}.`), asTable("Visible pairs", ["length", "pairs", "share of n²"], rows.map(([length, pairs]) => [String(length), pairs, pairs / length ** 2])));
@@ -267,7 +269,7 @@ function mount(element, state, update, data) {
     const sizes = [2, 4, 8, 16, 32, 64, 128].filter((size) => 2 * size <= Math.max(4, state.keys)).slice(-3);
     const rows = sizes.map((size) => blockTable(found.mask, state.queries, state.keys, size));
     blocks.replaceChildren(html("table", { class: "blocks" }, html("caption", {}, "Block table: a block-sparse kernel skips empty blocks and needs no mask in full ones"), headRow(["size", "full", "partial", "empty", "skipped"]),
-      html("tbody", {}, rows.map(({ size, full, partial, empty }) => html("tr", {}, html("th", { scope: "row" }, String(size)), [full, partial, empty].map((count) => html("td", {}, count.toLocaleString("en"))), html("td", {}, `${((100 * empty) / (full + partial + empty)).toFixed(1)} %`))))));
+      tbody(rows.map(({ size, full, partial, empty }) => tr(String(size), [full, partial, empty].map((count) => html("td", {}, count.toLocaleString("en"))), html("td", {}, `${((100 * empty) / (full + partial + empty)).toFixed(1)} %`))))));
   }
 
   // Which kernel runs: the server knows; a page without one shows the command.
@@ -284,22 +286,13 @@ function mount(element, state, update, data) {
     if (stored) { showKernels(stored); return; }
     if (!data.api) { kernels.replaceChildren(command); return; }
     clearTimeout(waiting);
-    waiting = setTimeout(async () => {
-      try {
-        const answer = await fetch("/api/explain", { method: "POST", headers: { "content-type": "application/json" }, body: request });
-        const found = await answer.json();
-        if (request !== asked) return; // the mask changed meanwhile
-        if (!answer.ok) { kernels.replaceChildren(html("p", { class: "error" }, String(found.error ?? "the server refused this mask"))); return; }
-        showKernels(found);
-      } catch {
-        kernels.replaceChildren(help("The server does not answer. ", html("code", {}, `regard explain ${shape} --mask "${state.mask}"`)));
-      }
-    }, 200);
+    const current = (act) => (found) => { if (request === asked) act(found); }; // the mask may change meanwhile
+    waiting = setTimeout(() => ask("/api/explain", JSON.parse(request)).then(current(showKernels), current((error) => kernels.replaceChildren(warning(error.message), command))), 200);
   }
 
   const amount = (entries) => (entries >= 1e9 ? `${(entries / 1e9).toFixed(1)} billion` : entries >= 1e6 ? `${(entries / 1e6).toFixed(1)} million` : Math.round(entries).toLocaleString("en"));
   function showKernels(found) {
-    kernels.replaceChildren(html("table", { class: "kernels" }, html("caption", {}, "Kernels for 8 heads of width 64"), html("tbody", {}, found.answers.map(({ kernel, reasons, work, memory }) =>
+    kernels.replaceChildren(html("table", { class: "kernels" }, html("caption", {}, "Kernels for 8 heads of width 64"), tbody(found.answers.map(({ kernel, reasons, work, memory }) =>
       html("tr", { class: kernel === found.chosen ? "good" : "" }, html("th", { scope: "row" }, kernel === found.chosen ? `→ ${kernel}` : kernel),
         html("td", { class: "reason" }, reasons.length ? `refuses: ${reasons.join("; ")}` : `${kernel === found.chosen ? "runs" : "could run"}: ${amount(work)} entries, ${memory < 2 ** 30 ? `${(memory / 2 ** 20).toFixed(memory < 2 ** 20 ? 3 : 1)} MiB` : `${(memory / 2 ** 30).toFixed(1)} GiB`}`))))));
   }
@@ -368,15 +361,15 @@ function thumbnail(text) {
 function why(state, key) {
   const found = compute(state);
   if (!found.mask) return null;
-  const counted = (r) => visibleRow(found.mask, r, state.queries, state.keys).reduce((sum, [start, stop]) => sum + stop - start, 0);
-  if (key === "c") return { title: "visible pairs", value: found.pairs, formula: "the sum over the queries of the keys that each one sees", note: state.queries > MOST_ROWS ? `The first ${MOST_ROWS} of ${state.queries} queries:` : null, parts: Array.from({ length: Math.min(MOST_ROWS, state.queries) }, (_, r) => ({ label: `query ${state.keys - state.queries + r}`, value: counted(r), key: `r.${r}` })) };
+  const first = state.keys - state.queries;
+  const runsOf = (r) => visibleRow(found.mask, r, state.queries, state.keys);
+  const counted = (r) => runsOf(r).reduce((sum, [start, stop]) => sum + stop - start, 0);
+  if (key === "c") return { title: "visible pairs", value: found.pairs, formula: "the sum over the queries of the keys that each one sees", note: state.queries > MOST_ROWS ? `The first ${MOST_ROWS} of ${state.queries} queries:` : null, parts: Array.from({ length: Math.min(MOST_ROWS, state.queries) }, (_, r) => ({ label: `query ${first + r}`, value: counted(r), key: `r.${r}` })) };
   if (key === "g") { const rows = growthOf(state); return rows.length < 2 ? null : { title: "exponent", value: exponentOf(rows), formula: "log(p₂ / p₁) / log(n₂ / n₁) of the last two lengths", parts: rows.slice(-2).flatMap(([length, pairs], k) => [{ label: `n${"₁₂"[k]}`, value: length }, { label: `p${"₁₂"[k]}, visible pairs`, value: pairs }]) }; }
   const [kind, r, c] = key.split(".").map((part, k) => (k ? Number(part) : part));
-  if (kind === "r" && r < state.queries) return { title: `keys that query ${state.keys - state.queries + r} sees`, value: counted(r), formula: "the lengths of the visible runs", parts: visibleRow(found.mask, r, state.queries, state.keys).map(([start, stop]) => ({ label: stop - start > 1 ? `keys ${start} to ${stop - 1}` : `key ${start}`, value: stop - start })) };
+  if (kind === "r" && r < state.queries) return { title: `keys that query ${first + r} sees`, value: counted(r), formula: "the lengths of the visible runs", parts: runsOf(r).map(([start, stop]) => ({ label: stop - start > 1 ? `keys ${start} to ${stop - 1}` : `key ${start}`, value: stop - start })) };
   if (!(r < state.queries && c < state.keys)) return null;
-  const first = state.keys - state.queries;
-  const runs = visibleRow(found.mask, r, state.queries, state.keys);
-  const visible = runs.some(([start, stop]) => c >= start && c < stop);
+  const visible = runsOf(r).some(([start, stop]) => c >= start && c < stop);
   return { title: `query at ${first + r}, key at ${c}`, value: visible ? 1 : 0, formula: visible ? "visible" : "hidden",
     note: `Row ${r} of ${state.queries} is position ${first + r}: queries are aligned to the end of the keys.`,
     parts: [{ label: "i, position of the query", value: first + r }, { label: "j, position of the key", value: c }, { label: "i − j", value: first + r - c }, { label: "keys this query sees", value: counted(r), key: `r.${r}` }] };
@@ -405,7 +398,6 @@ function python(state) {
   return `${lines.filter(Boolean).join("\n")}\n`;
 }
 
-// The cells of a small mask as numbers, for the difference of two states.
 function maps(state) {
   const found = compute(state);
   if (!found.mask || state.keys > CELLS) return [];

@@ -1,6 +1,7 @@
 // Attention on small matrices. Matrices are arrays of rows; all numbers are float64, as in regard.core.reference.
 
-export const dot = (a, b) => a.reduce((sum, x, c) => sum + x * b[c], 0);
+export const sum = (values) => values.reduce((total, x) => total + x, 0);
+export const dot = (a, b) => a.reduce((total, x, c) => total + x * b[c], 0);
 export const add = (a, b) => a.map((x, c) => x + b[c]);
 export const scale = (a, factor) => a.map((x) => x * factor);
 export const norm = (a) => Math.hypot(...a);
@@ -20,7 +21,7 @@ export function softmax(scores, beta = 1, visible = null) {
     if (Math.abs(beta) === Infinity) return Math.sign(beta) * score === largest ? 1 : 0;
     return Math.exp(Math.abs(beta) * (Math.sign(beta) * score - largest));
   });
-  const total = parts.reduce((sum, part) => sum + part, 0);
+  const total = sum(parts);
   return parts.map((part) => part / total);
 }
 

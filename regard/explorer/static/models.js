@@ -1,7 +1,7 @@
 // Models: layers x heads of a trained model, one head, edits with the predictions before and after, flow, generation.
 
 import { BROWSER_MODEL, analyse, prepare, whyNumber } from "./browser_engine.js";
-import { asTable, checkbox, colourScale, diverging, field, format, hatch, headRow, help, holdFocus, html, muted, number, select, sequential, svg } from "./dom.js";
+import { asTable, checkbox, colourScale, diverging, field, format, h2, hatch, headRow, help, holdFocus, html, muted, number, script, select, sequential, svg, tbody, tr, warning } from "./dom.js";
 import { generator } from "./maths.js";
 import { compute, load } from "./remote.js";
 
@@ -9,7 +9,7 @@ const EXAMPLE = "Kx7mQzPvR Kx7mQz"; // of the model's card
 const SHOWS = [["overview", "Overview"], ["head", "Head"], ["edit", "Edit and rerun"], ["flow", "Flow"], ["generate", "Generate"]];
 const SORTS = [["layer", "layer and head"], ["spread", "spread"], ["previous", "previous token"], ["first", "first token"], ["induction", "induction"]];
 const KINDS = { ablate: "set to zero", mean: "mean over positions", beta: "β ×", hide: "hide key", patch: "patch from the other text" };
-const LABELS = "The number beside a label is the mean weight of the head on that pattern: on the first token, on the token before, or on what followed the same token before (induction). A mixed or uniform head has no pattern with half of the weight. Its number is the spread: the entropy of the weights divided by its maximum, 0 for one key, 1 for equal weights.";
+const LABELS = "The number beside a label is the mean weight of the head on that pattern: the first token, the token before, or what followed the same token before (induction). A mixed or uniform head gives no pattern half of its weight. Its number is the spread: the entropy of the weights divided by its maximum, 0 for one key, 1 for equal weights.";
 const readHeads = (text) => (text ?? "").split(",").slice(0, 64).map((part) => part.split(".").map((x) => whole(x, 999))).filter((pair) => pair.length === 2 && pair.every((x) => x !== null));
 
 const whole = (text, most) => { const value = Number(text); return text !== null && text !== "" && Number.isInteger(value) && value >= 0 && value <= most ? value : null; };
@@ -102,7 +102,8 @@ const headTable = (found) => ({ head: ["head", "kind", "number", "spread", "prev
 
 function matrixPicture(found, state, rows, title, keyOf) {
   const size = Math.max(16, Math.min(48, Math.floor(400 / rows.length)));
-  const [left, top] = [58, 62];
+  const long = found.tokens.some((token) => token.length > 2);
+  const [left, top] = [58, long ? 62 : 24];
   const hatching = hatch();
   const largest = Math.max(1e-12, ...rows.flat());
   const cells = rows.flatMap((row, i) => row.map((value, j) => {
@@ -111,18 +112,19 @@ function matrixPicture(found, state, rows, title, keyOf) {
       svg("rect", { x: left + j * size, y: top + i * size, width: size - 1, height: size - 1, fill: hidden ? hatching.fill : sequential(value, largest).fill }), svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${hidden ? "hidden" : format(value)}`));
   }));
   const label = (token) => visible(token.length > 6 ? `${token.slice(0, 5)}…` : token);
-  const texts = found.tokens.flatMap((token, k) => [svg("text", { x: left - 6, y: top + k * size + size / 2 + 4, class: "label end" }, label(token)), svg("text", { x: left + k * size + size / 2, y: top - 6, class: found.tokens.some((t) => t.length > 2) ? "tick start" : "label", transform: found.tokens.some((t) => t.length > 2) ? `rotate(-60 ${left + k * size + size / 2} ${top - 6})` : null }, label(token))]);
+  const texts = found.tokens.flatMap((token, k) => [svg("text", { x: left - 6, y: top + k * size + size / 2 + 4, class: "label end" }, label(token)), svg("text", { x: left + k * size + size / 2, y: top - 6, class: long ? "tick start" : "label", transform: long ? `rotate(-60 ${left + k * size + size / 2} ${top - 6})` : null }, label(token))]);
   const [width, height] = [left + rows[0].length * size + 24, top + rows.length * size + 8];
   return html("div", {}, html("h3", {}, title), html("div", { class: "scroll" }, svg("svg", { class: "picture attention", viewBox: `0 0 ${width} ${height}`, style: { "--natural": `${width}px` }, role: "group", "aria-label": title }, hatching.defs, texts, cells)), colourScale((x) => sequential(x, largest), 0, largest, title));
 }
 
-function linesPicture(found, rows) {
+function linesPicture(found, rows, title) {
+  const largest = Math.max(1e-12, ...rows.flat());
   const step = 26;
   const height = found.tokens.length * step + 20;
   const at = (i) => 20 + i * step;
-  const strokes = rows.flatMap((row, i) => row.map((weight, j) => (weight > 0.02 ? svg("line", { x1: 120, y1: at(i), x2: 300, y2: at(j), class: "token-line", "stroke-width": 0.5 + 5 * weight, opacity: 0.15 + 0.85 * weight }, svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${format(weight)}`)) : null)));
+  const strokes = rows.flatMap((row, i) => row.map((weight, j) => (weight > 0.02 * largest ? svg("line", { x1: 120, y1: at(i), x2: 300, y2: at(j), class: "token-line", "stroke-width": 0.5 + (5 * weight) / largest, opacity: 0.15 + (0.85 * weight) / largest }, svg("title", {}, `${found.tokens[i]} → ${found.tokens[j]}: ${format(weight)}`)) : null)));
   const words = found.tokens.flatMap((token, i) => [svg("text", { x: 112, y: at(i) + 4, class: "label end" }, visible(token.slice(0, 14))), svg("text", { x: 308, y: at(i) + 4, class: "tick start" }, visible(token.slice(0, 14)))]);
-  return html("div", {}, html("h3", {}, "Queries at the left, keys at the right"), svg("svg", { class: "picture lines", viewBox: `0 0 420 ${height}`, role: "img", "aria-label": "Lines from queries to keys, thicker for larger weights" }, strokes, words));
+  return html("div", {}, html("h3", {}, title), svg("svg", { class: "picture lines", viewBox: `0 0 420 ${height}`, role: "img", "aria-label": `${title}: lines from queries at the left to keys at the right` }, strokes, words), help(`Queries at the left, keys at the right. The thickest line is ${format(largest)}.`));
 }
 
 const headMaps = (found, state) => {
@@ -133,20 +135,20 @@ const headMaps = (found, state) => {
 function headView(found, state, update) {
   const { weights } = found.head;
   const own = found.layers[state.layer].heads[state.head];
-  const title = html("h2", {}, `Layer ${state.layer + 1} head ${state.head + 1}: ${own.label} ${format(own.value)}`);
+  const title = h2(`Layer ${state.layer + 1} head ${state.head + 1}: ${own.label} ${format(own.value)}`);
   const table = weightTable(found);
   if (found.head.image) return [title, help("Hover a patch of the picture, or move to it with Tab. The copy beside it shows where the patch looks."), imageHead(found, state), asTable("Weights", table.head, table.rows)];
   if (found.head.pooled) return [title, pooledHead(found, state, update)];
   const keyOf = state.sinks ? null : (i, j) => `weight.${state.layer}.${state.head}.${i}.${j}`;
   const maps = headMaps(found, state);
-  const pictures = state.lines ? [linesPicture(found, maps[0][1])] : maps.map(([name, rows], k) => matrixPicture(found, state, rows, name, k ? null : keyOf));
+  const pictures = maps.map(([name, rows], k) => state.lines ? linesPicture(found, rows, name) : matrixPicture(found, state, rows, name, k ? null : keyOf));
   return [title, help("A weight is not a contribution: a token with a large weight and a small value adds little, and what it adds may not reach the prediction. The second map multiplies each weight by the size of what it brings, the third by its effect on the predicted logit (Chefer et al. 2021, positive part)."), html("div", { class: "maps equal" }, pictures),
     asTable(`Weights of layer ${state.layer + 1} head ${state.head + 1}`, table.head, table.rows)];
 }
 
 const weightTable = (found) => (found.head.pooled
   ? { head: ["key", `weight of query ${found.head.row + 1}`], rows: found.head.exact.map((weight, j) => [`${j + 1}: ${visible(found.tokens[j] ?? "")}`, weight]) }
-  : { head: ["query", ...found.tokens], rows: found.head.weights.map((row, i) => [`${i + 1}: ${visible(found.tokens[i] ?? "")}`, ...row]) });
+  : { head: ["query", ...found.tokens.map(visible)], rows: found.head.weights.map((row, i) => [`${i + 1}: ${visible(found.tokens[i] ?? "")}`, ...row]) });
 
 // Many tokens: a pooled map; a click, or the number field, asks for one exact row.
 function pooledHead(found, state, update) {
@@ -159,7 +161,7 @@ function pooledHead(found, state, update) {
   const strip = svg("svg", { class: "picture row-strip", viewBox: "0 0 600 60", preserveAspectRatio: "none", role: "img", "aria-label": `Weights of query ${row + 1}` }, svg("path", { class: "strip-line", d: `M${exact.map((weight, j) => `${((j + 0.5) * 600) / count} 60V${(60 - (58 * weight) / largest).toFixed(2)}`).join("M")}` }));
   return html("div", { class: "maps" }, html("div", {}, help(`${count.toLocaleString("en")} tokens, drawn in ${weights.length} × ${weights[0].length} cells. Click a row to see it exactly.`), map, colourScale((x) => sequential(x), 0, 1, "weight in a cell, mean over its queries")),
     html("div", { class: "exact-row" }, field("Exact row of query", html("input", { type: "number", min: "1", max: String(count), value: String(row + 1), onchange: (event) => update({ row: Math.max(0, Math.min(count, Math.trunc(Number(event.target.value)) || 1) - 1) }) })), strip,
-      html("table", {}, html("caption", {}, `The largest weights of query ${row + 1}, “${visible(found.tokens[row] ?? "")}”`), html("tbody", {}, shown.map(({ weight, j }) => html("tr", {}, html("th", { scope: "row" }, `${j + 1}: ${visible(found.tokens[j] ?? "")}`), html("td", {}, number(weight, `weight.${state.layer}.${state.head}.${row}.${j}`, `Weight on key ${j + 1}`))))))));
+      html("table", {}, html("caption", {}, `The largest weights of query ${row + 1}, “${visible(found.tokens[row] ?? "")}”`), tbody(shown.map(({ weight, j }) => tr(`${j + 1}: ${visible(found.tokens[j] ?? "")}`, html("td", {}, number(weight, `weight.${state.layer}.${state.head}.${row}.${j}`, `Weight on key ${j + 1}`))))))));
 }
 
 // The picture, and beside it the same with the weights of one patch over it; hovering or focusing a patch shows its row.
@@ -200,14 +202,14 @@ function predictionsView(found, state) {
   const largest = Math.max(1e-12, ...rows.map((row) => Math.abs(row.after - row.before)));
   const edits = state.edits.length > 0;
   return html("div", { class: "scroll" }, html("table", { class: "compare predictions" }, html("caption", {}, found.image ? "What the picture shows" : `${found.causal === false ? "Token at" : "Next token after"} “${visible(found.tokens[found.position] ?? "")}”`), headRow([found.image ? "class" : "token", ...(edits ? ["probability before", "probability after", "change", "logit after"] : ["probability", "logit"])]),
-    html("tbody", {}, rows.map((row) => { const colour = diverging(row.after - row.before, largest); return html("tr", {}, html("th", { scope: "row" }, html("code", {}, visible(row.token))), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); }))));
+    tbody(rows.map((row) => { const colour = diverging(row.after - row.before, largest); return tr(html("code", {}, visible(row.token)), html("td", {}, format(row.before)), edits ? [html("td", {}, format(row.after)), html("td", { style: { background: colour.fill, color: colour.text } }, format(row.after - row.before))] : null, html("td", {}, number(row.logit, `logit.${row.id}`, `Logit of ${row.token}`))); }))));
 }
 
 function editView(found, state, update) {
   const has = (kind) => state.edits.find((edit) => edit.kind === kind && edit.layer === state.layer && edit.head === state.head);
   const without = (edit) => state.edits.filter((each) => each !== edit);
-  const toggle = (kind, value = null) => { const old = has(kind); update({ edits: old ? without(old) : [...state.edits, { kind, layer: state.layer, head: state.head, value }] }); };
   const set = (kind, value, neutral) => { const rest = without(has(kind)); update({ edits: value === neutral ? rest : [...rest, { kind, layer: state.layer, head: state.head, value }] }); };
+  const toggle = (kind) => set(kind, null, has(kind) && null);
   const name = `layer ${state.layer + 1} head ${state.head + 1}`;
   const patch = checkbox("patch its output from the other text", Boolean(has("patch")), () => toggle("patch"));
   patch.firstChild.disabled = !state.source;
@@ -219,7 +221,7 @@ function editView(found, state, update) {
     patch);
   const list = html("ul", { class: "edits" }, state.edits.map((edit) => html("li", {}, `${edit.layer + 1}.${edit.head === null ? "all" : edit.head + 1}: ${KINDS[edit.kind]}${edit.value === null ? "" : ` ${format(edit.kind === "hide" ? edit.value + 1 : edit.value)}`} `, html("button", { "aria-label": "Undo this edit", onclick: () => update({ edits: without(edit) }) }, "undo"))));
   const together = state.brush.length ? html("div", { class: "actions brush" }, html("span", {}, `${state.brush.length} brushed: ${state.brush.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ")}`), html("button", { onclick: () => update({ edits: [...state.edits.filter((edit) => edit.kind !== "ablate" || !isBrushed(state, edit.layer, edit.head)), ...state.brush.map(([layer, head]) => ({ kind: "ablate", layer, head, value: null }))], brush: [] }) }, "Set them to zero"), html("button", { onclick: () => update({ brush: [] }) }, "Clear")) : help("Drag over several heads, or use Shift and a click, to brush them and compare their effects.");
-  return [html("div", { class: "split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [html("h2", {}, "Edits"), list, html("button", { onclick: () => update({ edits: [] }) }, "Undo all")] : muted("No edits yet. Choose a head in the grid."), html("h2", {}, "The same in Python"), html("pre", { class: "script", tabindex: "0" }, html("code", {}, python(state)))))];
+  return [html("div", { class: "split edit-split" }, html("div", {}, overview(found, state, update).slice(0, 2), together, predictionsView(found, state), ablationsView(found, state, update)), html("div", { class: "side" }, controls, state.edits.length ? [h2("Edits"), list, html("button", { onclick: () => update({ edits: [] }) }, "Undo all")] : muted("No edits yet. Choose a head in the grid."), h2("The same in Python"), script(python(state))))];
 }
 
 function bars(rows, title, choose) {
@@ -234,7 +236,7 @@ function ablationsView(found, state, update) {
   if (!found.ablations) return help("This model has many heads: brush some of them to see the effect of each.");
   const rows = ablationRows(found);
   const table = { head: ["head set to zero", `change of the logit of ${found.target}`], rows: rows.map((row) => [row.name, row.value]) };
-  return [html("h2", {}, `Each head alone set to zero${state.edits.length ? ", besides the edits" : ""}: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head })), asTable("Change of the logit", table.head, table.rows)];
+  return [h2(`Each head alone set to zero${state.edits.length ? ", besides the edits" : ""}: change of the logit of “${visible(found.target)}”`), bars(rows, "Change of the logit by head", (row) => update({ layer: row.layer, head: row.head })), asTable("Change of the logit", table.head, table.rows)];
 }
 
 function flowView(found, state, update) {
@@ -242,9 +244,9 @@ function flowView(found, state, update) {
   const parts = found.attribution();
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   const rows = parts.map((part) => ({ ...part, key: part.layer === undefined ? null : `head.${part.layer}.${part.head}.${found.targetId}` }));
-  return [html("h2", {}, "Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, headRow(["read", "1st", "2nd", "3rd", "4th"]), html("tbody", {}, lens.map((row, l) => html("tr", {}, html("th", { scope: "row" }, row.name), row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
+  return [h2("Logit lens: what each layer would predict"), html("div", { class: "scroll" }, html("table", { class: "lens" }, headRow(["read", "1st", "2nd", "3rd", "4th"]), tbody(lens.map((row, l) => tr(row.name, row.top.map((each, k) => { const colour = sequential(each.probability); return html("td", { style: { background: colour.fill, color: colour.text } }, html("code", {}, visible(each.token)), " ", number(each.probability, `lens.${l}.${k}`, `Probability of ${each.token}, ${row.name}`)); })))))),
     colourScale((x) => sequential(x), 0, 1, "probability"),
-    html("h2", {}, `Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), help("The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
+    h2(`Which part raises the logit of “${visible(found.target)}”`), html("div", { class: "flow-field" }, field(found.image ? "Class" : "Token", select(found.before.map((each) => [each.token, visible(each.token)]), found.target, (target) => update({ target })))), bars(rows, "Direct logit attribution", (row) => update({ layer: row.layer, head: row.head, show: "head" })), help("The parts sum to the logit, ", number(total, `logit.${found.targetId}`, `Logit of ${found.target}`), "."),
     asTable("Parts of the logit", ["part", "value"], parts.map((part) => [part.name, part.value]))];
 }
 
@@ -301,7 +303,7 @@ function mount(element, state, update, data) {
     body.replaceChildren(...[DRAW[state.show === "generate" && found.causal === false ? "overview" : state.show](found, state, update)].flat(Infinity).filter((part) => part !== null && part !== undefined));
     giveBack();
   }
-  const fail = (error) => { answers.delete(state); body.replaceChildren(html("p", { class: "error", role: "alert" }, error.message), state.edits.length || state.brush.length || state.unread ? html("button", { onclick: () => update({ edits: [], brush: [], unread: "" }) }, "Undo all edits") : ""); };
+  const fail = (error) => { answers.delete(state); body.replaceChildren(warning(error.message), state.edits.length || state.brush.length || state.unread ? html("button", { onclick: () => update({ edits: [], brush: [], unread: "" }) }, "Undo all edits") : ""); };
 
   function draw(force = false) {
     const now = write(state).toString();
@@ -324,7 +326,7 @@ function mount(element, state, update, data) {
     body.replaceChildren(note, html("button", { onclick: () => asking.abort() }, "Cancel"));
     compute("model", requestOf(state), ({ text: progress }) => { note.textContent = progress; }, signal)
       .then((answer) => { if (!signal.aborted) show(fromServer(answer)); })
-      .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(muted("Cancelled.")); else fail(error); });
+      .catch((error) => { if (asking.signal !== signal) return; if (error.name === "AbortError") body.replaceChildren(muted("Cancelled."), html("button", { onclick: () => draw(true) }, "Compute again")); else fail(error); });
   }
   draw.stop = () => { clearTimeout(waiting); asking?.abort(); };
   return draw;
@@ -380,7 +382,6 @@ function table(state) {
   return { head: ["token", "probability before", "probability after"], rows: predictionTable(found).map((row) => [row.token, row.before, row.after]) };
 }
 
-// Matrices whose difference is drawn where two states are compared.
 function maps(state) {
   const found = answers.get(state);
   if (!found) return [];

@@ -1,6 +1,6 @@
 // Plane: attention in two dimensions. Drag keys, values and the query; the output moves inside the hull of the values.
 
-import { asTable, betaSlider, category, checkbox, field, format, help, html, math, number, svg } from "./dom.js";
+import { asTable, betaSlider, category, checkbox, field, format, h2, help, html, math, number, svg } from "./dom.js";
 import { attend, convexHull, dot, firstOrderChange, generator, norm, scale, add } from "./maths.js";
 
 const UNIT = 100; // pixels
@@ -79,6 +79,8 @@ function write(state) {
   return parameters;
 }
 
+const mean = (points) => scale(points.reduce(add), 1 / points.length);
+
 // Everything that is drawn, computed from the state.
 export function compute(state) {
   const head = (query, keys) => {
@@ -87,17 +89,19 @@ export function compute(state) {
   };
   const first = head(state.query, state.keys);
   const second = state.second && head(state.second, state.keys);
-  const output = second ? scale(add(first.output, second.output), 0.5) : first.output;
+  const output = second ? mean([first.output, second.output]) : first.output;
   const found = { ...first, second, output, first };
   if (state.nudged && Number.isFinite(state.beta)) {
-    const own = state.nudged === "q";
-    const which = Number(state.nudged.slice(1));
-    const keys = state.keys.map((key, j) => (!own && j === which ? add(key, state.nudge) : key));
-    const query = own ? add(state.query, state.nudge) : state.query;
-    const change = state.keys.map((key, j) => (own ? dot(state.nudge, key) : j === which ? dot(state.query, state.nudge) : 0));
-    const predicted = add(first.output, firstOrderChange(first.weights, state.values, first.output, state.beta, change));
-    found.nudged = { ...head(query, keys), predicted, query, keys };
-    found.nudged.error = Math.hypot(...predicted.map((x, e) => x - found.nudged.output[e]));
+    const which = state.nudged === "q" ? -1 : Number(state.nudged.slice(1));
+    const keys = state.keys.map((key, j) => (j === which ? add(key, state.nudge) : key));
+    const moved = [first, second].filter(Boolean).map(({ weights, output: old }, h) => {
+      const query = h ? state.second : state.query;
+      const step = which < 0 && !h ? state.nudge : [0, 0]; // of the query
+      const change = state.keys.map((key, j) => dot(step, key) + (j === which ? dot(query, state.nudge) : 0));
+      return { output: head(add(query, step), keys).output, predicted: add(old, firstOrderChange(weights, state.values, old, state.beta, change)) };
+    });
+    const [output, predicted] = ["output", "predicted"].map((name) => mean(moved.map((each) => each[name])));
+    found.nudged = { output, predicted, error: norm(predicted.map((x, e) => x - output[e])) };
   }
   if (state.spread || (state.along >= 0 && state.length)) {
     const { normal } = generator(state.seed);
@@ -108,15 +112,14 @@ export function compute(state) {
         const longer = j === state.along ? 1 + state.length * normal() : 1;
         return key.map((x) => x * longer + state.spread * normal());
       });
-      const single = state.second ? scale(add(state.query, state.second), 0.5) : state.query;
-      one.push(head(state.second ? scale(single, 2) : single, keys).output);
-      if (state.second) two.push(scale(add(head(state.query, keys).output, head(state.second, keys).output), 0.5));
+      one.push(head(state.second ? add(state.query, state.second) : state.query, keys).output);
+      if (state.second) two.push(mean([state.query, state.second].map((query) => head(query, keys).output)));
     }
     found.clouds = [{ name: "one head", points: one }];
     if (state.second) found.clouds.push({ name: "two heads, averaged", points: two });
     for (const cloud of found.clouds) {
-      const mean = scale(cloud.points.reduce(add), 1 / DRAWS);
-      cloud.deviation = Math.sqrt(cloud.points.reduce((sum, point) => sum + (point[0] - mean[0]) ** 2 + (point[1] - mean[1]) ** 2, 0) / DRAWS);
+      const [x, y] = mean(cloud.points);
+      cloud.deviation = Math.sqrt(mean(cloud.points.map((point) => [(point[0] - x) ** 2 + (point[1] - y) ** 2]))[0]);
     }
   }
   return found;
@@ -196,7 +199,7 @@ function mount(element, state, update) {
     const lines = [];
     for (let at = -3; at <= 3; at += 1) {
       lines.push(svg("line", { x1: at * UNIT, y1: -HALF, x2: at * UNIT, y2: HALF, class: at ? "grid" : "axis" }), svg("line", { x1: -HALF, y1: at * UNIT, x2: HALF, y2: at * UNIT, class: at ? "grid" : "axis" }));
-      if (at) lines.push(svg("text", { x: at * UNIT, y: 14, class: "tick" }, String(at)), svg("text", { x: -8, y: -at * UNIT + 4, class: "tick end" }, String(at)));
+      if (at) lines.push(svg("text", { x: at * UNIT, y: HALF - 4, class: "tick" }, format(at)), svg("text", { x: 4 - HALF, y: Math.max(22 - HALF, -4 - at * UNIT), class: "tick start" }, format(at)));
     }
     const output = toPixel(found.output);
     const hull = convexHull(state.values).map(toPixel);
@@ -235,7 +238,7 @@ function mount(element, state, update) {
   const cloudText = html("div");
   const chosen = Math.max(0, PRESETS.findIndex((each) => write({ ...BASE, ...each.change }).toString() === write(state).toString()));
   const presetText = html("p", { class: "help plane-preset" }, PRESETS[chosen].text);
-  const { input: betaInput, output: betaOutput } = betaSlider(state.beta, (beta) => update({ beta }));
+  const slider = betaSlider(state.beta, (beta) => update({ beta }));
   const presetList = html("select", { onchange: (event) => {
     const { change, text } = PRESETS[Number(event.target.value)];
     update({ ...structuredClone(BASE), ...structuredClone(change) });
@@ -243,8 +246,8 @@ function mount(element, state, update) {
   } }, PRESETS.map((preset, k) => html("option", { value: String(k), selected: k === chosen }, preset.sheet ? `${preset.title} (${preset.sheet})` : preset.title)));
   const options = html("div", { class: "options" });
   const noise = html("details", { open: Boolean(state.spread || state.length) });
-  side.append(field("Question", presetList), presetText, field("Inverse temperature β", betaInput), betaOutput,
-    html("h2", {}, "Weights"), bars, html("h2", {}, "Output"), formula(), numbers, cloudText, options, noise);
+  side.append(field("Question", presetList), presetText, field("Inverse temperature β", slider.input), slider.output,
+    h2("Weights"), bars, h2("Output"), formula(), numbers, cloudText, options, noise);
   const range = (label, value, most, change) => field(label, html("input", { type: "range", min: "0", max: String(most), step: "0.01", value: String(value), oninput: (event) => change(Number(event.target.value)) }));
 
   function drawOptions() {
@@ -269,8 +272,7 @@ function mount(element, state, update) {
   return function redraw() {
     const found = compute(state);
     drawScene(found);
-    betaInput.value = String(Math.round(Number(betaSlider(state.beta, () => {}).input.value)));
-    betaOutput.textContent = `β = ${format(state.beta)}`;
+    slider.set(state.beta);
     const shown = found.second ? [["head 1", found.first, "1"], ["head 2", found.second, "2"]] : [["", found.first, "1"]];
     bars.replaceChildren(...shown.flatMap(([title, head, h]) => [title && html("h3", {}, title), ...head.weights.map((weight, j) => html("div", { class: "bar" },
       html("span", { class: "swatch", style: { background: category(j) } }), html("span", {}, `k${j + 1}`),
@@ -286,12 +288,12 @@ function mount(element, state, update) {
 }
 
 function formula() {
-  const [mi, mo, mn, mrow, msub] = ["mi", "mo", "mn", "mrow", "msub"].map((tag) => (...children) => math(tag, {}, ...children));
+  const [mi, mo, mrow, msub] = ["mi", "mo", "mrow", "msub"].map((tag) => (...children) => math(tag, {}, ...children));
   const sub = (name) => msub(mi(name), mi("j"));
   const sum = math("munder", {}, mo("∑"), mi("j"));
   return math("math", { display: "block", "aria-label": "output = sum over j of a_j v_j, where a = softmax of beta times q dot k_j" },
     mrow(mi("output"), mo("="), sum, sub("a"), sub("v"), mo(","), math("mspace", { width: "1em" }), sub("a"), mo("="),
-      math("mfrac", {}, mrow(mi("exp"), mo("("), mi("β"), mi("q"), mo("·"), sub("k"), mo(")")), mrow(sum.cloneNode(true), mi("exp"), mo("("), mi("β"), mi("q"), mo("·"), sub("k"), mo(")"))), mn("")));
+      math("mfrac", {}, mrow(mi("exp"), mo("("), mi("β"), mi("q"), mo("·"), sub("k"), mo(")")), mrow(sum.cloneNode(true), mi("exp"), mo("("), mi("β"), mi("q"), mo("·"), sub("k"), mo(")")))));
 }
 
 function why(state, key) {
@@ -315,8 +317,15 @@ function why(state, key) {
   const j = Number(b);
   if (!head || !(j < state.keys.length)) return null;
   if (kind === "w") {
-    return { title: `weight a${j + 1}`, value: head.weights[j], formula: state.beta === Infinity ? "β = ∞: the largest score takes all, ties share" : `exp(β s${j + 1}) / Σⱼ exp(β sⱼ), β = ${format(state.beta)}`, note: Number.isFinite(state.beta) ? `= ${format(Math.exp(state.beta * head.scores[j]))} / (${head.scores.map((score) => format(Math.exp(state.beta * score))).join(" + ")})` : null,
-      parts: head.scores.flatMap((score, k) => [{ label: `score s${k + 1} = q · k${k + 1}`, value: score, key: `s.${a}.${k}` }, ...(Number.isFinite(state.beta) ? [{ label: `exp(β s${k + 1})`, value: Math.exp(state.beta * score) }] : [])]) };
+    const { beta } = state;
+    const scored = head.scores.map((score, k) => ({ label: `score s${k + 1} = q · k${k + 1}`, value: score, key: `s.${a}.${k}` }));
+    if (beta === Infinity) return { title: `weight a${j + 1}`, value: head.weights[j], formula: "β = ∞: the largest score takes all, ties share", parts: scored };
+    const largest = Math.max(...head.scores);
+    const [shift, less] = Math.abs(beta * largest) > 300 ? [largest, " − max"] : [0, ""]; // exp would overflow
+    const exps = head.scores.map((score) => Math.exp(beta * (score - shift)));
+    const name = (k) => (less ? `exp(β (s${k}${less}))` : `exp(β s${k})`);
+    return { title: `weight a${j + 1}`, value: head.weights[j], formula: `${name(j + 1)} / Σⱼ ${name("ⱼ")}, β = ${format(beta)}`, note: `= ${format(exps[j])} / (${exps.map(format).join(" + ")})`,
+      parts: scored.flatMap((part, k) => [part, { label: name(k + 1), value: exps[k] }]) };
   }
   if (kind === "s") {
     const query = a === "2" ? state.second : state.query;
@@ -336,16 +345,21 @@ function table(state) {
 }
 
 function python(state) {
-  const list = (rows) => `[${rows.map((row) => `[${row.join(", ")}]`).join(", ")}]`;
+  const list = (rows) => JSON.stringify(rows).replaceAll(",", ", ");
   const queries = [state.query, ...(state.second ? [state.second] : [])];
-  const call = (v) => `attend(q[None, :, None], k[None, None], ${v}[None, None], beta=${state.beta === Infinity ? 'float("inf")' : state.beta})`;
+  const beta = state.beta === Infinity ? 'float("inf")' : state.beta;
+  const call = (v) => `attend(q[None, :, None], k[None, None], ${v}[None, None], beta=${beta})`;
+  const output = `${call("v")}${state.second ? ".mean(1)[0, 0]" : "[0, 0, 0]"}`;
+  const [moved, row] = state.nudged === "q" ? ["q", 0] : ["k", (state.nudged ?? "").slice(1)];
+  const noisy = state.spread || (state.along >= 0 && state.length);
   return [
-    "import torch", "from regard import attend", "",
+    "import torch", "from regard import attend", ...(noisy ? ["from regard.explorer.noise import standard_deviation"] : []), "",
     `q = torch.tensor(${list(queries)}, dtype=torch.float64)  # ${queries.length === 2 ? "one query per head" : "one query"}`,
     `k = torch.tensor(${list(state.keys)}, dtype=torch.float64)`, `v = torch.tensor(${list(state.values)}, dtype=torch.float64)`,
     `print(${call(`torch.eye(${state.keys.length}, dtype=torch.float64)`)}[0, :, 0])  # weights (h, j)`,
-    state.second ? `print(${call("v")}.mean(1)[0, 0])  # the mean of both heads` : `print(${call("v")}[0, 0, 0])`,
-    ...(state.nudged ? [`${state.nudged === "q" ? "q[0]" : `k[${state.nudged.slice(1)}]`} += torch.tensor([${state.nudge.join(", ")}])`, `print(${call("v")}[0, 0, 0])  # after the nudge`] : []), "",
+    `print(${output})${state.second ? "  # the mean of both heads" : ""}`,
+    ...(noisy ? [`noise = dict(beta=${beta}, spread=${state.spread}, along=${state.along}, length=${state.length}, seed=${state.seed})`, "print(standard_deviation(q.sum(0, keepdim=True), k, v, **noise))  # of the outputs of one head", ...(state.second ? ["print(standard_deviation(q, k, v, **noise))  # of two heads, averaged"] : [])] : []),
+    ...(state.nudged && Number.isFinite(state.beta) ? [`step = torch.zeros_like(${moved})`, `step[${row}] = torch.tensor([${state.nudge.join(", ")}])`, `print(sum(torch.func.jvp(lambda ${moved}: ${output}, (${moved},), (step,))))  # predicted to first order`, `${moved} += step`, `print(${output})  # after the nudge`] : []), "",
   ].join("\n");
 }
 

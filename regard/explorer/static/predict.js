@@ -1,10 +1,9 @@
 // Predict, then reveal: the learner sets the bars first; the page shows the truth and names the likely mistake.
 
 import { category, format, html } from "./dom.js";
-import { softmax } from "./maths.js";
+import { softmax, sum } from "./maths.js";
 
-const ratio = (parts) => { const total = parts.reduce((sum, part) => sum + part, 0); return total === 0 ? null : parts.map((part) => part / total); };
-const normalized = (parts) => { const total = parts.reduce((sum, part) => sum + part, 0); return total > 0 ? parts.map((part) => part / total) : null; };
+const ratio = (parts) => { const total = sum(parts); return total ? parts.map((part) => part / total) : null; };
 
 // Wrong ways to turn the scores of one query into weights: [name, explanation, weights]. Name, explanation and numbers
 // are those of regard.work.common_mistakes, likelier ones first; a test compares them. Beta stands for the scale.
@@ -12,10 +11,10 @@ export function mistakes(scores, beta) {
   const scaled = scores.map((score) => beta * score);
   const largest = Math.max(...scaled);
   const truth = softmax(scores, beta);
-  const power = (base) => normalized(scaled.map((score) => base ** (score - largest)));
+  const power = (base) => ratio(scaled.map((score) => base ** (score - largest)));
   const exps = scaled.map((score) => Math.exp(Math.min(score, 700)));
   return [
-    ["missing scale", "the scores were not multiplied by beta", softmax(scores, 1)],
+    ["missing scale", "the weights were calculated from the scores, not from the scaled scores", softmax(scores, 1)],
     ["inverted scale", "the scores were divided by beta instead of multiplied", beta > 0 ? softmax(scores, 1 / beta) : null],
     ["softmax over the other axis", "the weights of each key add up to 1, but those of each query should", scores.map(() => 1)],
     ["all weight on the largest score", "the largest score of each query got all the weight; softmax gives every score a share", softmax(scores, Infinity)],
@@ -23,12 +22,13 @@ export function mistakes(scores, beta) {
     ["no normalisation", "the exponentials were not divided by their sum", exps],
     ["no normalisation", "the exponentials of scores minus the largest were not divided by their sum", scaled.map((score) => Math.exp(score - largest))],
     ["no exponentials", "the scores were divided by their sum without exponentials", ratio(scaled)],
+    ["softmax twice", "softmax was applied twice; apply it once", softmax(truth)],
     ["percent", "the weights are in percent; those of a query should add up to 1, not to 100", truth.map((x) => 100 * x)],
     ["another base", "these are powers of 2 instead of powers of e", power(2)],
     ["another base", "these are powers of 10 instead of powers of e", power(10)],
     ["sign", "the scores have the wrong sign", softmax(scores, -beta)],
-    // only in the page: bars that were not moved, or moved to the wrong key
-    ["equal weights", "the weights are equal, as if beta were 0", scores.map(() => 1 / scores.length)],
+    ["equal weights", "all keys have the same weight, as if every score were the same", scores.map(() => 1 / scores.length)],
+    // only in the page
     ["order", "the order of the keys is turned round", truth.slice().reverse()],
   ].filter(([, , weights]) => weights !== null && weights.every(Number.isFinite));
 }
@@ -41,7 +41,7 @@ export function judge(guess, scores, beta, tolerance = 0.06) {
   if (distance(guess, truth) <= tolerance) return { right: true, text: "That is right.", truth };
   const [name, explanation, weights] = mistakes(scores, beta).sort((a, b) => distance(guess, a[2]) - distance(guess, b[2]))[0];
   if (distance(guess, weights) <= tolerance && distance(weights, truth) > tolerance) return { right: false, text: `Your weights fit this mistake (${name}): ${explanation}.`, truth };
-  const total = guess.reduce((sum, x) => sum + x, 0);
+  const total = sum(guess);
   if (Math.abs(total - 1) > 0.1) return { right: false, text: `Your weights sum to ${format(total)}. Weights sum to 1.`, truth };
   return { right: false, text: `The largest difference is ${format(distance(guess, truth))}.`, truth };
 }
@@ -50,7 +50,7 @@ export function judge(guess, scores, beta, tolerance = 0.06) {
 export function predictWeights(scores, beta, reveal) {
   let guess = scores.map(() => 1 / scores.length);
   const total = html("output", { class: "muted tabular" });
-  const show = () => { total.textContent = `Sum of your weights: ${format(guess.reduce((sum, x) => sum + x, 0))}`; };
+  const show = () => { total.textContent = `Sum of your weights: ${format(sum(guess))}`; };
   const rows = guess.map((value, j) => html("label", { class: "bar" }, html("span", { class: "swatch", style: { background: category(j) } }), `a${j + 1}`,
     html("input", { type: "range", min: "0", max: "1", step: "0.01", value: String(value), "aria-label": `Your weight of key ${j + 1}`, oninput: (event) => { guess = guess.with(j, Number(event.target.value)); event.target.nextSibling.textContent = format(guess[j]); show(); } }), html("output", { class: "tabular" }, format(value))));
   const verdict = html("div", { "aria-live": "polite" });

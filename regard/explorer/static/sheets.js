@@ -1,7 +1,7 @@
 // Sheets and lab: every question of the course sheets with its answer, and the claims that measure it.
 
 import { drawDocument, shelf } from "./document.js";
-import { asTable, help, html, muted, number, withCode } from "./dom.js";
+import { asTable, h2, help, html, muted, number, warning, withCode } from "./dom.js";
 import { presetAddress } from "./plane.js";
 import { compute, load } from "./remote.js";
 
@@ -45,7 +45,7 @@ function claimCard(claim, data) {
     stop = null;
     run.textContent = "Run it now";
   } }, "Run it now");
-  return html("article", { class: "card" }, html("h2", {}, claim.question), html("p", {}, withCode(claim.claim)),
+  return html("article", { class: "card" }, h2(claim.question), html("p", {}, withCode(claim.claim)),
     help("Measured: ", withCode(claim.measures)),
     html("div", { class: "actions", role: "group", "aria-label": "Predict the verdict" }, VERDICTS.slice(0, 2).map((word) => html("button", { onclick: () => reveal(word) }, `I predict: ${word}`)), html("button", { onclick: () => reveal(null) }, "Show the result")),
     outcome, html("p", { class: "command" }, html("code", {}, claim.command)), data.api ? run : null, running);
@@ -66,7 +66,7 @@ function mount(element, state, update, data) {
   element.append(html("div", { class: "library" }, list, text));
   let found = null;
   Promise.all([load(data, "sheets"), load(data, "claims")]).then(([sheets, claims]) => { found = { sheets, claims: new Map(claims.map((claim) => [claim.id, claim])) }; known = found.claims; draw(); },
-    (error) => text.replaceChildren(html("p", { class: "error" }, error.message)));
+    (error) => text.replaceChildren(warning(error.message)));
   let before = null;
 
   function draw() {
@@ -75,12 +75,12 @@ function mount(element, state, update, data) {
     before = now;
     const groups = found.sheets.map((sheet) => ({ name: `Sheet ${sheet.sheet}`, items: sheet.questions.map((question) => ({ key: question.place, label: `${question.place.slice(4)}  ${question.question}` })) }));
     const chapters = [...Map.groupBy(found.claims.values(), (claim) => claim.chapter)].map(([name, claims]) => ({ name, items: claims.map((claim) => ({ key: claim.id, label: claim.question })) }));
-    list.replaceChildren(html("h2", {}, "Sheets"), shelf("Questions of the sheets", groups, state.claim ? null : state.place, (place) => update({ place, claim: "" })),
-      html("h2", {}, "Lab"), shelf("Claims of the lab", chapters, state.claim, (claim) => update({ claim })));
+    list.replaceChildren(h2("Sheets"), shelf("Questions of the sheets", groups, state.claim ? null : state.place, (place) => update({ place, claim: "" })),
+      h2("Lab"), shelf("Claims of the lab", chapters, state.claim, (claim) => update({ claim })));
     table = { head: ["question", "claims"], rows: found.sheets.flatMap((sheet) => sheet.questions.map((question) => [question.place, question.claims.join(" ")])) };
     if (state.claim) {
       const claim = found.claims.get(state.claim);
-      text.replaceChildren(claim ? claimCard(claim, data) : html("p", { class: "error" }, `There is no claim ${state.claim}.`));
+      text.replaceChildren(claim ? claimCard(claim, data) : warning(`There is no claim ${state.claim}.`));
       return;
     }
     const sheet = found.sheets.find((each) => state.place.startsWith(each.sheet));

@@ -1,7 +1,7 @@
 """`AttentionCall`: one intercepted attention call, whose output can be replaced."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxtyping import Float
@@ -25,6 +25,7 @@ class AttentionCall:
     transform  the transform from the output of the heads to `out`
     weights    the attention weights that the model returns or stores, which an edit can replace; None if the
                model computes no weights
+    edited     the inputs after the edits of scores, in one entry; no entry if there are none
     """
 
     path: str
@@ -33,6 +34,7 @@ class AttentionCall:
     out: Tensor
     transform: OutputTransform
     weights: ReturnedWeights | None = None
+    edited: list[Record] = field(default_factory=list)
 
     @cached_property
     def record(self) -> Record:

@@ -210,6 +210,8 @@ class Interventions:
             each.calls.append(call.name)
         if state.weights_changed and call.weights is None:
             self._watcher.edits_of_weights += 1
+        if state.edited is not None:
+            call.edited.append(state.edited)
         return state.heads
 
     @contextmanager
