@@ -73,7 +73,10 @@ def grade_folder(
             sources = [pair for file in files if file.suffix != ".json" for pair in read_sources(file)]
             answers = read_predictions(sources, [file for file in files if file.suffix == ".json"])
         except ConfigError as error:
-            yield ClassRow(student, "", "", 0, 0, "error", str(error))
+            asked = [(name, each.name) for name in options.exercise_sets for each in EXERCISE_SETS[name].exercises]
+            asked += [("quiz", str(number)) for number in range(1, options.quiz + 1)]
+            for exercise, question in asked or [("", "")]:
+                yield ClassRow(student, exercise, question, 0, int(bool(asked)), "error", str(error))
             continue
         readable = [folder / student] if (folder / student).is_dir() else []
         yield from _grade_exercises(student, sources, options, [folder], readable)

@@ -454,6 +454,15 @@ def test_submissions_are_found_by_file_and_by_folder(tmp_path: Path) -> None:
     rows = list(grade_folder(tmp_path, ClassOptions(limits=LIMITS)))
     assert [(row.student, row.status) for row in rows] == [("ann", "missing"), ("ben", "error")]
     assert "is not JSON" in rows[1].message
+    # a file that cannot be read counts in the total of what was asked
+    (tmp_path / "ann.py").unlink()
+    rows = list(grade_folder(tmp_path, ClassOptions((SET,), quiz=1, limits=LIMITS)))
+    assert [(row.exercise, row.question, row.points, row.max_points, row.status) for row in rows] == [
+        (SET, "softmax", 0, 1, "error"),
+        (SET, "attention", 0, 1, "error"),
+        (SET, "scaled", 0, 1, "error"),
+        ("quiz", "1", 0, 1, "error"),
+    ]
 
 
 def test_wrong_options_are_reported_before_anything_runs(tmp_path: Path) -> None:
