@@ -162,7 +162,13 @@ def verdict(numbers: Numbers) -> Decision:
     reached = numbers["pairs connected in two stages"]
     all_reached = reached["blocks, then strides"] == reached["window and global tokens"] == 1 > reached["window"]
     same = numbers["pairs at the small length"] == numbers["pairs with nonzero weight at the small length"]
-    return decide(exact and linear and all_reached and same, growth=growth)
+    farthest = 2 * w * numbers["stride"] + 1 + 2 * g
+    long = 3 * farthest <= numbers["lengths"][-2] and 2 * w < numbers["small length"] - 1
+    return decide(
+        exact and linear and all_reached and same,
+        missing="" if long else "the lengths must be much longer than windows and global tokens",
+        growth=growth,
+    )
 
 
 def draw(numbers: Numbers) -> Figure:
