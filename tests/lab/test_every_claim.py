@@ -154,6 +154,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("byte-pairs", {"text": ""}, "a pair of letters twice"),
     ("byte-pairs", {"text": "abc"}, "a pair of letters twice"),
     ("byte-pairs", {"other": ""}, "other must not be empty"),
+    ("positions", {"distance": 11}, "distance must be at most half of length"),
+    ("positions", {"vocab": 2}, "vocab is 2, but must be at least 4"),
+    ("bert-tasks", {"hidden": 0.0}, "hidden must be a share of words"),
 ]
 
 
