@@ -220,7 +220,7 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
     yield mistake(
         "divided by the length",
         "the exponentials were divided by the root of the sum of their squares, not by their sum",
-        lambda scores, visible: _divide_exponentials(scores, visible, lambda row: np.linalg.norm(row)),
+        lambda scores, visible: _divide_exponentials(scores, visible, lambda row: float(np.linalg.norm(row))),
     )
     yield mistake(
         "divided by the number of keys",

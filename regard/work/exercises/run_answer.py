@@ -425,6 +425,7 @@ def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], pr
         opens = event == "open"
         if not opens and not event.startswith(file_events):
             return
+        path: Any
         for path in args[:1] if opens else args:
             if not is_instance(path, texts):
                 continue
