@@ -71,6 +71,7 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
 
     added  additive bias; a boolean mask is not possible
     """
+    out: Tensor
     learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if _innermost_transform() is not None and (learning or needs_gradient(q, k, v)):
         return None

@@ -96,7 +96,9 @@ def gradients_by_rows(
     if in_transform() or needs_gradient(grad, q, k, v):  # these gradients may be differentiated again
         i = q.shape[2]
         with disable_autocast(q):
-            out, pull = torch.func.vjp(lambda *x: attention(*(y.to(exact) for y in x), slice(0, i)), q, k, v)
+            whole: Callable[..., Tensor] = lambda q, k, v: attention(q.to(exact), k.to(exact), v.to(exact), slice(0, i))  # noqa: E731
+            vjp: Callable[..., Any] = torch.func.vjp  # its annotation knows only the form with has_aux
+            out, pull = vjp(whole, q, k, v)
             found: tuple[Tensor, Tensor, Tensor] = pull(grad.to(out.dtype))
         return found
     of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
