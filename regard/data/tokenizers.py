@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as _Library
 
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
-from regard.base.files import MAX_JSON_BYTES, describe, read_json, read_text
+from regard.base.files import MAX_JSON_BYTES, describe, is_file, is_folder, read_json, read_text
 
 TOKENIZER_FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"  # the replacement character of Unicode, for bytes that are not UTF-8
@@ -137,9 +137,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     [97, 98]
     """
     file = Path(path)
-    if file.is_dir():
+    if is_folder(file, CheckpointError):
         file = file / TOKENIZER_FILE
-    if not file.is_file():
+    if not is_file(file, CheckpointError):
         raise CheckpointError(f"{file} does not exist; pass a {TOKENIZER_FILE}, or a folder with one")
     about = read_json(file, CheckpointError)
     return tokenizer_from_json(about) if isinstance(about, dict) and "kind" in about else PretrainedTokenizer(file)

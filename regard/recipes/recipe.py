@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, override, to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError, UnknownNameError
-from regard.base.files import read_json
+from regard.base.files import exists, read_json
 from regard.base.validation import check_integer, suggest
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
@@ -361,7 +361,7 @@ def _check_no_learned_facts(folder: Path) -> None:
 
 def find_run(folder: Path) -> Path:
     """Return the folder of a training run. If it does not exist, a pretrained model of this name is used."""
-    return folder if folder.exists() else find_pretrained(str(folder)) or folder
+    return folder if exists(folder, CheckpointError) else find_pretrained(str(folder)) or folder
 
 
 def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:

@@ -106,10 +106,10 @@ def find_data(folder: Path, given: Path | None) -> Path | None:
 
 def fingerprint(data: Path, run: Path) -> str:
     """Return a hash of the names and contents of all data files. Files in the folder of the run are left out."""
-    own = run.resolve()
-    files = [file for file in walk_files(data) if own not in file.resolve().parents] if data.is_dir() else [data]
     try:
+        own = run.resolve()
+        files = [file for file in walk_files(data) if own not in file.resolve().parents] if data.is_dir() else [data]
         digests = [(file.relative_to(data).as_posix(), file_digest(file, "blake2b")) for file in files]
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise DataError(f"{data} cannot be read: {error}") from None
     return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest()
