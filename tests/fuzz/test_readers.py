@@ -32,7 +32,7 @@ NAMES = (
     *("regard model", "llama model", "dinov2 model", "distilbert model", "bart model", "t5 model"),
 )
 JSON_NAMES = (
-    *("tokenizer", "model config", "checkpoint", "run", "problem", "notebook", "quiz", "lab results"),
+    *("tokenizer", "checkpoint", "run", "problem", "notebook", "quiz", "lab results"),
     *(name for name in NAMES if name.endswith(" model")),
 )
 
