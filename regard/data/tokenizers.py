@@ -162,9 +162,9 @@ def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
         "BytePairTokenizer": BytePairTokenizer,
     }
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"a tokenizer's JSON has 'kind': one of {', '.join(kinds)}, not {kind!r}")
-    return from_json("the tokenizer", kinds[str(kind)], data)
+    return from_json("the tokenizer", kinds[kind], data)
 
 
 class TextStreamer:

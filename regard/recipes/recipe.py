@@ -389,6 +389,21 @@ def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
     return recipe, settings, load(folder / "model"), tokenizer
 
 
+def read_metrics(folder: Path, *names: str) -> dict[str, float]:
+    """Return the metrics of a finished run, from its result.json. Raises CheckpointError if the file is damaged.
+
+    names  metrics that the run must have
+    """
+    file = find_run(folder) / RESULT_FILE
+    metrics = read_json(file, CheckpointError, "metrics")["metrics"]
+    if not isinstance(metrics, dict):
+        raise CheckpointError(f"{file} is damaged: metrics is not a JSON object")
+    for name, value in {**dict.fromkeys(names), **metrics}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{file} is damaged: the metric {name} is {value!r:.100}, not a number")
+    return metrics
+
+
 def get_recipe(name: str) -> Recipe:
     """Return the recipe with this name."""
     if name not in RECIPES:
