@@ -36,8 +36,10 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"i": 3, "j": 11, "h": 6, "g": 2},
     {"i": 37, "j": 37},
 )
-# sizes by which kernels are chosen: one head, many heads, one shared key head, values as wide as keys, great length
+# sizes by which code paths are chosen: one query, one head, many heads, one shared key head, values as wide as keys,
+# great length
 KERNEL_SHAPES: tuple[dict[str, Any], ...] = (
+    {"i": 1, "j": 11},
     {"i": 5, "j": 5, "h": 1, "c": 64, "e": 64},
     {"i": 5, "j": 5, "h": 12, "c": 128, "e": 128},
     {"i": 5, "j": 5, "b": 3, "h": 6, "g": 1},
@@ -55,8 +57,8 @@ def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
 
     def find() -> list[dict[str, Any]]:
         plain = [sizes for sizes in SHAPES if a.free_lengths or sizes["i"] == sizes["j"]]
-        # as many queries as keys only if fewer queries are not possible
-        others = [x for x in KERNEL_SHAPES if x["j"] != LONG or (x["i"] != LONG) == a.free_lengths]
+        # many queries only if fewer queries than keys are not possible
+        others = [x for x in KERNEL_SHAPES if (x["i"] != LONG if a.free_lengths else x["i"] == x["j"])]
         return plain + [x for x in others if raised_by(a, a.random_inputs(dtype=torch.float32, **x)) is None]
 
     found: list[dict[str, Any]] = a.once("shapes", find)
