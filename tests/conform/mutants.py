@@ -645,6 +645,16 @@ def scales_by_the_width_of_all_heads(q, k, v):
     return attend(q, k, v, scale=(q.shape[1] * q.shape[-1]) ** -0.5)
 
 
+@mutant("scale", "exp2 in place of exp")
+def takes_powers_of_two(q, k, v):
+    return attend(q, k, v, scale=math.log(2) * q.shape[-1] ** -0.5)
+
+
+@mutant("scale", "the logarithm of the number of keys")
+def scales_by_the_logarithm_of_keys(q, k, v):
+    return attend(q, k, v, scale=math.log(k.shape[2]) * q.shape[-1] ** -0.5)
+
+
 @mutant("scale", "1/sqrt(j) (the number of keys), not by 1/sqrt(c)")
 def scales_by_the_number_of_keys(q, k, v):
     return attend(q, k, v, scale=k.shape[2] ** -0.5)
@@ -847,6 +857,13 @@ def exponentiates_without_the_maximum(q, k, v):
         return scores.exp() / scores.exp().sum(-1, keepdim=True)
 
     return attend(q, k, v, weigh=bare)
+
+
+@mutant("overflow", "scores of -1000 in torch.float32, for all keys of a row, underflow")
+def starts_its_maximum_at_zero(q, k, v):
+    scores = (q * q.shape[-1] ** -0.5) @ spread(k, q.shape[1]).mT
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=0)).exp()
+    return (weights / weights.sum(-1, keepdim=True)) @ spread(v, q.shape[1])
 
 
 @mutant("overflow", "scores of 40000 in torch.float16 overflow: q . k exceeds 65504 before it is scaled")
