@@ -291,7 +291,9 @@ class _LayerCall:
         with torch.enable_grad():
             self.call(copies, *sizes.random_tensors(dtype, device), inputs=inputs)
         named = dict(zip(self.inputs, inputs, strict=False))
-        return {part: {name for name, x in named.items() if _depends(read, x)} for part, read in self.chosen.read.items()}
+        return {
+            part: {name for name, x in named.items() if _depends(read, x)} for part, read in self.chosen.read.items()
+        }
 
     def call(
         self,
