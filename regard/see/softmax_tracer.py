@@ -553,9 +553,7 @@ class SoftmaxTracer:
         if weights.measured is not None:
             numbers, then = weights.measured
             if version(numbers) != then:
-                raise UnsupportedAttention(
-                    "scores were written into between their softmax and the product"
-                )
+                raise UnsupportedAttention("scores were written into between their softmax and the product")
             visible, numbers, _ = split_hidden(axes.to_heads(numbers.expand(shape)), LARGE_SCORE)
             mask, terms = simplify_mask(collapse_repeated(visible), i, j), (MeasuredScores(numbers),)
         note = ", ".join(filter(None, ("" if scores is not None else UNKNOWN_PRODUCT, weights.note, axes.note)))
