@@ -289,7 +289,8 @@ class _LayerCall:
             for shape in self.input_shapes(sizes.b, sizes.i, sizes.j)
         ]
         with torch.enable_grad():
-            self.call(copies, *sizes.random_tensors(dtype, device), inputs=inputs)
+            q, k, v = sizes.random_tensors(dtype, device)
+            self.call(copies, q, k, v, inputs=inputs)
         named = dict(zip(self.inputs, inputs, strict=False))
         return {
             part: {name for name, x in named.items() if _depends(read, x)} for part, read in self.chosen.read.items()
