@@ -12,6 +12,7 @@ lines of +++:
 Then follow the sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why`, `## Measured`. The text is a
 jinja2 template: `n("beta")` are the numbers of a claim, `setup("beta")` its settings, and `finding("beta")` is the
 sentence of its verdict. `estimate("several-heads", "accuracy")` are means over seeds that print their intervals.
+`measured("positions-when")` is the section *Measured* of another file.
 """
 
 import re
@@ -71,6 +72,7 @@ class SheetAnswer:
             "setup": lambda name: result(name).setup,
             "finding": lambda name: result(name).verdict.sentence,
             "estimate": lambda name, key: estimates(result(name).numbers, key),
+            "measured": lambda name: render(_by_name(name).sections["Measured"], **values),
         }
         parts = [f"## {title}\n\n{part}" for title, part in self.sections.items()]
         return render("\n\n".join(parts), **values)
@@ -92,6 +94,11 @@ class SheetAnswer:
 def _concerns(source: str, questions: Container[str]) -> bool:
     """Return whether the source of an erratum, such as "000 1.1c, 001 1a", names one of these questions."""
     return any(place in questions for place in source.split(", "))
+
+
+def _by_name(name: str) -> SheetAnswer:
+    """Return the answer of the file with this name, without its suffix."""
+    return next(answer for answer in sheet_answers() if answer.name == name)
 
 
 @cache

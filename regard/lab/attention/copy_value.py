@@ -8,11 +8,11 @@ Measures: The weight lost to the other keys: for the three scores; for leads at 
     many n and eps, with equal and with different other scores; and after adding a constant to all scores. The weights
     of three equal queries and of three different queries at a large beta.
 Finding: With the scores {{ n.scores|map("short", 3)|join(", ") }} the other keys have a weight of at most {{ n["weight
-    of the other keys"]|at_most(2) }} together, also with a constant added to all scores. If one key leads each other
-    key by ln(number of other keys / eps), at beta = 1, the other keys together may weigh eps at most. For {{
-    n["keys"]|min }} to {{ n["keys"]|max|comma }} keys and eps from {{ n.errors|min|short }} to {{ n.errors|max|short }}
-    they weigh {{ ratios|min|fixed(2) }} to {{ ratios|max|fixed(2) }} eps. With a lead {{ n.shortfall|short }} smaller
-    they weigh {{ missed|min|fixed(2) }} eps or more, which is too much. At beta={{ n.beta|short(4) }} the weights of
+    of the other keys"]|at_most(2) }} together, also with a constant added to all scores. The other keys together may
+    weigh eps at most. If one key leads each other key by exactly ln(number of other keys / eps), at beta = 1, they
+    weigh {{ ratios|min|fixed(2) }} to {{ ratios|max|fixed(2) }} times eps, for {{ n["keys"]|min }} to {{
+    n["keys"]|max|comma }} keys and eps from {{ n.errors|min|short }} to {{ n.errors|max|short }}. With a lead {{
+    n.shortfall|short }} smaller they weigh more than is allowed, {{ missed|min|at_least(3) }} times eps or more. At beta={{ n.beta|short(4) }} the weights of
     three queries that match three different keys are the identity matrix up to {{ n["distance from the identity,
     different queries"]|at_most }}; those of three equal queries differ from it by {{ n["distance from the identity,
     equal queries"]|fixed(0) }}.

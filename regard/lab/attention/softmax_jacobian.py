@@ -10,10 +10,10 @@ Measures: All derivatives in high precision, with 1 - y computed as the sum of t
 Finding: The largest of the {{ n.inputs|length ** 2 }} derivatives is {{ n["largest derivative"]|short(3) }}{{ ": this
     softmax is saturated" if n["largest derivative"] < 1e-3 else ": this softmax is not saturated" }}. With a gap of {{
     n.gap|short(3) }} between the two largest of {{ n.inputs|length }} inputs it cannot exceed {{ n.inputs|length - 1 }}
-    exp(-{{ n.gap|short(3) }}) = {{ n["largest possible"]|at_most(2) }}. By automatic differentiation all but that of
-    the largest output by its own input are correct up to a relative error of {{ n["error of the formula"]|at_most }}.
-    For that one float64 gives y (1 - y) = {{ n["y (1 - y) of the largest in float64"]|short(3) }}, exactly it is {{
-    n["derivative of the largest"]|short(3) }}. A step of {{ n.step|short }} in any input changes no output by more than
+    exp(-{{ n.gap|short(3) }}), which is at most {{ n["largest possible"]|at_most(3) }}. Automatic differentiation in
+    float64 gives all but one of the derivatives up to a relative error of {{ n["error of the formula"]|at_most }}. The
+    other one is that of the largest output by its own input: float64 gives y (1 - y) = {{ n["y (1 - y) of the largest
+    in float64"]|short(3) }}, exactly it is {{ n["derivative of the largest"]|short(3) }}. A step of {{ n.step|short }} in any input changes no output by more than
     {{ n["largest change after a step"]|at_most(2) }}. With inputs divided by {{ n["divided by"]|short }} the largest
     derivative is {{ n["largest derivative, divided"]|short(3) }}.
 Budget: 1 second

@@ -9,10 +9,11 @@ Measures: One block of causal attention, trained over seeds to predict (x_i + x_
     feed-forward part, in real models.
 Finding: Sums modulo {{ n.vocab }} are predicted correctly in {{ accuracy["none"] }} without feed-forward part, in {{
     accuracy["linear"] }} with a linear one and in {{ accuracy["ReLU"] }} with a ReLU (chance {{ (1 / n.vocab)|percent
-    }}; {{ n.repeats }} seeds, in brackets the 95 % confidence interval; {{ n.parameters["linear"]|comma }} parameters
-    with either, {{ n.parameters["none"]|comma }} without). The feed-forward part has {% for name in n["share of a
-    block"] %}{{ n["share of a block"][name]|percent(1) }} ({{ name }}){{ ", " if not loop.last }}{% endfor %} of the
-    parameters of a block without cross attention.
+    }}; {{ n.repeats }} seeds, in brackets the 95 % confidence interval). The models with a linear part and with a ReLU
+    have {{ n.parameters["linear"]|comma }} parameters each, the model without a feed-forward part {{
+    n.parameters["none"]|comma }}. The feed-forward part has {% for name in n["share of a block"] %}{{ n["share of a
+    block"][name]|percent(1) }} ({{ name }}){{ ", " if not loop.last }}{% endfor %} of the parameters of a block without
+    cross attention.
 Budget: 120 seconds
 Source: 000 1.4d, 002 1.4d
 """
