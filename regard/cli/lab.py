@@ -264,10 +264,10 @@ def show_errata(results: Results = None, html: Html = None, json: JsonOption = F
 
 
 def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
-    """Print the claims that failed to run, and exit with code 1 if there is one.
+    """Print the errors of the claims that failed to run; exit with code 1 if there are any or `unsuccessful` is true.
 
-    failed        error message of each failed claim, by its id
-    unsuccessful  exit with code 1 anyway
+    failed        error message of each claim that failed to run, by its id
+    unsuccessful  whether the command failed for another reason, such as a claim that is not supported
     """
     for name, words in failed.items():
         print_message(f"failed: {name}: {words}")
@@ -368,7 +368,8 @@ def run_claim(
 def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -> str | None:
     """Return the file of the claim's figure; None if there is none.
 
-    figures  folder to draw the figure in first; None looks for the figure of the last run
+    With a folder `figures` the figure is drawn into it. With None it is the file that the run of `result` drew, if
+    that file still exists.
     """
     from regard.lab.html_page import figure_svg
     from regard.lab.results import make_folder
@@ -486,7 +487,7 @@ def verdict_line(claim: "Claim", result: "Result") -> Table:
 
 
 def quotation(answer: "WrongAnswer | Erratum") -> str:
-    """Return the quotation of a wrong answer of a course sheet, word for word, with its source."""
+    """Return one line of text that quotes a wrong answer of a course sheet, with its source and its status."""
     return f'sheet {answer.source}, {answer.place} ({answer.status}): "{answer.quote}"'
 
 

@@ -65,8 +65,9 @@ def annotation_of(config: Any, path: str) -> Any:
 
 
 def parse_value(text: str, hint: Any) -> Any:
-    """Convert the text of a `--set` value according to the type annotation of the setting. `override` checks the
-    result.
+    """Convert the text of a `--set` value to the type that the annotation of the setting asks for.
+
+    The result can have a wrong type; `override` checks it.
     """
     if hint is str:
         return text

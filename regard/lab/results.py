@@ -317,10 +317,13 @@ def _read(path: Path) -> dict[str, Result]:
 
 
 def latest_result(claim: Claim, folder: Path, shipped: Mapping[str, Result]) -> Result | None:
-    """Return the claim's result to show: the local one in `folder`, or the shipped one; None if there is neither.
+    """Return the result of a claim to show: the local one or the shipped one; None if there is neither.
 
-    The shipped result is used if there is no local one, or if the shipped one is up to date and the local one
-    is out of date or from a quick run.
+    A local result that is up to date and from a full run comes first, then a shipped result that is up to date,
+    then any local result, then any shipped result.
+
+    folder   the folder of local results
+    shipped  the shipped results, by id of the claim
     """
     here, there = load_result(claim, folder), shipped.get(claim.id)
     if here is None or (there is not None and there.current and (here.smoke or not here.current)):

@@ -41,16 +41,18 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The scores, and where the bound ln((n - 1) / eps) on the lead of the first score is tested.
+    """Settings of the claim: scores that copy one value, and where the bound ln((n - 1) / eps) is tested.
 
     scores   scores whose first one leads by enough to copy its value
-    opposed  scores whose first one is positive and the others negative, with too small a lead to copy
-    shifts   constants added to all scores
-    keys     numbers n of keys
-    errors   errors eps: weight that the other keys may have
-    short    how far below the bound the lead is where it must not be enough
-    beta     the inverse temperature for three equal and three different queries
-    width    width of the query and the keys
+    opposed  scores of a counter-example: the first is positive and the others are negative, but the lead is at most
+             2, which is too small to copy the first value
+    shifts   constants that are added to all of `scores`, which must not change the weights
+    keys     numbers n of keys for which the bound is tested
+    errors   total weights eps of the other keys for which the bound is tested; at most 0.1, because for a larger
+             eps a smaller lead is enough
+    short    the bound is also tested with a lead that is smaller by this much and must not be enough; at least 0.2
+    beta     large inverse temperature for three equal and for three different queries
+    width    width of the query and the keys that have the scores
     """
 
     scores: tuple[float, ...] = (60.0, 30.0, 30.0)
@@ -91,9 +93,9 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
 
     def error(lead: float, n: int, uneven: bool = False) -> float:
-        """Return the total weight of the other keys if the score of the first of `n` keys is `lead`.
+        """Return the total attention weight of all of `n` keys but the first, whose score is `lead`.
 
-        uneven  whether the other scores are random between -1 and 0; otherwise all are 0
+        uneven  whether the scores of the other keys are random between -1 and 0; otherwise they are 0
         """
         led = -torch.rand(n, generator=draws, dtype=torch.float64) * uneven
         led[0] = lead

@@ -39,12 +39,13 @@ MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partia
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The inputs of the softmax, and how they change.
+    """Settings of the claim: the inputs of the softmax, and how they change.
 
-    inputs      inputs of the saturated softmax
-    divided_by  divisor of the inputs for a softmax that is not saturated
+    inputs      inputs of the saturated softmax; the largest leads by at most 400, so that 200 digits hold the
+                derivatives
+    divided_by  the same inputs divided by this number are the example of a softmax that is not saturated
     step        amount by which each input in turn rises and falls
-    width       width of the query and the keys whose scores are the inputs
+    width       width of a query and keys whose scores are the inputs
     """
 
     inputs: tuple[float, ...] = (-3.0, 1.0, 100.0, 5.0, -1.0)

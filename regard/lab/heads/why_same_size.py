@@ -99,7 +99,10 @@ def _accepts(taker: Callable[[Tensor], Any], x: Tensor) -> bool:
 
 
 def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: int, kept: float) -> float:
-    """Return the norm of the gradient, at all inputs, of the difference between the first and the last output row.
+    """Return the norm of the gradient at the input of a stack of layers.
+
+    It is the gradient of the difference between the first and the last output row, because that difference vanishes
+    if the rows become equal on the way through the stack.
 
     depth  number of attention layers in the stack
     kept   factor of the residual connection: 1.0 with, 0.0 without

@@ -101,12 +101,12 @@ class Setup(RepeatedSetup):
     letters  number of different letters
     length   number of letters of a sequence
     width    width of the stacks
-    depth    number of blocks of the stacks that are trained
-    deep     number of blocks of the stacks that are only measured at initialisation
+    depth    number of blocks of the stacks that are trained; at least 4, because fewer blocks train with any design
+    deep     number of blocks of the stacks that are only measured at initialisation, at least 4
     batch    number of sequences per training step
     steps    number of training steps
     rate     learning rate
-    warm_up  number of steps over which the learning rate rises
+    warm_up  number of steps over which the learning rate rises, in the designs with warm-up
     """
 
     letters: int = 6

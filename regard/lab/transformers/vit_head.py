@@ -133,7 +133,7 @@ def _negate_patches(images: Tensor, setup: Setup) -> list[Tensor]:
 def _gradient_norms(model: Any, images: Tensor) -> list[float]:
     """Return, for each token of the first image, the norm of the gradient of the summed logits.
 
-    The gradient is that at the output of the final norm.
+    The gradient is taken at the output of the final norm.
     """
     seen: list[Tensor] = []
 

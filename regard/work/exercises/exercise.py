@@ -69,8 +69,9 @@ class Exercise:
     module         module of the reference solution
     check          checks an answer
     mistakes       typical wrong solutions
-    example        the end of the prompt: what the solution gives for the inputs of the notebook
-    edits          replacements in the source of the solution, in a variant of the exercise
+    example        text at the end of the prompt that shows the result of the solution for the inputs of the
+                   notebook
+    edits          text replacements in the source of the solution; empty unless this is a variant of the exercise
     """
 
     name: str
@@ -214,8 +215,9 @@ class ExerciseSet:
 
 
 def student_seed(student: str, class_seed: str) -> int:
-    """Return the random seed of one student: a SHA-256 hash, from which the secret seed of the class cannot be
-    computed.
+    """Return the random seed of one student: a SHA-256 hash of the secret seed of the class and the name.
+
+    The seed of the class cannot be computed from it.
     """
     return int(hashlib.sha256(f"{class_seed}\n{student}".encode()).hexdigest()[:12], 16)
 
