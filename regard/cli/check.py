@@ -214,7 +214,7 @@ def _guard(run: Callable[[], object], words: str, advice: str) -> object:
 
     This includes sys.exit(0), which would look like a successful check.
 
-    words   begin of the error message
+    words   beginning of the error message
     advice  end of the error message
     """
     try:

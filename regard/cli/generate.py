@@ -127,7 +127,7 @@ def make_strategies(count: int, **settings: float | int | str | None) -> "list[S
 def read_prompt(prompt: str | None, model: str, kind: str = "prompt") -> str:
     """Return the prompt: the argument, the text on stdin if it is "-", or the model's example if it is None.
 
-    kind  what the model takes, for the error message if there is none
+    kind  what the model takes as its input, for the error message if there is no prompt
     """
     if prompt is None:
         prompt = example_input(model, f"there is no {kind}; give one after the model, or - to read it from stdin")

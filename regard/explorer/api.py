@@ -48,7 +48,7 @@ class ExplainRequest(BaseModel):
 
 
 class KernelResponse(BaseModel):
-    """One attention kernel's answer: why it cannot run the `attend` call, if it cannot, and its work and memory."""
+    """What one attention kernel answers for an `attend` call: its work and memory, or the reasons why it refuses."""
 
     kernel: str
     reasons: list[str]

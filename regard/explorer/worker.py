@@ -22,8 +22,8 @@ Task = Callable[[dict[str, Any], Progress], dict[str, Any]]
 Message = tuple[str, dict[str, Any]]  # ("ready" | "progress" | "result" | "error", content)
 LARGEST = 4 << 30  # bytes of memory after which the process is replaced
 POLL = 0.1  # seconds between looks at whether the client is still there
-START = 60.0  # seconds that the process may take to import what the tasks need
-GRACE = 1.0  # seconds that a cancelled job may take to finish: most do, and the process keeps its models
+START = 60.0  # time limit in seconds for importing what the tasks need
+GRACE = 1.0  # time limit in seconds for a cancelled job to finish: most do, and the process keeps its models
 
 
 class Worker:

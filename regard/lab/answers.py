@@ -79,7 +79,8 @@ class SheetAnswer:
     def errata(self, place: str, result: Callable[[str], Result]) -> list[Erratum]:
         """Return the errata of the exercise sheets that concern a question of this file.
 
-        If there are none, return those of the same question on other sheets.
+        If no erratum concerns the question on its own sheet, return the errata of the same question on other
+        sheets.
 
         place   the place of the question, such as "000 1.1a"
         result  returns the result of the lab claim with a given id

@@ -45,11 +45,11 @@ CHAPTERS = {"attention": "Attention", "heads": "Heads and self-attention", "tran
 class Claim:
     """A lab claim: a statement about attention with code that measures and judges it, read from its module.
 
-    id                         its name, such as "beta"
+    id                         name of the claim, such as "beta"
     chapter                    the package of the module: "attention", "heads" or "transformers"
     claim                      the text after `Claim:` in the module's docstring
     measures, finding, source  the texts after these words in the docstring
-    budget                     seconds that a run may take on two cores
+    budget                     time limit of a run in seconds, on two cores
     """
 
     id: str

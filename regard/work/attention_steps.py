@@ -31,8 +31,8 @@ class HeadInputs:
     """
 
     inputs: Array | None
-    vectors: Mapping[str, Array]  # the q, k and v that the problem states
-    weights: Mapping[str, Array]  # projection weights of the others
+    vectors: Mapping[str, Array]  # those of q, k and v that the problem states
+    weights: Mapping[str, Array]  # of those of q, k and v that are not stated
     biases: Mapping[str, Array]
     visible: NDArray[np.bool_]
     scaled: bool
@@ -40,7 +40,7 @@ class HeadInputs:
     total_width: int  # width of all heads together
 
     def project(self, role: str) -> Array:
-        """Return the queries, keys or values: those that the problem states, or else inputs times weights plus bias.
+        """Return q, k or v of the head: the matrix that the problem states, or else inputs times weights plus bias.
 
         role  "q", "k" or "v"
         """

@@ -109,7 +109,7 @@ class HeadProgress:
             return Expected(matrix, np.zeros_like(matrix))
         true = self.true(step)
         alternatives = [self.from_written(step), true]
-        # whoever transposed the scores may continue so, and take the softmax over the other axis correctly
+        # a student who transposed the scores can keep them so, and correctly take the softmax over the other axis
         scores = self.mistaken.get("scores")
         if scores is not None and np.array_equal(scores, self.true("scores").T) and step in ("scaled", "weights"):
             alternatives += [true.T] * (true.shape[0] == true.shape[1])
@@ -247,7 +247,7 @@ def judge_step(
     if not wrong:
         return None
     for hypothesis in hypotheses:
-        # correct entries that a hypothesis changes speak against it, unless it leaves their rows alone
+        # a hypothesis that changes correct entries is unlikely, unless it can be limited to the other rows
         explained = _affected_rows(hypothesis, matrix, {r for r, _ in wrong})
         if explained is not None and written.matches(explained):
             return verdict(hypothesis.name, hypothesis.explanation, explained)

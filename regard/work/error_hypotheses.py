@@ -23,7 +23,7 @@ class ErrorHypothesis:
     name: str
     explanation: str
     matrix: Array
-    rows: frozenset[int] | None = None  # rows that may be affected while the others are correct; None means all
+    rows: frozenset[int] | None = None
 
 
 def step_hypotheses(

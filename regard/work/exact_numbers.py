@@ -30,7 +30,7 @@ HIDDEN = -math.inf  # the score of a masked pair
 
 
 def is_exact_zero(value: Value) -> bool:
-    """Return whether a value is exactly 0; a float of 0.0 may be a number that underflowed."""
+    """Return whether a value is exactly 0. A float of 0.0 is not, because it can be a number that underflowed."""
     return isinstance(value, Fraction) and value == 0
 
 

@@ -49,7 +49,7 @@ class Setup(PerturbationSetup):
 
 
 SMOKE = Setup()
-DRAWS = 20_000  # of eps, for the mean and the mean squared length of the change
+DRAWS = 20_000  # number of draws of eps, for the mean and the mean squared length of the change
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:

@@ -32,7 +32,7 @@ MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \quad \mathrm{cost} = 4 N D^2 + 2 N
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layers.
+    """Settings of the claim: sizes of the layers.
 
     width   D, the width of the layer
     heads   numbers of heads to compare

@@ -125,7 +125,7 @@ def _count_pairs(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, 
 
     for name in masks:
         call(name)  # builds block tables that later calls reuse
-    # in turn, and the fastest of each, so that what else the machine does matters little
+    # patterns in turn, and the fastest round of each, because other programs slow down single rounds
     rounds = [{name: measure_seconds(partial(call, name), 1) for name in masks} for _ in range(setup.repeats)]
     return pairs, {name: min(each[name] for each in rounds) for name in masks}
 

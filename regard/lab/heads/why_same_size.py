@@ -111,7 +111,7 @@ def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: 
     out = start
     for number in range(depth):
         out = kept * out + _build_layer(layer, setup, number)(functional.layer_norm(out, (setup.width,)))
-    # the stack must not lose the differences between rows
+    # a difference of rows, because the stack must not make all rows equal
     (out[0, 0] - out[0, -1]).sum().backward()
     return float(start.grad.norm()) if start.grad is not None else 0.0
 

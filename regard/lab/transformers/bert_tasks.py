@@ -47,7 +47,7 @@ MATHS = (
 )
 
 WORDS, LABELLED, UNLABELLED = "masked words", "logic, labelled", "logic"
-FREE = (WORDS, "next sentence", "sentence order", "word order")  # the text contains their answers
+FREE = (WORDS, "next sentence", "sentence order", "word order")  # need no labels: the text has the answers
 ORDER = "sentence order"
 BOTH = (WORDS, "next sentence")
 PRETRAINED = {"masked words alone": BOTH[:1], "next sentence alone": BOTH[1:], "both": BOTH}

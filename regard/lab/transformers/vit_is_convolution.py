@@ -31,7 +31,7 @@ from regard.nn.embeddings import PatchEmbedding
 
 MATHS = r"y_{rc} = b + \sum_{k u v} W_{k u v} x_{k, P r + u, P c + v}"
 
-FEATURES = 12  # of one patch, to draw
+FEATURES = 12  # number of output features of one patch to draw
 
 
 @dataclass(frozen=True, kw_only=True)

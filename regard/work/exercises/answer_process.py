@@ -48,7 +48,7 @@ class ProcessEndedError(Exception):
 def reject_malformed_replies() -> Iterator[None]:
     """Context manager that converts errors in decoding a reply into ProcessEndedError.
 
-    A submission may write arbitrary data to the pipe.
+    Such errors occur because a submission can write any data to the pipe.
     """
     try:
         yield

@@ -14,7 +14,7 @@ from regard.work.exercises.run_answer import RaisedError, perform, shorten
 
 Case = tuple[Any, ...]
 Draw = Callable[[np.random.Generator], list[Case]]
-TOLERANCE = 1e-6  # an answer may sum in another order, or use float32
+TOLERANCE = 1e-6  # an answer can sum in another order, or use float32
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,8 @@ def match_parameters(
 def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Return whether tensors of these two shapes can hold the same numbers in the same order.
 
-    Axes of length 1 are ignored, and all axes after the first may be flattened, as in a convolution kernel.
+    Axes of length 1 are ignored. One tensor can have all axes after the first flattened, as in the weights of a
+    convolution and of the linear layer that computes the same.
     """
     flat = [(shape[0], math.prod(shape[1:])) for shape in (one, other) if shape]
     return [n for n in one if n != 1] == [n for n in other if n != 1] or (len(flat) == 2 and flat[0] == flat[1])
@@ -202,7 +203,7 @@ def compare_results(
     for mistake in exercise.mistakes:
         pairs = zip(results, outcomes(exercise.wrong_solution(mistake)), strict=True)
         same = [_same_or_both_fail(*pair, is_same) for pair in pairs]
-        # a mistake that fails in some shapes is known by what it gives in others
+        # a mistake that raises an error in some cases is recognised by its results in the others
         if all(same) and not all(isinstance(results[index], RaisedError) for index in wrong):
             return CheckResult(mistake.name, mistake.hint)
     first = wrong[0]
