@@ -314,7 +314,7 @@ def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result
 def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[[str], Result]":
     """Return a function from the id of a claim to its result with default settings.
 
-    The function runs the quick setup if there is no current result, and records a failure in `failed`.
+    If no result is up to date, the function runs the quick setup. It records a failure of this run in `failed`.
     """
     from regard.lab.results import shipped_results
 
@@ -337,12 +337,12 @@ def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[
 def run_claim(
     claim: "Claim", setup: Any, folder: Path | None, figures: Path | None, place: str, failed: dict[str, str]
 ) -> "Result | None":
-    """Run a lab claim and save its result. If it raises, return None and record the reason in `failed`.
+    """Run a lab claim and save its result. If the run fails, return None and record the reason in `failed`.
 
     setup    settings of the experiment
-    folder   where the result is saved; None does not save it
-    figures  where the figure is drawn; None draws none
-    place    words for the progress message, such as "2 of 5"
+    folder   folder in which the result is saved; None does not save it
+    figures  folder in which the figure is drawn; None draws none
+    place    words about the claim for the progress message, such as "2 of 5"
     """
     import traceback
 

@@ -340,7 +340,8 @@ def _ablations(
 def _relevance(opened: OpenedModel, layer: int, head: int, position: int | None, target: int) -> dict[str, Any]:
     """Return the gradient relevance map of one head (Chefer et al. 2021): max(0, weight * gradient).
 
-    The gradient is that of the target's logit. Returns an empty dict if gradients were not recorded.
+    The gradient is the derivative of the target's logit by the weight. Returns an empty dict if gradients were not
+    recorded.
     """
     with torch.enable_grad(), watch(opened.model) as seen:
         logits = logits_of(opened.run())

@@ -50,7 +50,7 @@ class Setup:
     keys     numbers n of keys for which the bound is tested
     errors   total weights eps of the other keys for which the bound is tested; at most 0.1, because for a larger
              eps a smaller lead is enough
-    short    the bound is also tested with a lead that is smaller by this much and must not be enough; at least 0.2
+    short    how far below the bound a second lead is, which must not be enough; at least 0.2
     beta     large inverse temperature for three equal and for three different queries
     width    width of the query and the keys that have the scores
     """
@@ -81,7 +81,7 @@ SMOKE = Setup()
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def weights(scores: Tensor) -> Tensor:
-        """Return the attention weights for these scores, from a query and keys parallel to the first axis."""
+        """Return the attention weights of a query and keys that have these scores."""
         keys = torch.nn.functional.pad(scores[:, None], (0, setup.width - 1))
         query = torch.eye(setup.width, dtype=torch.float64)[:1]
         # twice the query at half the beta gives the same scores, unless beta is used wrongly

@@ -71,7 +71,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     query = torch.eye(setup.width, dtype=torch.float64)[:1]
 
     def softmax(z: Tensor) -> Tensor:
-        """Return the attention weights for the scores z, from a query and keys parallel to the first axis."""
+        """Return the softmax of z, as the attention weights of a query and keys that have the scores z."""
         keys = torch.nn.functional.pad(z[:, None], (0, setup.width - 1))
         return attention_weights(attention, query, keys, beta=1.0)[0]
 

@@ -130,7 +130,7 @@ def _differences_after_a_shift(
 def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
     """Return the output of `size` heads on a sequence; each head copies the token at its own offset.
 
-    The scores come from relative keys that are one-hot at the offset.
+    Queries and relative keys (Shaw et al.) are one-hot, so that a score is 1 at the head's offset and 0 elsewhere.
     """
     ends, n = size // 2, row.shape[2]
     # relative keys are clipped to the last distance, so add one on each side

@@ -59,7 +59,8 @@ MATHS = (
 class Design:
     """The design choices to compare in a stack of Transformer blocks and its training.
 
-    order    "post" or "pre": layer norm after the residual sum, or before the attention and feed-forward layers
+    order    "post": layer norm after the residual sum; "pre": layer norm before the attention and feed-forward
+             layers
     sums     whether there are residual connections
     norms    whether there are layer norms
     scale    whether scores are divided by the square root of the head width
