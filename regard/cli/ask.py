@@ -93,7 +93,8 @@ def percent(confidence: float) -> str:
 def save_answer(answerer: "QuestionAnswerer", question: str, answer: str, json: bool) -> None:
     """Save an answer in the fact store and print a message.
 
-    The message says if the model is confident of another answer, which `regard ask` then keeps giving.
+    If the model is confident of another answer, the message says so, because `regard ask` prefers the model's
+    answer.
     """
     answerer.store.save(question, answer)
     reply = answerer.reply(question)

@@ -48,8 +48,9 @@ def _parameter(each: "Field[Any]") -> inspect.Parameter:
 
 
 def _with_check_options(run: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command so that it has one option for every field of CheckOptions except `extra`, whose values are Python
-    objects.
+    """Wrap a command so that it has one option for every field of CheckOptions.
+
+    The field `extra` has no option, because its values are Python objects.
     """
     from regard.conform.options import CheckOptions
 
@@ -178,9 +179,7 @@ def declare_with_flags(report: "Report") -> "Report":
 
 
 def declaration_flags(declare: str) -> str:
-    """Convert keyword arguments to command-line options: `causal=False, window_after=1` becomes `--no-causal
-    --window-after 1`.
-    """
+    """Convert keyword arguments to options: `causal=False, window_after=1` becomes `--no-causal --window-after 1`."""
     call = ast.parse(f"f({declare})", mode="eval").body
     assert isinstance(call, ast.Call)
     given = {str(each.arg).replace("_", "-"): ast.literal_eval(each.value) for each in call.keywords}
@@ -215,7 +214,7 @@ def _guard(run: Callable[[], object], words: str, advice: str) -> object:
 
     This includes sys.exit(0), which would look like a successful check.
 
-    words   begin of the error message
+    words   beginning of the error message
     advice  end of the error message
     """
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.core.kernels import Explanation
     from regard.core.scores import ScoreTerm
 
-Dtype = StrEnum("Dtype", ["float32", "float64", "float16", "bfloat16"])  # the dtypes a call may have
+Dtype = StrEnum("Dtype", ["float32", "float64", "float16", "bfloat16"])  # the dtypes that a call can have
 
 
 def command(

@@ -58,10 +58,9 @@ def check_model(name: str) -> None:
 
 
 def tasks() -> "dict[str, Task]":
-    """Return the functions that the explorer runs in a separate process, by name: running a lab claim, analysing a
-    model.
+    """Return the functions that the explorer runs in a separate process, by name.
 
-    Called in the process that runs them.
+    They run a lab claim and analyse a model. `tasks` is called in the process that runs them.
     """
     from regard.explorer.views.claims import run_claim
     from regard.explorer.views.models import analyse

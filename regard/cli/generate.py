@@ -127,7 +127,7 @@ def make_strategies(count: int, **settings: float | int | str | None) -> "list[S
 def read_prompt(prompt: str | None, model: str, kind: str = "prompt") -> str:
     """Return the prompt: the argument, the text on stdin if it is "-", or the model's example if it is None.
 
-    kind  what the model takes, for the error message if there is none
+    kind  what the model takes as its input, for the error message if there is no prompt
     """
     if prompt is None:
         prompt = example_input(model, f"there is no {kind}; give one after the model, or - to read it from stdin")
@@ -162,8 +162,8 @@ def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> 
 def find_model(name: str) -> str:
     """Return the folder of a model, given the path of a folder or finished run, or the name of a pretrained model.
 
-    Return `name` if there is no such folder, as for a preset. Raise ConfigError if a run is not finished or its
-    model does not continue a text.
+    Returns `name` unchanged if it is none of these, such as the name of a preset. Raises ConfigError if a run is
+    not finished or its model does not continue a text.
     """
     from regard.models.gpt import GPT
     from regard.models.presets import find_pretrained

@@ -264,10 +264,10 @@ def show_errata(results: Results = None, html: Html = None, json: JsonOption = F
 
 
 def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
-    """Print the claims that failed to run, and exit with code 1 if there is one.
+    """Print the errors of the claims that failed to run; exit with code 1 if there are any or `unsuccessful` is true.
 
-    failed        error message of each failed claim, by its id
-    unsuccessful  exit with code 1 anyway
+    failed        error message of each claim that failed to run, by its id
+    unsuccessful  whether the command failed for another reason, such as a claim that is not supported
     """
     for name, words in failed.items():
         print_message(f"failed: {name}: {words}")
@@ -314,7 +314,7 @@ def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result
 def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[[str], Result]":
     """Return a function from the id of a claim to its result with default settings.
 
-    The function runs the quick setup if there is no current result, and records a failure in `failed`.
+    If no result is up to date, the function runs the quick setup. It records a failure of this run in `failed`.
     """
     from regard.lab.results import shipped_results
 
@@ -337,12 +337,12 @@ def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[
 def run_claim(
     claim: "Claim", setup: Any, folder: Path | None, figures: Path | None, place: str, failed: dict[str, str]
 ) -> "Result | None":
-    """Run a lab claim and save its result. If it raises, return None and record the reason in `failed`.
+    """Run a lab claim and save its result. If the run fails, return None and record the reason in `failed`.
 
     setup    settings of the experiment
-    folder   where the result is saved; None does not save it
-    figures  where the figure is drawn; None draws none
-    place    words for the progress message, such as "2 of 5"
+    folder   folder in which the result is saved; None does not save it
+    figures  folder in which the figure is drawn; None draws none
+    place    words about the claim for the progress message, such as "2 of 5"
     """
     import traceback
 
@@ -368,7 +368,8 @@ def run_claim(
 def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -> str | None:
     """Return the file of the claim's figure; None if there is none.
 
-    figures  folder to draw the figure in first; None looks for the figure of the last run
+    With a folder `figures` the figure is drawn into it. With None it is the file that the run of `result` drew, if
+    that file still exists.
     """
     from regard.lab.html_page import figure_svg
     from regard.lab.results import make_folder
@@ -486,7 +487,7 @@ def verdict_line(claim: "Claim", result: "Result") -> Table:
 
 
 def quotation(answer: "WrongAnswer | Erratum") -> str:
-    """Return the quotation of a wrong answer of a course sheet, word for word, with its source."""
+    """Return one line of text that quotes a wrong answer of a course sheet, with its source and its status."""
     return f'sheet {answer.source}, {answer.place} ({answer.status}): "{answer.quote}"'
 
 

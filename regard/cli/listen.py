@@ -139,8 +139,9 @@ class StreamRecognizer:
         yield from self._set_times(self.listener.finish())
 
     def _set_times(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
-        """Yield each word with the time at which enough sound for its chunk had arrived; at most the length of the
-        sound.
+        """Yield each word with the time at which enough sound for its chunk had arrived.
+
+        The time is at most the length of the sound.
         """
         for word in words:
             start = round(word.at * self.rate) // self.chunk * self.chunk

@@ -79,7 +79,7 @@ def command(
         print_message(f"{model} is a preset with random weights, so its attention is random too")
     print_message(f"running {model} on {inputs.size}")
     report = build_report(loaded, inputs, sort=sort, layer=layer, head=head, layers=layers, rows=row_indices)
-    # files first: the reader of stdout may stop early
+    # files first, because the reader of stdout, such as `head`, can close it early
     if html is not None:
         from regard.see.report_html import render_report
 
@@ -123,8 +123,8 @@ def build_report(
     """Run the model once, record its attention with `watch`, and return the report.
 
     sort    column of the head table to sort by
-    layer   layer to draw; None chooses the head with the least spread
-    head    head to draw; None as for `layer`
+    layer   layer to draw; None chooses the layer that has the head with the least spread
+    head    head to draw; None chooses the head with the least spread
     layers  record only modules that match these patterns; None records all
     rows    record only these queries; None records all
     """

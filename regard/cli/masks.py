@@ -132,9 +132,10 @@ def summary(mask: "Mask", queries: int, keys: int, meant: str | None = None) -> 
 
 
 def _block_size(positions: int, sequences: int) -> int:
-    """Return the size of a block: small masks have a few blocks per side, large ones at most 1,024.
+    """Return the number of positions along a side of a block.
 
-    A table of many sequences has fewer.
+    A small mask gets a few blocks per side, a large one at most 1,024. A batch of many sequences gets larger
+    blocks, because its block table repeats for every sequence.
     """
     size = 4 if positions <= 64 else 64
     while positions > size * 1024 or (-(-positions // size)) ** 2 * sequences > _MOST_BLOCKS:

@@ -16,9 +16,9 @@ from regard.base.errors import ConfigError
 def apply_settings(config: Any, texts: list[str]) -> Any:
     """Return the configuration changed by `--set` texts such as "plan.steps=100", in any order.
 
-    For a name that occurs twice the last text is used, and `plan.optimizer` is set before `plan.optimizer.lr`.
-    A change that is invalid is tried again after the others; if none succeeds, all that are left are applied
-    together.
+    If a name occurs twice, the last text is used. Names with fewer dots come first, such as `plan.optimizer` before
+    `plan.optimizer.lr`. A change that is invalid by itself is tried again after the other changes. If every
+    remaining change is invalid by itself, all of them are applied together.
     """
     last = {text.partition("=")[:2]: text for text in texts}
     pending = [last[each] for each in sorted(last, key=lambda each: each[0].count("."))]
@@ -65,8 +65,9 @@ def annotation_of(config: Any, path: str) -> Any:
 
 
 def parse_value(text: str, hint: Any) -> Any:
-    """Convert the text of a `--set` value according to the type annotation of the setting. `override` checks the
-    result.
+    """Convert the text of a `--set` value to the type that the annotation of the setting asks for.
+
+    The result can have a wrong type; `override` checks it.
     """
     if hint is str:
         return text
@@ -119,7 +120,7 @@ class Setting:
 
 
 def list_settings(built_in: Any, real: Any, path: str = "") -> Iterator[Setting]:
-    """Yield every setting that `--set` can change, outer ones first.
+    """Yield every setting that `--set` can change; a nested configuration comes before the settings inside it.
 
     built_in  configuration for the built-in data
     real      configuration for real data

@@ -6,7 +6,7 @@ import sys
 def check_argument(origin: str, text: str) -> str:
     """Check that a command-line argument is valid UTF-8, else raise an error. Returns it as text.
 
-    Python decodes invalid bytes of arguments to lone surrogates.
+    Invalid bytes are recognised by the lone surrogates to which Python decodes them.
 
     origin  what the argument is, for the error message
     """

@@ -189,7 +189,7 @@ def build_settings(
 
     variant  names of variants, separated by commas
     changes  `--set` texts such as "plan.steps=100"
-    saved    settings to change instead of those of the recipe
+    saved    settings of an earlier run, which are changed instead of the recipe's; None for a new run
     """
     from regard.recipes.recipe import set_steps
 

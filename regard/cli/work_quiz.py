@@ -77,8 +77,9 @@ def read_answers(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Merge the quiz settings of the command line and of the answer file; raise ConfigError if they contradict each
-    other.
+    """Merge the quiz settings of the command line and of the answer file.
+
+    Raises ConfigError if they contradict each other.
     """
     for name, value in own.items():
         if chosen[name] not in (None, value):

@@ -48,7 +48,7 @@ class ExplainRequest(BaseModel):
 
 
 class KernelResponse(BaseModel):
-    """One attention kernel's answer: why it cannot run the `attend` call, if it cannot, and its work and memory."""
+    """What one attention kernel answers for an `attend` call: its work and memory, or the reasons why it refuses."""
 
     kernel: str
     reasons: list[str]
@@ -122,9 +122,10 @@ class ClaimRequest(BaseModel):
 class Content:
     """The models, tasks and files that the explorer's server offers.
 
-    models  returns the models that a client may open: {"name", "what", "example"}
+    models  returns the models that a client can open: {"name", "what", "example"}
     own     name of the model to open first
-    tasks   returns the long computations by name; a function of a module, because the worker process calls it
+    tasks   returns the long computations by name; it must be a function at the top of a module, because the worker
+            process imports it
     lesson  path of a lesson of the user, in Markdown
     report  path of a report that `regard check --save` wrote
     """
@@ -282,8 +283,8 @@ def start_address(content: Content) -> str:
 def _refuse(request: Request, hosts: set[str], token: str | None) -> Response | None:
     """Return an HTTP error response if a request must be refused, or None if it is accepted.
 
-    Refused are other hosts and origins, requests of unknown or too large size, and requests without the secret
-    token.
+    A request is refused if it comes from another host or origin, if its size is unknown or too large, or if it
+    lacks the secret token.
     """
     if request.headers.get("host", "") not in hosts:
         return JSONResponse({"error": "this host is not served; open the address that was printed"}, status_code=421)

@@ -1,4 +1,4 @@
-"""The noise of the Plane view, so that copied code gives the numbers of the page."""
+"""Random noise as in the explorer's Plane view, so that the Python code that the view shows gives the same numbers."""
 
 import math
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def standard_deviation(
 def _draw_keys(
     keys: Float[Tensor, "j c"], spread: float, along: int, length: float, seed: int
 ) -> Float[Tensor, "draws j c"]:
-    """Draw noisy copies of keys, the same as static/plane.js, in float64."""
+    """Draw noisy copies of keys in float64; static/plane.js draws the same numbers."""
     normal = _normals(seed)
     drawn = []
     for _ in range(DRAWS):

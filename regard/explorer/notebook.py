@@ -23,7 +23,7 @@ from regard.integrations.notebook import MaskComparison, MaskPicture
 from regard.see.record import Seen
 
 MOST_DRAWN = 4096  # keys of a mask that the page holds as runs
-OWN_NAMES = ("my_mask", "other_mask")  # of masks that are no expression
+OWN_NAMES = ("my_mask", "other_mask")  # names of masks that are not expressions
 MOST_HEADS = 64  # heads of a recorded pass whose weights the page holds
 HEIGHT = 720
 

@@ -22,8 +22,8 @@ Task = Callable[[dict[str, Any], Progress], dict[str, Any]]
 Message = tuple[str, dict[str, Any]]  # ("ready" | "progress" | "result" | "error", content)
 LARGEST = 4 << 30  # bytes of memory after which the process is replaced
 POLL = 0.1  # seconds between looks at whether the client is still there
-START = 60.0  # seconds that the process may take to import what the tasks need
-GRACE = 1.0  # seconds that a cancelled job may take to finish: most do, and the process keeps its models
+START = 60.0  # time limit in seconds for importing what the tasks need
+GRACE = 1.0  # time limit in seconds for a cancelled job to finish: most do, and the process keeps its models
 
 
 class Worker:
@@ -32,7 +32,8 @@ class Worker:
     def __init__(self, tasks: Callable[[], dict[str, Task]]) -> None:
         """Create the worker; its process starts with the first task.
 
-        tasks  returns the tasks by name; a function of a module, because the worker process calls it
+        tasks  returns the tasks by name; it must be a function at the top of a module, because the worker process
+               imports it
         """
         self._tasks, self._lock = tasks, asyncio.Lock()
         self._process: Any = None
@@ -51,7 +52,7 @@ class Worker:
         The task is stopped if the client disconnects or the process needs too much memory.
 
         name  name of the task
-        body  its argument
+        body  argument of the task
         gone  returns whether the client has disconnected
         """
         while True:
@@ -99,7 +100,8 @@ class Worker:
     async def _settle(self) -> None:
         """Wait up to GRACE seconds for a task whose client disconnected, then kill the process.
 
-        A process that still imports torch gets START seconds: the next task would have to import it again.
+        If the process still imports torch, wait up to START seconds, because after a kill the next task would have
+        to import torch again.
         """
         try:
             end = time.monotonic() + (GRACE if self._ready else START)

@@ -1,18 +1,18 @@
 """Answers to the questions of the course sheets: Markdown files that take their numbers from the claims of the lab.
 
-A file in `sheets/answers` answers one question, or the same question of several sheets. Its header is TOML between two
-lines of +++:
+A file in `sheets/answers` answers one question, or the same question of several sheets. Its header is TOML between
+two lines of +++:
 
-    questions  the question by place: "000 1.1a" = "..."
-    claims     claims whose runs measure the answer
+    questions  the text of each question by its place on a sheet: "000 1.1a" = "..."
+    claims     claims whose runs measure the numbers of the answer
     figure     the claim whose figure is shown [default: the first]; "" shows none
     command    the command that shows it live
     view       where else to look: another command, an exercise, a page
 
-Then follow the sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why`, `## Measured`. The text is a
-jinja2 template: `n("beta")` are the numbers of a claim, `setup("beta")` its settings, and `finding("beta")` is the
-sentence of its verdict. `estimate("several-heads", "accuracy")` are means over seeds that print their intervals.
-`measured("positions-when")` is the section *Measured* of another file.
+The sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why` and `## Measured` follow. The text is a
+jinja2 template: `n("beta")` returns the numbers of a claim, `setup("beta")` its settings, and `finding("beta")` the
+sentence of its verdict. `estimate("several-heads", "accuracy")` returns means over seeds, which are printed with
+their confidence intervals. `measured("positions-when")` returns the section *Measured* of another file.
 """
 
 import re
@@ -42,7 +42,7 @@ class SheetAnswer:
 
     name       the file's name without its suffix
     questions  the text of each question by its place, such as "000 1.1a"
-    claims     ids of the lab claims that measure the answer
+    claims     ids of the lab claims whose runs measure the numbers of the answer
     figure     id of the claim whose figure is shown; empty for none
     command    the command line that shows the answer live
     view       where else to look: another command, an exercise, a page
@@ -80,7 +80,8 @@ class SheetAnswer:
     def errata(self, place: str, result: Callable[[str], Result]) -> list[Erratum]:
         """Return the errata of the exercise sheets that concern a question of this file.
 
-        If there are none, return those of the same question on other sheets.
+        If no erratum concerns the question on its own sheet, return the errata of the same question on other
+        sheets.
 
         place   the place of the question, such as "000 1.1a"
         result  returns the result of the lab claim with a given id
@@ -143,7 +144,7 @@ def sheet_questions(sheet: str) -> dict[str, SheetAnswer]:
 
 
 def _natural(place: str) -> list[tuple[bool, int, str]]:
-    """Return a sort key by which 12.9 comes before 12.10, and "review" before the numbered questions."""
+    """Return a sort key for places of questions: 12.9 comes before 12.10, and "review" before numbered questions."""
     parts = re.findall(r"\d+|[^\d\s.]+", place)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
@@ -165,7 +166,7 @@ def find_answer(place: str) -> tuple[str, SheetAnswer]:
 
 
 def _letters(place: str) -> str:
-    """Return a place without spaces, hyphens and parentheses and in lower case."""
+    """Normalise the place of a question: lower case, without spaces, hyphens and parentheses."""
     return re.sub(r"[\s()-]", "", place.lower())
 
 

@@ -10,7 +10,8 @@ The file of a claim has
     verdict         numbers -> `decide(...)`
     draw            numbers -> a matplotlib figure
 
-`Finding:` is a jinja2 template: the sentence of the verdict, with the numbers as n and what `decide` was given.
+`Finding:` is a jinja2 template of the sentence that the verdict prints. Its variables are n, the measured numbers,
+and the keyword arguments that `verdict` passed to `decide`.
 
 `attention` is the attention function under test: tests pass broken ones, and the verdict must become "refuted". A
 number that is inf or NaN refutes every claim.
@@ -44,11 +45,11 @@ CHAPTERS = {"attention": "Attention", "heads": "Heads and self-attention", "tran
 class Claim:
     """A lab claim: a statement about attention with code that measures and judges it, read from its module.
 
-    id                         its name, such as "beta"
+    id                         name of the claim, such as "beta"
     chapter                    the package of the module: "attention", "heads" or "transformers"
     claim                      the text after `Claim:` in the module's docstring
     measures, finding, source  the texts after these words in the docstring
-    budget                     seconds that a run may take on two cores
+    budget                     time limit of a run in seconds, on two cores
     """
 
     id: str
@@ -109,9 +110,11 @@ class Claim:
     def judge(self, numbers: Numbers, steps: int | None = None) -> Verdict:
         """Return the verdict on the claim for measured numbers.
 
+        A model that was trained for too few steps cannot refute a claim about trained models: if `steps` is smaller
+        than the steps of the quick setup, "refuted" becomes "unclear".
+
         numbers  the measured numbers by name, as `run` of the module returns them
-        steps    number of training steps of the run; with fewer than the quick setup has, "refuted" becomes
-                 "unclear"
+        steps    number of training steps of the run; None if nothing was trained
         """
         verdict, least = judge_finite(self._judge, numbers), training_steps(self.module.SMOKE)
         if verdict.word != REFUTED or steps is None or steps >= least:
@@ -142,9 +145,7 @@ class Outcome:
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:
-        """The wrong answers of the exercise sheets that this run can judge, each with the verdict of the measured
-        numbers.
-        """
+        """The wrong answers of the exercise sheets that this run can judge, each with its verdict."""
         return judge_wrong_answers(self.claim.id, self.numbers, self.verdict)
 
 

@@ -121,7 +121,7 @@ def plot_bars(axes: Axes, values: Mapping[str, float], *, fmt: str = "%.3g") -> 
 def plot_shares(axes: Axes, values: Mapping[str, float], halves: Sequence[float]) -> None:
     """Draw named fractions between 0 and 1 as bars with error bars.
 
-    halves  half the length of each error bar; a bar ends at 0 and 1
+    halves  half the length of each error bar; error bars are clipped to the range from 0 to 1
     """
     heights = list(values.values())
     below = [min(half, height) for half, height in zip(halves, heights, strict=True)]

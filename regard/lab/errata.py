@@ -25,11 +25,12 @@ class WrongAnswer:
     place    where in the sheet's answer the quotation is
     quote    the answer, word for word
     says     the answer in plain words
-    status   "wrong", "partly right", "unsupported" (the reasons given do not show it), or "slip"
+    status   "wrong", "partly right", "unsupported" (the reasons that the answer gives do not show it), or "slip" (a
+             minor inaccuracy)
     refuted  a jinja2 expression on the numbers n of a run that is true if the numbers contradict the answer
     counter  the counter-example, a jinja2 template on the numbers n
     right    the correct answer
-    when     a jinja2 expression on n that is true if the run has the setup that the answer is about
+    when     a jinja2 expression on n that is true if the run used the setup that the answer is about
     """
 
     claim: str

@@ -197,7 +197,11 @@ def _answer(place: str, answer: SheetAnswer, result: Callable[[str], Result], fi
 
 
 def _badge(now: str, status: str = "") -> Markup:
-    """Return a badge with a verdict; a refuted wrong answer shows its status, such as "partly right", instead."""
+    """Return an HTML badge with a verdict.
+
+    now     the verdict's word
+    status  status of a wrong answer, such as "partly right", which the badge shows instead of "refuted"
+    """
     kind = "none" if now in (NOT_RUN, OUTDATED) else now
     return tag("span", status if status and now == REFUTED else now, class_=f"badge {kind}")
 

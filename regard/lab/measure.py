@@ -30,7 +30,7 @@ def attend_matrices(attention: Attention, q: Tensor, k: Tensor, v: Tensor, **opt
 
 
 def attention_weights(attention: Attention, q: Tensor, k: Tensor, **options: Any) -> Tensor:
-    """Return the attention weights of an attention function, read as its outputs for one-hot values.
+    """Return the weights that an attention function gives: its outputs if the values are one-hot.
 
     q, k     of shape (i, c) and (j, c), or (b, h, i, c) and (b, h, j, c)
     options  passed to the attention function

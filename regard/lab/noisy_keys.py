@@ -1,4 +1,4 @@
-"""Random keys around orthonormal means; the length of one key may be random too."""
+"""Keys for the claims about noisy keys: orthonormal means plus normal noise, and a first key of random length."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,10 @@ class NoisyKeysSetup:
     """Settings of claims about attention to noisy keys: orthonormal means plus normal noise.
 
     keys      number of keys
-    width     width of the keys, at least the number of keys
+    width     width of the keys, at least the number of keys, because the means are orthogonal
     size      scale s of the queries
-    noise     variance of the noise in each channel of a key; size * noise ** 0.5 must be at most 1e-4
+    noise     variance of the noise in each channel of a key; size * noise ** 0.5, the standard deviation of the
+              noise of a score, must be at most 1e-4, because the claims are about tiny noise
     variance  variance of gamma, the random length of the first key
     draws     number of random sets of keys
     bins      number of bins of the histograms of weights

@@ -24,7 +24,8 @@ class PerturbationSetup:
     keys         number of keys
     width        width of queries and keys
     value_width  width of values
-    sizes        standard deviations of eps, from large to small
+    sizes        standard deviations of eps, from large to small; at least two, because the order of the error is
+                 measured between the two smallest
     inputs       number of random inputs
     """
 

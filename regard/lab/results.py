@@ -39,23 +39,25 @@ NOT_RUN, OUTDATED = "not run yet", "to be run again"
 class Result:
     """The saved result of running a lab claim: the measured numbers, and what is needed to reproduce them.
 
-    id           id of the claim
-    numbers      the measured numbers, by name
-    seconds      duration of the run
-    fingerprint  hash of the code that computed the numbers
-    smoke        whether `settings` are changes of the quick setup instead of the default setup
-    settings     the settings that differ from the default or the quick setup
-    threads      number of torch's threads
-    created      date and time of the run in UTC
-    figure       the file that the figure was drawn to; None without a figure
+    id             id of the claim
+    numbers        the measured numbers, by name
+    seconds        duration of the run
+    fingerprint    hash of the code that computed the numbers
+    smoke          whether `settings` are changes of the quick setup instead of the default setup
+    settings       the settings that differ from the default or the quick setup
+    version        version of regard
+    torch_version  version of torch
+    threads        number of torch's threads
+    created        date and time of the run in UTC
+    figure         the file that the figure was drawn to; None without a figure
     """
 
     id: str
     numbers: Numbers
     seconds: float
-    fingerprint: str  # of the code that ran
-    smoke: bool = False  # whether the settings start from the quick setup
-    settings: dict[str, Any] = field(default_factory=dict)  # what differs from the claim's setup
+    fingerprint: str
+    smoke: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
     version: str = regard.__version__
     torch_version: str = torch.__version__
     threads: int = field(default_factory=torch.get_num_threads)
@@ -253,7 +255,7 @@ def decode_floats(found: dict[str, Any]) -> Any:
 def default_folder() -> Path:
     """Return the folder where lab results are saved: regard/lab in the user's cache folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # the XDG standard: a path that is not absolute is ignored
+    # the XDG standard says that a path that is not absolute is ignored
     return (base if base.is_absolute() else Path.home() / ".cache") / "regard" / "lab"
 
 
@@ -277,7 +279,7 @@ def save_result(result: Result, folder: Path) -> Path:
 
 
 def save_shipped_results(results: Mapping[str, Result]) -> None:
-    """Add or replace results in the file shipped with the package, and remove those of deleted claims.
+    """Add or replace results in the file shipped with the package, and remove results of claims that no longer exist.
 
     results  the new results, by id of the claim
     """
@@ -317,10 +319,13 @@ def _read(path: Path) -> dict[str, Result]:
 
 
 def latest_result(claim: Claim, folder: Path, shipped: Mapping[str, Result]) -> Result | None:
-    """Return the claim's result to show: the local one in `folder`, or the shipped one; None if there is neither.
+    """Return the result of a claim to show: the local one or the shipped one; None if there is neither.
 
-    The shipped result is used if there is no local one, or if the shipped one is up to date and the local one
-    is out of date or from a quick run.
+    A local result that is up to date and from a full run comes first, then a shipped result that is up to date,
+    then any local result, then any shipped result.
+
+    folder   the folder of local results
+    shipped  the shipped results, by id of the claim
     """
     here, there = load_result(claim, folder), shipped.get(claim.id)
     if here is None or (there is not None and there.current and (here.smoke or not here.current)):

@@ -39,7 +39,7 @@ def interval_half_width(values: Sequence[float]) -> float:
 class Estimate:
     """A mean over random seeds with its 95 % confidence interval, from mean - half to mean + half.
 
-    Sums and differences of estimates combine their intervals as for independent means.
+    In a sum or a difference of two estimates, half is sqrt(half1^2 + half2^2), as for independent means.
     """
 
     mean: float

@@ -21,8 +21,8 @@ class HeadInputs:
     """The arrays from which the attention of one head is calculated.
 
     inputs       the tokens in rows; None if the problem states q, k and v
-    vectors      those of q, k and v that the problem states
-    weights      projection weights of the others
+    vectors      those matrices of q, k and v that the problem states
+    weights      projection weights of those matrices of q, k and v that the problem does not state
     biases       projection biases
     visible      mask of the visible pairs
     scaled       whether scores are divided by the square root of the width
@@ -31,8 +31,8 @@ class HeadInputs:
     """
 
     inputs: Array | None
-    vectors: Mapping[str, Array]  # the q, k and v that the problem states
-    weights: Mapping[str, Array]  # projection weights of the others
+    vectors: Mapping[str, Array]  # those of q, k and v that the problem states
+    weights: Mapping[str, Array]  # of those of q, k and v that are not stated
     biases: Mapping[str, Array]
     visible: NDArray[np.bool_]
     scaled: bool
@@ -40,7 +40,7 @@ class HeadInputs:
     total_width: int  # width of all heads together
 
     def project(self, role: str) -> Array:
-        """Return the queries, keys or values: those that the problem states, or else inputs times weights plus bias.
+        """Return q, k or v of the head: the matrix that the problem states, or else inputs times weights plus bias.
 
         role  "q", "k" or "v"
         """
@@ -89,10 +89,10 @@ def compute_steps(
 ) -> dict[str, Array] | None:
     """Calculate all steps of one head's attention in order, and return their matrices by name of the step.
 
+    Returns None if a function in `changed` returns None, because its mistake is impossible with these shapes.
+
     fixed    matrices of steps that are given and not calculated
     changed  functions that replace the correct calculation of some steps, such as a typical mistake
-
-    Returns None if a function in `changed` does not apply.
     """
     values: dict[str, Array] = {}
     for name in STEPS:
@@ -138,10 +138,10 @@ CORRECT: dict[str, StepFunction] = {
 
 
 def dot_product_terms(head: HeadInputs, values: StepValues, step: str, row: int, column: int) -> Array | None:
-    """Return the products whose sum is the entry (row, column) of a step's matrix; None if the entry is not a dot
-    product.
+    """Return the products whose sum is one entry of a step's matrix; None if the entry is not a dot product.
 
-    step  name of the step, such as "scores"
+    step         name of the step, such as "scores"
+    row, column  position of the entry
     """
     if step in head.weights and head.inputs is not None:
         return head.inputs[row] * head.weights[step][:, column]

@@ -1,7 +1,8 @@
 """Check a student's steps: find the first mistake, and the hypothesis that explains it.
 
-Steps are checked in order. A step after a mistake is checked against the student's own numbers (error carried forward),
-so that a mistake counts once. A number is correct if the true number, rounded to its digits, equals it.
+Steps are checked in order. A step after a mistake is checked against the student's own numbers (error carried
+forward), so that a mistake counts once. A written number is correct if it equals the true number rounded to as many
+digits as were written.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,13 +35,14 @@ MAX_EXCHANGED = 5  # all orders of up to this many rows or columns are tried
 
 @dataclass(frozen=True)
 class Expected:
-    """The values accepted in one step: those that follow from the student's own earlier steps.
+    """The values accepted in one step of a student's calculation.
 
-    After an earlier mistake, also those from the student's rounded numbers as written down, or those of the
-    correct solution.
+    Before the first mistake these are the correct values. After a mistake three kinds of values are accepted: those
+    that follow from the values of the mistake without rounding (`matrix`), those that follow from the rounded
+    numbers that the student wrote, and those of the correct solution.
 
     matrix        the values calculated from the student's earlier steps
-    tolerance     how far the student's numbers may differ from `matrix`; nonzero only after a mistake
+    tolerance     how far the student's numbers can differ from `matrix`; nonzero only after a mistake
     alternatives  the other values that are accepted after a mistake
     """
 
@@ -77,9 +79,9 @@ class HeadProgress:
     """The steps of one head that were checked so far in a student's calculation.
 
     written    the steps as the student wrote them
-    digits     the decimals written in each row of these steps
+    digits     the number of decimals written in each row of these steps
     mistaken   the steps with a mistake, with the values that the mistake gives
-    uncertain  step, entry and tolerance of wrong numbers that are known only to the digits written
+    uncertain  wrong numbers that are known only to the digits written, as (step, entry, tolerance)
     """
 
     head: HeadInputs
@@ -107,14 +109,14 @@ class HeadProgress:
             return Expected(matrix, np.zeros_like(matrix))
         true = self.true(step)
         alternatives = [self.from_written(step), true]
-        # whoever transposed the scores may continue so, and take the softmax over the other axis correctly
+        # a student who transposed the scores can keep them so, and correctly take the softmax over the other axis
         scores = self.mistaken.get("scores")
         if scores is not None and np.array_equal(scores, self.true("scores").T) and step in ("scaled", "weights"):
             alternatives += [true.T] * (true.shape[0] == true.shape[1])
         return Expected(matrix, self.tolerance(step), tuple(alternatives))
 
     def differs_from_true(self, step: str, written: StudentMatrix) -> bool:
-        """Return whether a step differs from the correct values only because of an earlier mistake."""
+        """Return whether there was an earlier mistake and the written step differs from the correct solution."""
         true = self.true(step)
         return bool(self.mistaken) and not (written if written.shape == true.shape else written.transposed).matches(
             true
@@ -245,7 +247,7 @@ def judge_step(
     if not wrong:
         return None
     for hypothesis in hypotheses:
-        # correct entries that a hypothesis changes speak against it, unless it leaves their rows alone
+        # a hypothesis that changes correct entries is unlikely, unless it can be limited to the other rows
         explained = _affected_rows(hypothesis, matrix, {r for r, _ in wrong})
         if explained is not None and written.matches(explained):
             return verdict(hypothesis.name, hypothesis.explanation, explained)
@@ -289,7 +291,11 @@ def _judge_transposed(
 
 
 def _find_order(problem: Problem, written: StudentMatrix, matrix: Array) -> tuple[str, str, Array] | None:
-    """Return the verdict if all numbers are right but the rows, or the columns, are in another order; else None."""
+    """Explain a matrix whose numbers are all right but whose rows, or columns, are in another order.
+
+    Returns the name and the explanation of the mistake, and the correct matrix in the student's order; None if no
+    order of at most MAX_EXCHANGED rows or columns gives the student's matrix.
+    """
     for axis in (0, 1):
         if matrix.shape[axis] > MAX_EXCHANGED:
             continue
@@ -311,7 +317,9 @@ def _written_position(problem: Problem, entry: tuple[int, int]) -> tuple[int, in
 def _explain_entries(
     problem: Problem, written: StudentMatrix, matrix: Array, wrong: Entries, terms: Terms
 ) -> tuple[str, str]:
-    """Return the name and the explanation of a mistake in single entries; used if no mistake in the whole step fits.
+    """Return the name and the explanation of a mistake in single entries.
+
+    It is used if no error hypothesis about the whole step explains the wrong entries.
 
     wrong  the wrong entries
     terms  returns the products whose sum is an entry, or None if the entry is not a dot product

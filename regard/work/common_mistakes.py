@@ -74,7 +74,7 @@ def _other_weights(role: str, other: str) -> StepFunction:
 
 
 def _with_bias(role: str, other: str, factor: float) -> StepFunction:
-    """Return a function that calculates q, k or v with `factor` times the bias of `other` in place of its own."""
+    """Return a function that projects to `role` ("q", "k" or "v") with `factor` times the bias of `other`."""
 
     def compute(head: HeadInputs, values: StepValues) -> Array | None:
         if head.inputs is None or not {role, other} <= set(head.biases):

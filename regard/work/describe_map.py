@@ -11,7 +11,7 @@ MIN_SHARE = 0.5  # share of a uniform weight; keys with less are not mentioned
 def attended_keys(row: Sequence[float], visible: Sequence[bool]) -> list[list[int]]:
     """Return the keys that a query attends to, in groups of equal weight, largest weight first.
 
-    Keys with less than half of a uniform weight are left out.
+    Keys with less than half of the uniform weight (1 / number of visible keys) are left out.
 
     row      attention weights of the query
     visible  which keys the query sees
@@ -65,10 +65,10 @@ def _describe_keys(problem: Problem, groups: list[list[int]], visible: Sequence[
 
 
 def _noun(problem: Problem, role: str, count: int) -> str:
-    """Return "token" if queries and keys come from one sequence, else the role ("query" or "key"); plural unless count
-    is 1.
+    """Return the noun for queries or keys: "token" if both are of one sequence, else `role`.
 
-    role  "query" or "key"
+    role   "query" or "key"
+    count  number of tokens; the noun is plural unless it is 1
     """
     one_sequence = problem.queries == problem.keys or (problem.tokens is not None and problem.queries < problem.keys)
     word = "token" if one_sequence else role

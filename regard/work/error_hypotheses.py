@@ -17,13 +17,13 @@ MAX_ROUNDED_DECIMALS = 5  # a step that is not written down may have been rounde
 class ErrorHypothesis:
     """A possible mistake in a step of a student's calculation, and the matrix that it would give.
 
-    rows  rows that the mistake may affect while the others are correct; None if it affects all rows
+    rows  rows that the mistake can be limited to, so that the others are correct; None if it affects all rows
     """
 
     name: str
     explanation: str
     matrix: Array
-    rows: frozenset[int] | None = None  # rows that may be affected while the others are correct; None means all
+    rows: frozenset[int] | None = None
 
 
 def step_hypotheses(
@@ -36,13 +36,12 @@ def step_hypotheses(
 ) -> Iterator[ErrorHypothesis]:
     """Yield possible mistakes in one step of a student's calculation, each with the matrix that results from it.
 
-    First comes early rounding of written steps, then common mistakes, then rounding of steps that are not
-    written.
+    The order is: early rounding of written steps, common mistakes, and rounding of steps that are not written.
 
     judged   the earlier steps with a mistake, with the values that the mistake gives
     written  the earlier steps as the student wrote them
-    digits   the decimals of each row of the written steps
-    own      this step, calculated from the student's numbers
+    digits   the number of decimals of each row of the written steps
+    own      the matrix of this step, calculated correctly from the student's written numbers
     """
     rounded = [name for name in digits if any(digits[name])]
     if rounded:
@@ -72,7 +71,7 @@ def _rounding_by_rows(matrix: Array, step: str, digits: tuple[int, ...]) -> Iter
 
     matrix  the matrix calculated from the rounded numbers
     step    name of the step that was rounded
-    digits  the decimals of each of its rows
+    digits  the number of decimals of each row of that step
     """
     yield _early_rounding(matrix, step, max(digits))
     for most in sorted(set(digits)):
@@ -104,9 +103,9 @@ def result_hypotheses(
 ) -> Iterator[ErrorHypothesis]:
     """Yield the possible mistakes in the last step: concatenating the heads and applying the output projection.
 
-    outputs  outputs of the heads, calculated from the student's mistakes
-    own      outputs of the heads as written, or calculated from what was written
-    digits   decimals of these outputs
+    outputs  outputs of the heads, calculated from the values of the student's mistakes
+    own      outputs of the heads as the student wrote them, or calculated from the numbers that the student wrote
+    digits   number of decimals of the written outputs
     """
     if digits:
         yield _early_rounding(apply_output_projection(problem, own), "output", digits)

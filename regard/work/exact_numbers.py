@@ -30,7 +30,7 @@ HIDDEN = -math.inf  # the score of a masked pair
 
 
 def is_exact_zero(value: Value) -> bool:
-    """Return whether a value is exactly 0; a float of 0.0 may be a number that underflowed."""
+    """Return whether a value is exactly 0. A float of 0.0 is not, because it can be a number that underflowed."""
     return isinstance(value, Fraction) and value == 0
 
 
@@ -74,8 +74,8 @@ def subtract(a: Value, b: Value) -> Value:
 def divide_by_sqrt(value: Value, width: int) -> Value:
     """Return value / sqrt(width).
 
-    For a fraction the result is exact: a fraction if the width is a square, otherwise a surd. For others it is
-    a float.
+    If the value is a fraction, the result is exact: a fraction if the width is a square, otherwise a surd. If the
+    value is a surd or a float, the result is a float.
     """
     if not isinstance(value, Fraction):
         return float(value) / math.sqrt(width)

@@ -85,7 +85,7 @@ def grade_folder(
 
 
 def find_submissions(folder: Path) -> dict[str, list[Path]]:
-    """Return the submitted files by student. The name is that of the subfolder, or the file name without suffix."""
+    """Return the submitted files by student: the name of a subfolder, or the file name without suffix."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; give the folder of the submissions")
     found: dict[str, list[Path]] = {}
@@ -130,7 +130,7 @@ def _grade_exercises(
 def read_predictions(sources: Sources, json_files: Sequence[Path] = ()) -> dict[str, Any]:
     """Read a student's quiz answers by question number, without running code.
 
-    They are lines such as `prediction_1 = "b"` in the sources, or a .json file of answers.
+    An answer is a line such as `prediction_1 = "b"` in the sources, or an entry of a .json file of answers.
     """
     found: dict[str, Any] = {}
     for file in json_files:

@@ -112,8 +112,8 @@ def grade_sources(
     If an exercise ends the process, a new process grades the remaining ones.
 
     sources   pairs of file name and source code
-    hidden    folders that the submission may not read
-    readable  folders inside hidden ones that it may read
+    hidden    folders that the submission is forbidden to read
+    readable  folders inside hidden ones that the submission can read
     """
     grades: dict[str, Grade] = {}
     while remaining := [each for each in exercise_set.exercises if each.name not in grades]:

@@ -29,7 +29,7 @@ class AttentionMap:
     weights: tuple[tuple[float, ...], ...]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    row_kind: str  # "query", or "key" if tokens are columns
+    row_kind: str  # "query", or "key" if tokens are columns in the problem
     column_kind: str
 
 

@@ -122,7 +122,7 @@ STYLES.add("otter")(_otter_cells)
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write a file; raise ConfigError if it exists, since a student may have worked in it."""
+    """Write a new file; raise ConfigError if it exists, because overwriting it could destroy a student's work."""
     if path.exists():
         raise ConfigError(f"{path} already exists and is not overwritten; remove it, or choose another name")
     write_output(path, lambda file: file.write_text(text, encoding="utf-8"))

@@ -132,7 +132,10 @@ class Problem:
 
     @property
     def query_labels(self) -> tuple[str, ...]:
-        """The names of the queries: those of the last keys if both are of one sequence, else numbers from 1."""
+        """The names of the queries.
+
+        They are the names of the last keys if queries and keys are of one sequence, else numbers from 1.
+        """
         if self.queries <= self.keys and (self.tokens is not None or self.queries == self.keys):
             return self.labels[self.keys - self.queries :]
         return tuple(str(number + 1) for number in range(self.queries))

@@ -174,8 +174,9 @@ class Quiz:
         return self.questions[number - 1]
 
     def answer(self, number: int, answer: object) -> QuestionResult:
-        """Grade an answer to the question with this number by running its experiment; an answer of `...` raises
-        ConfigError.
+        """Grade an answer to the question with this number by running its experiment.
+
+        Raises ConfigError if the answer is `...`, the placeholder in the notebook.
         """
         if answer is ...:
             raise ConfigError(f"question {number} has no answer yet; predict first, then run")

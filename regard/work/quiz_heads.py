@@ -6,7 +6,7 @@ from regard.work.quiz_question import AnswerChoice, GeneratedQuestion, Tolerance
 
 
 def _count_choices(name: str, index: int, *options: int) -> tuple[AnswerChoice, ...]:
-    """Return answer choices with different counts; the count that the experiment measures is true.
+    """Return answer choices with different counts; the true one has the count that the experiment measures.
 
     name, index  where the count is in the measured numbers: numbers[name][index]
     options      the counts to choose from; duplicates are removed

@@ -1,4 +1,4 @@
-"""Write a quiz as a notebook: for each question a cell for the prediction and one that runs the experiment."""
+"""Write a quiz as a notebook: for each question a cell for the prediction and a cell that runs the experiment."""
 
 from regard.work.notebook import Notebook, build_notebook, code_cell, markdown_cell
 from regard.work.quiz import Quiz

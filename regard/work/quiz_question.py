@@ -101,8 +101,9 @@ def question(name: str, claim: str) -> Callable[[Generate], Generate]:
 
 
 def sheet_choice(claim: str, index: int = 0) -> AnswerChoice:
-    """Return a known wrong answer of the exercise sheets as an answer choice; the experiment decides whether it is
-    false.
+    """Return a known wrong answer of the exercise sheets as an answer choice.
+
+    The experiment decides whether the answer is false.
 
     claim  id of the lab claim
     index  which of the claim's wrong answers

@@ -163,7 +163,7 @@ def _make_step(
 ) -> SolutionStep:
     """Return a step of the solution with its texts from solution_steps.toml.
 
-    words  what is filled into the texts
+    words  values of the placeholders in these texts
     """
     texts = {name: text.format(**words) for name, text in TEXTS[key].items()}
     symbol = Symbol(texts["symbol"], above=head)
@@ -203,8 +203,9 @@ def _ordered_product(
     right: tuple[Expression, Matrix],
     bias: Callable[[int, int], Value] | None = None,
 ) -> tuple[Expression, Matrix, Workings]:
-    """Return the formula, the values and the calculation of each entry of left @ right, or of right @ left if tokens
-    are columns.
+    """Return the formula, the values and the calculation of each entry of a matrix product.
+
+    The product is left @ right if tokens are rows, and right @ left if tokens are columns.
 
     left, right  a symbol and its matrix
     bias         returns the bias that is added to the entry (row, column)

@@ -141,8 +141,9 @@ def tokenizer_code(loaded: "LoadedModel", tokenizer: Path | None) -> tuple[tuple
 
 
 def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
-    """Return the labels of the queries and keys of an attention record; numbers if there are not as many positions as
-    tokens.
+    """Return the labels of the queries and keys of an attention record.
+
+    The labels are numbers if there are not as many positions as tokens.
 
     words  labels of the source and the target tokens, or of the only text, by name
     """
@@ -162,8 +163,7 @@ def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides"
 
 
 def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
-    """Check that there is at least one token, that there are not too many, and that all are in the vocabulary, else
-    raise ConfigError.
+    """Raise ConfigError if there are no tokens, too many tokens, or tokens that are not in the vocabulary.
 
     name  what the tokens are, for the error message
     """
@@ -239,11 +239,10 @@ def build_image_input(loaded: "LoadedModel", path: str, device: str) -> ModelInp
 
 
 def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
-    """Return the mean and standard deviation for normalising pixels, the resampling filter, and the file they were read
-    from.
+    """Return how the pixels of an image are normalised: mean, standard deviation, resampling filter, and source.
 
-    They are read from preprocessor_config.json in the model's folder; without the file they have default
-    values.
+    They are read from preprocessor_config.json in the model's folder; without the file they have default values.
+    The source is a phrase such as "from preprocessor_config.json".
     """
     half = (0.5, 0.5, 0.5)
     file = None if loaded.folder is None else loaded.folder / PREPROCESSOR

@@ -111,7 +111,7 @@ def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResul
 def patch_relevance(loaded: "LoadedModel", seen: "Seen", head: "HeadSummary") -> RelevanceResult:
     """Compute two maps over the patches of a ViT: attention rollout, and the weights of the chosen head.
 
-    Both are those of the class token or, without one, the mean over all patches.
+    Each map has the values of the class token or, in a model without one, the mean over all patches.
     """
     from regard.see.relevance import patch_map, rollout
     from regard.see.report import Overlay

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from regard.see.report import AttentionReport, Overlay, TokenRelevance
 
-MOST_CELLS = 64  # a side of a map
+MOST_CELLS = 64  # largest side of a map, in cells
 
 
 def show_report(report: "AttentionReport", most: int) -> None:

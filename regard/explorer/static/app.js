@@ -157,7 +157,7 @@ export function start(root, data) {
   function mount() {
     const { view, state, pinned } = current;
     setDark(isDark());
-    for (const shown of mounted) shown.stop?.(); // what a view still asks from Python is not needed any more
+    for (const shown of mounted) shown.stop?.(); // cancel the requests of the old views
     stage.replaceChildren();
     if (pinned) {
       const a = html("section", { class: "pinned", inert: true, "aria-label": "Pinned state A" });
@@ -184,7 +184,7 @@ export function start(root, data) {
     stage.dataset.drawn = String(Number(stage.dataset.drawn ?? 0) + 1);
   }
 
-  // Matrices that a view has for this, `maps(state)`, of both states, subtracted: one diverging map each, on one scale.
+  // The maps of a view, `maps(state)`, in one state minus the other: diverging maps with a common scale.
   function differenceMaps(view) {
     const [before, after] = [current.pinned, current.state].map((state) => view.maps?.(state) ?? []);
     const pairs = after.flatMap((map) => { const old = before.find(({ title }) => title === map.title); return old && old.rows.length === map.rows.length && old.rows[0]?.length === map.rows[0]?.length && Math.max(map.rows.length, map.rows[0].length) <= LARGEST_MAP ? [{ ...map, rows: map.rows.map((row, i) => row.map((x, j) => x - old.rows[i][j])), isHidden: (i, j) => Boolean(map.isHidden?.(i, j) && old.isHidden?.(i, j)) }] : []; });
@@ -196,7 +196,7 @@ export function start(root, data) {
       const size = small ? 4 : Math.max(8, Math.min(30, Math.floor(360 / rows[0].length)));
       const [left, top] = [down.length ? 44 : 0, across.length ? 20 : 0];
       const cells = rows.flatMap((row, i) => row.map((x, j) => {
-        const hidden = isHidden(i, j); // in both states; a cell that only one of them hides has a difference
+        const hidden = isHidden(i, j); // in both states; a cell hidden in one state has a difference
         hatched ||= hidden;
         return svg("rect", { x: left + j * size, y: top + i * size, width: size - (small ? 0 : 1), height: size - (small ? 0 : 1), fill: hidden ? hatching.fill : diverging(x, largest).fill }, svg("title", {}, `${down[i] ?? i + 1}, ${across[j] ?? j + 1}: ${hidden ? "hidden" : format(x)}`));
       }));
@@ -208,7 +208,7 @@ export function start(root, data) {
     return html("div", {}, svg("svg", { width: 0, height: 0, class: "definitions", "aria-hidden": "true" }, hatching.defs), h2("B minus A"), html("div", { class: "maps" }, figures), colourScale((x) => diverging(x, largest), -largest, largest, `difference${hatched ? "; hatched: hidden in both" : ""}`));
   }
 
-  // The numbers of both states with their difference; a row that exists in one state only is left without a difference.
+  // The numbers of both states and their differences; a row that only one state has gets no difference.
   function compare(a, b) {
     const before = new Map(a.rows.map((row) => [String(row[0]), row]));
     const rows = b.rows.flatMap((row) => row.slice(1).map((value, c) => {

@@ -242,7 +242,7 @@ function mount(element, state, update, data) {
     const a = piece("weights A = softmax", head.weights, "a", (value) => sequential(value), own, names, visible);
     const v = piece("V", head.v, "v", signed(inputs), names, dimensions(head.v));
     const h = piece(state.heads > 1 ? `output of head ${state.head + 1}` : "output H", head.output, "h", signed(inputs), own, dimensions(head.v));
-    const room = scrolled.clientWidth || innerWidth; // on a phone the results come below, and so do wide matrices
+    const room = scrolled.clientWidth || innerWidth; // on a phone results and wide matrices come below
     const split = (line) => (room > 520 ? [line] : line[0].width + line[2].width > 1.1 * room ? [[line[0]], line.slice(1, 3), line.slice(3)] : [line.slice(0, 3), line.slice(3)]);
     const lines = (transposed ? [[k, "·", q, "→", s], [v, "·", a, "=", h]] : [[q, "·", k, "→", s], [a, "·", v, "=", h]]).flatMap(split);
     const size = [0, 0];

@@ -12,7 +12,7 @@ export async function prepare(data) {
   return model;
 }
 
-// Everything the Models view shows for a state. Throws an error with a sentence where the text cannot be read.
+// Everything the Models view shows for a state. Throws an error with a sentence if the text is not readable.
 export function analyse(state) {
   const wrong = checkText(model, state.text) ?? (state.source ? checkText(model, state.source) : null);
   if (wrong) throw new Error(wrong);

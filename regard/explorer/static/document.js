@@ -1,4 +1,4 @@
-// Documents: trees of [tag, attributes, children] from Python become elements. Tags that are not listed are not made.
+// Documents: trees of [tag, attributes, children] from Python become elements. Other tags become spans.
 
 import { html, math } from "./dom.js";
 
@@ -21,7 +21,7 @@ export function drawDocument(nodes, blocks = {}) {
   });
 }
 
-// A list of places to choose from, and the chosen one beside it.
+// A list of items to choose from, and the chosen item beside it.
 export function shelf(title, groups, chosen, choose) {
   return html("nav", { class: "shelf", "aria-label": title }, groups.map(({ name, items }) => html("details", { open: items.some((item) => item.key === chosen) || groups.length === 1 },
     html("summary", {}, name), html("ul", {}, items.map((item) => html("li", {}, html("button", { class: "link", "aria-current": item.key === chosen ? "true" : null, onclick: () => choose(item.key) }, item.label)))))));

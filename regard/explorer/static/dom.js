@@ -56,7 +56,7 @@ const SEQUENTIAL = [[255, 255, 255], [205, 224, 242], [133, 182, 222], [61, 130,
 const NEGATIVE = [[247, 247, 247], [244, 189, 122], [197, 108, 14], [116, 52, 2]];
 const POSITIVE = [[247, 247, 247], [143, 191, 224], [41, 113, 176], [6, 50, 102]];
 
-// In the dark, zero is near the ground and large values are bright.
+// In dark mode, zero is near the background and large values are bright.
 const DARK = {
   sequential: [[24, 27, 32], [22, 58, 98], [30, 104, 164], [74, 152, 208], [150, 203, 238], [235, 247, 255]],
   negative: [[38, 42, 48], [122, 70, 16], [214, 128, 36], [255, 205, 140]], positive: [[38, 42, 48], [22, 78, 128], [64, 142, 206], [176, 217, 247]],
@@ -127,8 +127,8 @@ export function asTable(caption, head, rows) {
       tbody(rows.map((row) => html("tr", {}, row.map((cell, c) => html(c ? "td" : "th", c ? {} : { scope: "row" }, typeof cell === "number" ? format(cell) : cell))))))));
 }
 
-// Remembers which control inside `root` has the focus. The function that is returned gives it back after a redraw: to the
-// control of the same name, or else to the one in its place.
+// Remembers which control inside `root` has the focus. The returned function restores the focus after a redraw: to the
+// control of the same name, or else to the control at its position.
 export function holdFocus(root) {
   const controls = () => [...root.querySelectorAll("a, button, input, select, summary, [tabindex]")];
   const name = ({ tagName, dataset, ariaLabel, labels, textContent }) => tagName + (dataset.handle ?? dataset.why ?? dataset.head ?? ariaLabel ?? labels?.[0]?.textContent ?? textContent);

@@ -80,5 +80,5 @@ const python = () => shown.map(({ view, state }) => view.python(state)).join("\n
 
 export const lessonsView = { title: "Lessons", read, write, mount, why: (_, key, update, data) => active?.view.why(active.state, key, update, data) ?? null, table, python };
 
-// The views that a lesson may hold; the shell gives them, because it knows them all.
+// The views that a lesson can have; app.js passes them, because it imports all views.
 export function offer(known) { views = known; }

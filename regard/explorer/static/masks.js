@@ -28,7 +28,7 @@ function write(state) {
   return parameters;
 }
 
-// Painted cells flip: the mask that was painted is the expression, changed in these cells.
+// The painted cells: in each of them the mask is the opposite of the expression.
 const paintedCells = (state) => new Set(state.painted ? state.painted.split(",") : []);
 
 function parse(text, state) {
@@ -160,7 +160,7 @@ function mount(element, state, update, data) {
   const split = html("div", { class: "split" }, html("div", { class: "canvas" }, message, picture, legend, tables), side);
   element.append(split);
   const completions = html("div", { class: "completions", role: "group", "aria-label": "Completions" });
-  // what the word at the caret may become; the buttons come next in the order of the Tab key
+  // completions of the word at the caret; their buttons come next in the order of the Tab key
   const complete = (input, change) => completions.replaceChildren(...(document.activeElement === input ? completeMask(input.value, input.selectionStart) : []).map((option) => html("button", { title: option.summary, onclick: () => {
     input.value = option.text;
     input.focus();
@@ -192,7 +192,7 @@ function mount(element, state, update, data) {
     update({ painted: [...cells].join(",") });
   }
   let painting = false;
-  let touched = ""; // a redraw under the pointer is no new cell
+  let touched = ""; // a redraw under the pointer is not a new cell
   const paint = (event) => {
     const cell = painting && event.buttons === 1 && event.target.closest(".cell");
     if (!cell || touched === cell.dataset.why) return;

@@ -5,7 +5,7 @@ import { asTable, checkbox, colourScale, diverging, field, format, h2, hatch, he
 import { generator } from "./maths.js";
 import { compute, load } from "./remote.js";
 
-const EXAMPLE = "Kx7mQzPvR Kx7mQz"; // of the model's card
+const EXAMPLE = "Kx7mQzPvR Kx7mQz"; // from the model card
 const SHOWS = [["overview", "Overview"], ["head", "Head"], ["edit", "Edit and rerun"], ["flow", "Flow"], ["generate", "Generate"]];
 const SORTS = [["layer", "layer and head"], ["spread", "spread"], ["previous", "previous token"], ["first", "first token"], ["induction", "induction"]];
 const KINDS = { ablate: "set to zero", mean: "mean over positions", beta: "β ×", hide: "hide key", patch: "patch from the other text" };
@@ -54,7 +54,7 @@ function write(state) {
   return parameters;
 }
 
-const answers = new WeakMap(); // the last answer of each state, for "why", the table and the export: two states may be shown
+const answers = new WeakMap(); // the last answer of each state, for "why", the table and the export: two states can be shown
 
 // Without the first token: attention sinks make everything else look faint.
 const withoutFirst = (rows) => rows.map((row) => { const rest = row.slice(1).reduce((sum, x) => sum + x, 0); return row.map((x, j) => (j === 0 ? 0 : rest > 0 ? x / rest : 0)); });
@@ -70,7 +70,7 @@ function paint(found, rows, title) {
   return canvas;
 }
 
-// A space or a new line would not be seen.
+// Make new lines and outer spaces visible.
 const visible = (token) => token.replaceAll("\n", "⏎").replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
 
 const isEdited = (state, layer, head) => state.edits.some((edit) => edit.layer === layer && (edit.head === null || edit.head === head));

@@ -1,4 +1,4 @@
-// What the views show besides what they compute: from the page itself (the export), or from the server.
+// Data that the views do not compute: embedded in the page (the export), or from the server.
 
 const kept = new Map();
 

@@ -15,7 +15,7 @@ function write(state) {
 
 const VERDICTS = ["supported", "refuted", "undecided"];
 
-// A claim: the learner says what will come out, then sees the figure and the verdict, and may run it again.
+// A claim: the learner predicts the result, then sees the figure and the verdict, and can run the claim.
 function claimCard(claim, data) {
   const outcome = html("div", { hidden: true });
   const figure = html("figure", {});

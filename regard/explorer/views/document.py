@@ -1,6 +1,7 @@
-"""Markdown as a tree of elements that the page builds; text stays text, and only known elements are made.
+"""Markdown as a tree of elements that the page builds.
 
-A node is a text or `[tag, attributes, children]`. Besides Markdown a document may hold
+The page never reads HTML: a text stays text, and only elements of a fixed list are created. A node is a text or
+`[tag, attributes, children]`. Besides Markdown a document can have
 
     $$ formula $$              a formula, as MathML
     ```regard VIEW name=value  a live view of the explorer in this state; the lines inside are its caption

@@ -16,8 +16,8 @@ from regard.see.record import Record, Seen
 from regard.see.relevance import weight_gradients
 from regard.see.watch import watch
 
-MAP_CELLS = 24  # of a small map in the overview
-HEAD_CELLS = 48  # of the map of one head, where it has more positions than MOST_EXACT
+MAP_CELLS = 24  # largest side of a small map in the overview, in cells
+HEAD_CELLS = 48  # largest side of the map of one head with more than MOST_EXACT positions
 MOST_EXACT = 48  # positions up to which every weight is sent
 MOST_HEADS = 1024
 MOST_ABLATED = 64  # heads that are ablated one by one
@@ -340,7 +340,8 @@ def _ablations(
 def _relevance(opened: OpenedModel, layer: int, head: int, position: int | None, target: int) -> dict[str, Any]:
     """Return the gradient relevance map of one head (Chefer et al. 2021): max(0, weight * gradient).
 
-    The gradient is that of the target's logit. Returns an empty dict if gradients were not recorded.
+    The gradient is the derivative of the target's logit by the weight. Returns an empty dict if gradients were not
+    recorded.
     """
     with torch.enable_grad(), watch(opened.model) as seen:
         logits = logits_of(opened.run())
@@ -471,7 +472,7 @@ def _explain_pair(
     if kind == "score":
         terms = query * keys[j]
         order = terms.abs().argsort(descending=True).tolist()
-        # what masks and score terms add is what is left of the logarithm of the weight
+        # masks and score terms add the rest of the logarithm of the weight
         added = float(weights[j].log() + record.lse[0, head, i] - record.beta * products[j])
         note = f"Score terms add {added:.4g} after it is multiplied by beta." if record.terms and weights[j] > 0 else ""
         return {

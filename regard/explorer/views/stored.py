@@ -12,7 +12,7 @@ GALLERY = (
     "strided(4)", "blocks(4)", "chunks(4, before=1)", "causal() & window(before=3) | global_tokens(1)",
     "causal() | prefix(4)", "causal() & documents([0,0,0,0,0,1,1,1,1,1,1,1,2,2,2,2])", "padding([12])",
 )  # fmt: skip
-LENGTH = 16  # of the gallery's masks
+LENGTH = 16  # number of positions of the gallery's masks
 SHOWS = ("overview", "edit", "flow", "generate")
 
 

@@ -30,13 +30,14 @@ MATHS = r"q = s (k_a + k_b), \quad a_a = a_b = \frac{\exp(s)}{2 \exp(s) + n - 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The keys, the query and the values.
+    """Settings of the claim: the orthonormal keys, the query and the values.
 
-    keys         number of keys
-    width        width of the keys
+    keys         number n of keys; at least 3, and at most `width`, because more keys cannot be orthogonal
+    width        width of the keys and the query
     value_width  width of the values
-    two          indices of the two keys whose values are averaged
-    sizes        factors s of the query s * (k_a + k_b)
+    two          indices of the two keys k_a and k_b whose values are averaged
+    sizes        factors s of the query s * (k_a + k_b); the last must be at least 20 for a decision, because the
+                 claim is about a large s
     """
 
     keys: int = 10

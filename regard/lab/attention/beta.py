@@ -34,12 +34,12 @@ MOST_PAIRS = 100_000  # pairs whose scores are recovered from weights
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The scores, the betas, and the random vectors for the variances.
+    """Settings of the claim: scores and betas that show the sharpness, and random vectors that show the variance.
 
-    scores  scores of one query
-    betas   inverse temperatures to compare
-    width   width of the random queries and keys
-    pairs   number of random pairs of a query and a key
+    scores  scores of one query, at least two different ones
+    betas   inverse temperatures that are applied to these scores
+    width   width d of the random queries and keys
+    pairs   number of random pairs of a query and a key; at least 10,000, so that the variances are known within 5 %
     """
 
     scores: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
@@ -82,7 +82,11 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _scores(attention: Attention, queries: Tensor, keys: Tensor) -> Tensor:
-    """Recover scores at the default beta from the weights: ln(w / w0), where w0 is the weight of a zero key."""
+    """Return the score of each query and its key at the default beta, recovered from the attention weights.
+
+    Each query attends to its own key and to a zero key, whose score is 0. With the weights w and w0 of the two
+    keys, the score times beta is ln(w / w0).
+    """
     k = torch.stack([keys, torch.zeros_like(keys)], 1)[:, None]
     weights = attention_weights(attention, queries[:, None, None], k)[:, 0, 0]
     recovered: Tensor = (weights[:, 0] / weights[:, 1]).log()

@@ -12,10 +12,10 @@ Finding: With the scores {{ n.scores|map("short", 3)|join(", ") }} the other key
     weigh eps at most. If one key leads each other key by exactly ln(number of other keys / eps), at beta = 1, they
     weigh {{ ratios|min|fixed(2) }} to {{ ratios|max|fixed(2) }} times eps, for {{ n["keys"]|min }} to {{
     n["keys"]|max|comma }} keys and eps from {{ n.errors|min|short }} to {{ n.errors|max|short }}. With a lead {{
-    n.shortfall|short }} smaller they weigh more than is allowed, {{ missed|min|at_least(3) }} times eps or more. At beta={{ n.beta|short(4) }} the weights of
-    three queries that match three different keys are the identity matrix up to {{ n["distance from the identity,
-    different queries"]|at_most }}; those of three equal queries differ from it by {{ n["distance from the identity,
-    equal queries"]|fixed(0) }}.
+    n.shortfall|short }} smaller they weigh more than is allowed, {{ missed|min|at_least(3) }} times eps or more. At
+    beta={{ n.beta|short(4) }} the weights of three queries that match three different keys are the identity matrix up
+    to {{ n["distance from the identity, different queries"]|at_most }}; those of three equal queries differ from it by
+    {{ n["distance from the identity, equal queries"]|fixed(0) }}.
 Budget: 2 seconds
 Source: 000 1.1c, 001 1a, 002 1.1c
 """
@@ -41,16 +41,18 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The scores, and where the bound ln((n - 1) / eps) on the lead of the first score is tested.
+    """Settings of the claim: scores that copy one value, and where the bound ln((n - 1) / eps) is tested.
 
     scores   scores whose first one leads by enough to copy its value
-    opposed  scores whose first one is positive and the others negative, with too small a lead to copy
-    shifts   constants added to all scores
-    keys     numbers n of keys
-    errors   errors eps: weight that the other keys may have
-    short    how far below the bound the lead is where it must not be enough
-    beta     the inverse temperature for three equal and three different queries
-    width    width of the query and the keys
+    opposed  scores of a counter-example: the first is positive and the others are negative, but the lead is at most
+             2, which is too small to copy the first value
+    shifts   constants that are added to all of `scores`, which must not change the weights
+    keys     numbers n of keys for which the bound is tested
+    errors   total weights eps of the other keys for which the bound is tested; at most 0.1, because for a larger
+             eps a smaller lead is enough
+    short    how far below the bound a second lead is, which must not be enough; at least 0.2
+    beta     large inverse temperature for three equal and for three different queries
+    width    width of the query and the keys that have the scores
     """
 
     scores: tuple[float, ...] = (60.0, 30.0, 30.0)
@@ -79,7 +81,7 @@ SMOKE = Setup()
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def weights(scores: Tensor) -> Tensor:
-        """Return the attention weights for these scores, from a query and keys parallel to the first axis."""
+        """Return the attention weights of a query and keys that have these scores."""
         keys = torch.nn.functional.pad(scores[:, None], (0, setup.width - 1))
         query = torch.eye(setup.width, dtype=torch.float64)[:1]
         # twice the query at half the beta gives the same scores, unless beta is used wrongly
@@ -91,9 +93,9 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     draws = make_generator(setup.seed)
 
     def error(lead: float, n: int, uneven: bool = False) -> float:
-        """Return the total weight of the other keys if the score of the first of `n` keys is `lead`.
+        """Return the total attention weight of all of `n` keys but the first, whose score is `lead`.
 
-        uneven  whether the other scores are random between -1 and 0; otherwise all are 0
+        uneven  whether the scores of the other keys are random between -1 and 0; otherwise they are 0
         """
         led = -torch.rand(n, generator=draws, dtype=torch.float64) * uneven
         led[0] = lead

@@ -38,10 +38,10 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the inputs.
+    """Settings of the claim: sizes of the inputs of attention and of the dense layer.
 
-    tokens       number of queries, and of keys
-    longer       number of keys of a longer input, which attention accepts and the dense layer does not
+    tokens       number of queries, and of keys; at least 3, because the keys are moved by two positions
+    longer       number of keys of another input, which attention accepts and the dense layer does not
     width        width of queries and keys
     value_width  width of values
     """

@@ -33,9 +33,9 @@ MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The betas and the sizes of the inputs.
+    """Settings of the claim: the betas, and sizes of the random inputs.
 
-    betas        inverse temperatures, from large to small; 0 is added at the end
+    betas        inverse temperatures above 0; 0 is added to them. For a decision they must reach from 10 to 0.001
     tokens       number of queries, and of keys
     width        width of queries and keys
     value_width  width of values

@@ -27,7 +27,7 @@ MATHS = r"H = V A \in R^{t \times n}, \quad A = \mathrm{softargmax}_\beta(K^\top
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The sizes of Q (d x n), K (d x m) and V (t x m).
+    """Settings of the claim: the sizes of Q (d x n), K (d x m) and V (t x m).
 
     width        d, the width of queries and keys
     queries      n, the number of queries

@@ -34,12 +34,13 @@ KINDS = ("self soft", "self hard", "cross soft", "cross hard")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the inputs, and the betas.
+    """Settings of the claim: sizes of two sets of tokens, and the betas between soft and hard attention.
 
-    tokens  number of tokens
-    others  number of other tokens, the keys and values of cross attention
+    tokens  number of tokens of the first set, from which all queries are computed
+    others  number of tokens of the second set, from which cross attention computes its keys and values
     width   width of the tokens
-    betas   growing finite inverse temperatures, from soft towards hard attention
+    betas   growing finite inverse temperatures; the last must be at least 1e6, where soft attention equals hard
+            attention
     """
 
     tokens: int = 7

@@ -36,9 +36,9 @@ MATHS = r"k_1 \to k_1 + \epsilon: \Delta h_i = \beta a_{1i} (v_1 - h_i)(\epsilon
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Random inputs whose first key changes, and an example with three keys of scores 1, 1/2 and 0.
+    """Settings of the claim: those of `PerturbationSetup`, and of an example with three keys of scores 1, 1/2 and 0.
 
-    nudge  how much the first score grows in the example
+    nudge  how much the first score of the example grows
     """
 
     nudge: float = 0.1
@@ -49,7 +49,7 @@ class Setup(PerturbationSetup):
 
 
 SMOKE = Setup()
-DRAWS = 20_000  # of eps, for the mean and the mean squared length of the change
+DRAWS = 20_000  # number of draws of eps, for the mean and the mean squared length of the change
 
 
 def run(setup: Setup, attention: Attention = attend) -> Numbers:
@@ -63,11 +63,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         return attention(q, k + size * nudge, v) - h
 
     def deviation(size: float) -> float:
-        """Return how nonlinear the output is in the key's change.
+        """Return how far the output is from a linear function of the key: 0 if twice the change has twice the effect.
 
-        This is the relative error of predicting the effect of a change of 2 * size as twice the effect of one of
-        `size`. With f(s) the change of the output for a change of size s, it is the median over inputs of
-        |f(2 * size) - 2 * f(size)| / |f(2 * size)|.
+        With f(s) the change of the output if the key changes by s times the random direction, it is the median over
+        inputs of |f(2 size) - 2 f(size)| / |f(2 size)|.
         """
         twice = moved(2 * size)
         return (change_norm(twice - 2 * moved(size)) / change_norm(twice)).median().item()
@@ -94,9 +93,11 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _compare_moments(setup: Setup, attention: Attention) -> Numbers:
-    """Compare the mean and the mean squared length of the change, over draws of eps, with the first-order formula.
+    """Compare the output's change over random draws of eps with the first-order formula.
 
-    One random input is used, with the smallest standard deviation of eps.
+    Returns the smallest and largest ratio of the mean squared length of the change to that of the formula, and the
+    length of the mean change divided by the root of the mean squared length. One random input is used, with the
+    smallest standard deviation of eps.
     """
     q, k, v, _, one_hot = (each[:1] for each in setup.sample())
     h, a = attention(q, k, v), attention(q, k, one_hot)

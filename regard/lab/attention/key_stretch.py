@@ -34,13 +34,14 @@ SIDES = (1.0, 0.0, -1.0)  # k . q for the three queries
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The factors of the key and the sizes of the inputs.
+    """Settings of the claim: the factors of the key, and sizes of the random inputs.
 
-    alphas       growing factors alpha of the first key
+    alphas       factors alpha of the first key, growing from at least 1; the last must be at least 1000 for a
+                 decision, because the claim is about a large factor
     keys         number of keys
     width        width of queries and keys
     value_width  width of values
-    queries      number of random queries
+    queries      number of random queries, for the fraction of weights that are at their limit
     """
 
     alphas: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 100.0, 1000.0)

@@ -30,7 +30,7 @@ MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(PerturbationSetup):
-    """Random inputs in which one query changes.
+    """Settings of the claim: those of `PerturbationSetup`, and which query changes.
 
     query  index of the query that changes
     """

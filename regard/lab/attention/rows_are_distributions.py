@@ -46,12 +46,13 @@ THREE_TOKENS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Queries that are built to attend to chosen keys, and a query that changes.
+    """Settings of the claim: random queries and keys, queries that are built to attend to chosen keys, and a change.
 
-    looks_at  for each token, the index of the token whose key its query is parallel to
-    strength  norm of those queries, as a multiple of sqrt(width)
+    looks_at  for each token, the index of the token whose key its built query is parallel to. It must not be its
+              own inverse, because then rows and columns of the weights would look alike
+    strength  norm of the built queries, as a multiple of sqrt(width)
     width     width of queries and keys
-    changed   index of the query that changes
+    changed   index of the random query that is changed, to find the rows that depend on it
     """
 
     looks_at: tuple[int, ...] = (3, 3, 0, 6, 3, 1, 0)

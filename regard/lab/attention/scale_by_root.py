@@ -37,14 +37,15 @@ MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sq
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the random inputs.
+    """Settings of the claim: random inputs of several widths, and inputs for the test of overflow.
 
-    widths          widths d_k to compare
+    widths          widths d_k to compare; for a decision they must reach from at most 16 to at least 256
     keys            number of keys per query
     queries         number of queries; each has its own keys
     value_width     width of values
-    overflow_width  width of a query and keys whose scores exceed the range of exp in float32
-    overflow_size   size of the entries of that query and those keys
+    overflow_width  width of the queries and keys in the test of overflow
+    overflow_size   standard deviation of the entries of these queries and keys; large enough that scores exceed the
+                    range of exp in float32
     """
 
     widths: tuple[int, ...] = (4, 16, 64, 256, 1024)

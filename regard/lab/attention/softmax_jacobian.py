@@ -13,9 +13,9 @@ Finding: The largest of the {{ n.inputs|length ** 2 }} derivatives is {{ n["larg
     exp(-{{ n.gap|short(3) }}), which is at most {{ n["largest possible"]|at_most(3) }}. Automatic differentiation in
     float64 gives all but one of the derivatives up to a relative error of {{ n["error of the formula"]|at_most }}. The
     other one is that of the largest output by its own input: float64 gives y (1 - y) = {{ n["y (1 - y) of the largest
-    in float64"]|short(3) }}, exactly it is {{ n["derivative of the largest"]|short(3) }}. A step of {{ n.step|short }} in any input changes no output by more than
-    {{ n["largest change after a step"]|at_most(2) }}. With inputs divided by {{ n["divided by"]|short }} the largest
-    derivative is {{ n["largest derivative, divided"]|short(3) }}.
+    in float64"]|short(3) }}, exactly it is {{ n["derivative of the largest"]|short(3) }}. A step of {{ n.step|short }}
+    in any input changes no output by more than {{ n["largest change after a step"]|at_most(2) }}. With inputs divided
+    by {{ n["divided by"]|short }} the largest derivative is {{ n["largest derivative, divided"]|short(3) }}.
 Budget: 1 second
 Source: 003 12.4, 003 12.4 code
 """
@@ -39,12 +39,13 @@ MATHS = r"\frac{\partial y_i}{\partial z_i} = y_i (1 - y_i), \quad \frac{\partia
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The inputs of the softmax, and how they change.
+    """Settings of the claim: the inputs of the softmax, and how they change.
 
-    inputs      inputs of the saturated softmax
-    divided_by  divisor of the inputs for a softmax that is not saturated
+    inputs      inputs of the saturated softmax; the largest leads by at most 400, so that 200 digits hold the
+                derivatives
+    divided_by  the same inputs divided by this number are the example of a softmax that is not saturated
     step        amount by which each input in turn rises and falls
-    width       width of the query and the keys whose scores are the inputs
+    width       width of a query and keys whose scores are the inputs
     """
 
     inputs: tuple[float, ...] = (-3.0, 1.0, 100.0, 5.0, -1.0)
@@ -70,7 +71,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     query = torch.eye(setup.width, dtype=torch.float64)[:1]
 
     def softmax(z: Tensor) -> Tensor:
-        """Return the attention weights for the scores z, from a query and keys parallel to the first axis."""
+        """Return the softmax of z, as the attention weights of a query and keys that have the scores z."""
         keys = torch.nn.functional.pad(z[:, None], (0, setup.width - 1))
         return attention_weights(attention, query, keys, beta=1.0)[0]
 

@@ -42,15 +42,15 @@ MATHS = r"H_i = \sum_{t=-1}^{1} W_t \sum_j a^t_{ij} c_j, \quad a^t_{ij} = \delta
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of a sequence, of an image and of the convolution.
+    """Settings of the claim: sizes of a token sequence, of an image and of the convolutions.
 
     width    number of input channels
     out      number of output channels
-    length   number of tokens of the sequence
-    rows     height of the image in tokens
+    length   number of tokens of the sequence, the input of conv1d
+    rows     height in tokens of the image, the input of conv2d
     columns  width of the image in tokens
-    kernel   kernel size, an odd number
-    phrase   number of tokens of a phrase
+    kernel   kernel size of both convolutions, odd, so that a kernel has a centre
+    phrase   number of tokens of a phrase, in the comparison with tokens that attend to their whole phrase
     """
 
     width: int = 8
@@ -103,9 +103,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 def _differences_after_a_shift(
     row: Float[Tensor, "1 d n"], taps: Float[Tensor, "m d k"], setup: Setup, attention: Attention
 ) -> dict[str, float]:
-    """Return how far the outputs of a shifted input are from the shifted outputs, for the heads and for phrases.
+    """Return the largest difference between the outputs of a shifted input and the shifted outputs (equivariance).
 
-    The tokens at both ends are left out, because a shift replaces what they read.
+    It is measured for the heads that form a convolution, and for attention of each token to its whole phrase. The
+    shift is cyclic, so the tokens at both ends are left out.
     """
     ends = setup.kernel // 2 + 1
     phrases = functional.one_hot(torch.arange(row.shape[2]) // setup.phrase).double()
@@ -129,7 +130,7 @@ def _differences_after_a_shift(
 def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
     """Return the output of `size` heads on a sequence; each head copies the token at its own offset.
 
-    The scores come from relative keys that are one-hot at the offset.
+    Queries and relative keys (Shaw et al.) are one-hot, so that a score is 1 at the head's offset and 0 elsewhere.
     """
     ends, n = size // 2, row.shape[2]
     # relative keys are clipped to the last distance, so add one on each side
@@ -144,7 +145,8 @@ def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention)
 def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
     """Return the output of `size` * `size` heads on an image; each head copies the token at its own offset.
 
-    A key is the one-hot row and column of its position. A query is that of its position plus the head's offset.
+    A key is the one-hot row and column of its token. A query is the one-hot row and column of its token's position
+    plus the head's offset.
     """
     ends, (rows, columns) = size // 2, image.shape[2:]
     high, wide = rows + 2 * ends, columns + 2 * ends
@@ -161,7 +163,10 @@ def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attent
 
 
 def _mix_heads(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> Float[Tensor, "n m"]:
-    """Multiply the output of each head by its matrix, the value projection times W_o, and sum over heads."""
+    """Multiply the output of each head by a matrix of `taps`, and sum over the heads.
+
+    taps  for each head the product of its value projection and its part of W_o, as the taps of a convolution
+    """
     return torch.einsum("hnd,mdh->nm", heads, taps)
 
 

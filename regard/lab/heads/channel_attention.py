@@ -39,12 +39,12 @@ MATHS = r"N^2 D, \quad N D^2, \quad \frac{4 N D^2 + 2 N D^2}{4 N D^2 + 2 N^2 D} 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the image and of the layers.
+    """Settings of the claim: sizes of the image and of the layers.
 
-    side    number of patches in a row, and of rows
-    width   number of channels of a patch
-    window  side of a window in patches
-    groups  number of groups of channels
+    side    number of patches along a side of the image; a multiple of `window`
+    width   number of channels of a patch; a multiple of `groups`
+    window  side of a window in patches, for the layer with windows
+    groups  number of groups of channels, for the layer with groups
     """
 
     side: int = 16
@@ -96,8 +96,8 @@ def run(
 def _score_cost(q: Tensor, k: Tensor, v: Tensor, attention: Attention) -> int:
     """Count the multiply-adds of the scores alone, without the product of weights and values.
 
-    Doubling the width of the values doubles only the other part of the cost, so the difference gives the
-    scores' part.
+    Only the product of weights and values depends on the width of the values. With the cost at this width and at
+    twice the width, the cost of the scores is 2 * cost(width) - cost(2 * width).
     """
 
     def cost(v: Tensor) -> int:

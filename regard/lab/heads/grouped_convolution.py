@@ -43,12 +43,12 @@ MATHS = r"h^g_i = \sum_t a^g_t W_v^g c^g_{i+t}, \quad \mathrm{kernel of group} g
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the attention layer and of the convolution.
+    """Settings of the claim: sizes of the attention layer and of the convolutions.
 
-    width   number of channels
-    heads   number of heads
+    width   number of channels; at least 2 * `heads`, because a head of one channel has no other channel to read
+    heads   number of heads, and of groups of the convolution
     length  number of tokens on the ring
-    kernel  kernel size
+    kernel  kernel size, odd, and at most a third of the length
     """
 
     width: int = 24

@@ -32,7 +32,7 @@ MATHS = r"H \cdot \frac{D}{H} \cdot D = D^2, \quad \mathrm{cost} = 4 N D^2 + 2 N
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layers.
+    """Settings of the claim: sizes of the layers.
 
     width   D, the width of the layer
     heads   numbers of heads to compare
@@ -79,9 +79,9 @@ def _weights_and_cost(layer: Any, setup: Setup) -> tuple[int, int]:
 
 
 def _head_cost(setup: Setup, heads: int, tokens: int) -> int:
-    """Count the multiply-adds of one head.
+    """Count the multiply-adds of one part of a head of width D/H: its projection or its scores.
 
-    tokens  1 counts the head's projection of one token; a larger number counts the scores of that many tokens
+    tokens  1 counts the projection of one token; a larger number counts the scores between this number of tokens
     """
     width = setup.width // heads
     first, second = (setup.width, width) if tokens == 1 else (width, tokens)

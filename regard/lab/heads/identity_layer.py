@@ -43,10 +43,10 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The tokens and the inverse temperatures.
+    """Settings of the claim: sizes of the inputs, and the inverse temperatures.
 
-    length  number of tokens
-    width   width of the orthonormal tokens
+    length  number of tokens; at least 3, so that two queries share a key and a third does not
+    width   width of the random values
     betas   growing inverse temperatures that end with inf
     """
 

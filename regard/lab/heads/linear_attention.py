@@ -43,11 +43,12 @@ MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of one head, and the timings.
+    """Settings of the claim: sizes of one attention head, and the timings.
 
-    length   N, the number of tokens where multiply-adds are counted
-    width    D, the width of queries, keys and values
-    lengths  growing numbers of tokens for the curves of multiply-adds and seconds
+    length   N, the number of tokens at which multiply-adds are counted; at least 2 * `width`, so that the N x N
+             weights would be larger than every other tensor
+    width    D, the width of queries, keys and values; also D_g, the number of features of elu + 1
+    lengths  increasing numbers of tokens, for the growth of multiply-adds and seconds with N
     repeats  number of timings per length; the median is used
     """
 
@@ -128,14 +129,17 @@ def _all_weights(q: Tensor, k: Tensor) -> Tensor:
 def _cost(call: Callable[[], Any]) -> int:
     """Count the multiply-adds of the matrix products, attention calls and sums in a function call."""
     adding: Any = torch.ops.aten.sum  # counters use the name of an operator without its overload
-    with count_flops() as products, FlopCounterMode(display=False, custom_mapping={adding: _count_additions}) as sums:
+    with count_flops() as products, FlopCounterMode(display=False, custom_mapping={adding: _sum_flops}) as sums:
         call()
     added = sums.get_flop_counts().get("Global", {}).get(adding, 0)
     return int(products.get_total_flops() + added) // 2
 
 
-def _count_additions(shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """Return the FLOPs of a sum over a tensor of this shape: 2 per element, as for a multiply-add."""
+def _sum_flops(shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Return the FLOPs of `torch.sum` over a tensor of this shape, as a formula for `FlopCounterMode`.
+
+    Each element counts as 2 FLOPs, because `_cost` halves the FLOPs and counts an addition as a multiply-add.
+    """
     return int(2 * math.prod(shape))
 
 

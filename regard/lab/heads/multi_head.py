@@ -51,14 +51,15 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layer and of its inputs.
+    """Settings of the claim: sizes of the layer and its inputs, and the measurement of dropout.
 
     width   width of the layer
     heads   number of heads
     length  number of tokens
-    others  number of other tokens, the keys and values of cross-attention
+    others  number of other tokens, from which cross-attention computes keys and values
     share   dropout probability
-    draws   number of random draws of dropout
+    draws   number of random draws of dropout; at least 100, so that means over the draws are close to the expected
+            ones
     """
 
     width: int = 60
@@ -111,7 +112,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _measure_dropout(setup: Setup, q: Tensor, k: Tensor, attention: Attention) -> dict[str, float]:
-    """Measure the effect of dropout on the attention weights of the first head, and on a residual sum."""
+    """Measure the effect of dropout on the attention weights of the first head, and on a residual connection."""
     one = torch.ones(1, setup.draws, setup.width, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(setup.seed)
@@ -137,7 +138,7 @@ def _measure_dropout(setup: Setup, q: Tensor, k: Tensor, attention: Attention) -
 def _error_of_reversed_axes(setup: Setup) -> float:
     """Return the largest error of the scores of a batch if the keys are transposed by reversing all axes.
 
-    The product exists only if batch, length and width are equal.
+    The batch, the length and the width have the same size here, because otherwise this product does not exist.
     """
     q, k = normal_tensors(make_generator(setup.seed), *[(setup.length,) * 3] * 2)
     return largest_difference(q @ k.permute(2, 1, 0), q @ k.transpose(1, 2))

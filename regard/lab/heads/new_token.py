@@ -40,11 +40,11 @@ MATHS = r"h_{N+1} = \sum_{j=1}^{N+1} a_j v_j, \quad a = \mathrm{softmax}(\beta K
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layer, and the timings.
+    """Settings of the claim: sizes of the layer, and the timings.
 
     width    width of the layer
     heads    number of heads
-    lengths  numbers of tokens before the new one
+    lengths  numbers N of tokens before the new token
     repeats  number of timings per length; the median is used
     """
 
@@ -86,7 +86,10 @@ def run(setup: Setup, attention: Attention = attend, layer: Callable[[int, int],
 
 
 def _measure_cost(layer: Callable[[int, int], Any], setup: Setup, n: int) -> dict[str, float]:
-    """Measure the cost of the token after `n` others, with a KV cache and by recomputing all tokens."""
+    """Measure the cost of one new token after `n` tokens: of a step with a KV cache, and of recomputing all tokens.
+
+    Multiply-adds are counted without the projections.
+    """
     made = layer(setup.width, setup.heads)
     x = torch.randn(1, n + 1, setup.width, generator=make_generator(setup.seed))
 

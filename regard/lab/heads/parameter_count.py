@@ -30,10 +30,10 @@ MATHS = r"3 D^2 + 3 D, \quad N^2; \quad D^2 N^2 + D N"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layers.
+    """Settings of the claim: sizes of the layers, one layer for each pair of a width and a length.
 
     widths   widths D
-    lengths  numbers of tokens N, one for each width
+    lengths  numbers of tokens N, as many as widths
     seed     has no effect: counts do not depend on values
     """
 

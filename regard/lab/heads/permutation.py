@@ -34,7 +34,11 @@ MATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The number of tokens and their width."""
+    """Settings of the claim: sizes of the input.
+
+    width   D, the width of a token; even, because sinusoidal positions have pairs of channels
+    length  N, the number of tokens
+    """
 
     width: int = 8
     length: int = 7
@@ -59,7 +63,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     places = sinusoidal(n, d).double().T
 
     def attended(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return outputs D x N, weights N x N and values D x N, with one token per column."""
+        """Apply self-attention to x (D x N, one token per column) and return the outputs, the weights and the values.
+
+        The outputs and the values are D x N, the weights are N x N, with one query per column.
+        """
         q, k, v = ((omega @ x + beta).T[None, None] for omega, beta in zip(maps, shifts, strict=True))
         weights = attention_weights(attention, q, k, beta=1.0)
         return attention(q, k, v, beta=1.0)[0, 0].T, weights[0, 0].T, v[0, 0].T

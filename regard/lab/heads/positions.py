@@ -54,20 +54,20 @@ TASKS = ("relative", "absolute")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """The layer, its two tasks, and its training.
+    """Settings of the claim: the layer, its two tasks, and its training.
 
-    In the relative task a token must predict the token `distance` before it. In the absolute task it must
-    predict the token at position `place`.
-
-    vocab    number of different tokens
-    width    width of the layer
-    heads    number of heads
-    length   number of tokens of a sequence in training
-    lengths  numbers of tokens of a sequence in the tests
-    batch    number of sequences per training step
-    steps    number of training steps
-    rate     learning rate
-    trials   number of test sequences per length
+    vocab     number of different tokens
+    width     width of the layer
+    heads     number of heads
+    distance  relative task: a token must predict the token this number of positions before it
+    place     absolute task: a token must predict the token at this position; at least 1, because position 0 is at
+              the border and can be found without an encoding
+    length    number of tokens of a training sequence, more than `distance` and `place`
+    lengths   numbers of tokens of the test sequences; the first is `length`
+    batch     number of sequences per training step
+    steps     number of training steps
+    rate      learning rate
+    trials    number of test sequences per length
     """
 
     vocab: int = 8

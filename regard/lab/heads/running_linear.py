@@ -30,7 +30,7 @@ MATHS = r"A = I, \quad H = W_v C A = W_v C"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Sizes of the layer.
+    """Settings of the claim: sizes of the layer and its input.
 
     width   number of input channels
     out     number of output channels
@@ -76,7 +76,7 @@ def _positions_read(c: Tensor, w_v: Tensor) -> int:
     """Count the input positions at which the middle output of a convolution has a nonzero gradient.
 
     c    the input of the convolution
-    w_v  its weights of kernel size 1
+    w_v  the weights of the convolution, of kernel size 1
     """
     start = c.clone().requires_grad_()
     functional.conv1d(start, w_v[:, :, None])[0, :, c.shape[2] // 2].square().sum().backward()

@@ -61,15 +61,16 @@ class Setup(RepeatedSetup):
     The tasks are "two relations" (predict two earlier tokens at once) and "digits" (classify images of digits).
 
     heads        numbers of heads to compare; the first must be 1
-    vocab        number of different tokens in the task of two relations
-    width        width of the layer
-    length       number of tokens of a sequence
-    batch        number of sequences per training step
-    steps        number of training steps on two relations
-    digit_steps  number of training steps on digits
-    rate         learning rate for two relations
-    trials       number of test sequences
-    noise        standard deviation of the noise that is added to the test images of digits
+    vocab        two relations: number of different tokens
+    width        width of the layer in both tasks
+    length       two relations: number of tokens of a sequence; at least 4, because one of the targets is three
+                 tokens before
+    batch        two relations: number of sequences per training step
+    steps        two relations: number of training steps
+    digit_steps  digits: number of training steps
+    rate         two relations: learning rate
+    trials       two relations: number of test sequences
+    noise        digits: standard deviation of the noise that is added to the test images
     """
 
     heads: tuple[int, ...] = (1, 2, 4)
@@ -137,7 +138,12 @@ TASKS = ("two relations", "digits")
 
 
 def _differences(values: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return, for each number of heads but the first, the differences to the first with the same seed."""
+    """Return the differences between the values of several heads and of one head, by number of heads.
+
+    Values of the same seed are subtracted.
+
+    values  a list with one value per seed for each number of heads; the first is of one head
+    """
     (_, one), *several = values.items()
     return {heads: [many - single for many, single in zip(each, one, strict=True)] for heads, each in several}
 

@@ -42,13 +42,13 @@ MATHS = r"N^2 \to N (2 w + 1), \quad N p^2, \quad N (2 w + 1) + 2 g N, \quad 2 N
 class Setup:
     """Settings of the claim: the sparse masks, and the sequence lengths to count and time visible pairs at.
 
-    lengths  numbers of tokens; each must be a square number
+    lengths  increasing numbers of tokens; square numbers, because one mask has blocks of root N tokens
     reach    number of visible keys on each side of a query in the windows
     side     side of the square windows, in patches
     step     distance between visible keys in the dilated window
     tokens   number of global tokens
-    width    width of queries, keys and values
-    small    a small number of tokens, a square number, where the weights of all pairs are computed
+    width    width of queries, keys and values in the timings
+    small    a small square number of tokens at which the masks are compared with the nonzero attention weights
     repeats  number of timings of each pattern, in turn; the fastest is used
     """
 
@@ -131,7 +131,7 @@ def _count_pairs(setup: Setup, n: int, attention: Attention) -> tuple[dict[str, 
 
     for name in masks:
         call(name)  # builds block tables that later calls reuse
-    # in turn, and the fastest of each, so that what else the machine does matters little
+    # patterns in turn, and the fastest round of each, because other programs slow down single rounds
     rounds = [{name: measure_seconds(partial(call, name), 1) for name in masks} for _ in range(setup.repeats)]
     return pairs, {name: min(each[name] for each in rounds) for name in masks}
 

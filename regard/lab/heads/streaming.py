@@ -51,7 +51,7 @@ class Setup:
     look_back   number of earlier chunks that a chunk sees
     look_ahead  L, the number of later tokens that a chunk sees, a multiple of C
     depths      numbers of blocks to compare
-    length      number of tokens of the input
+    length      number of tokens of the input; large enough that the caches are full after half of them
     """
 
     width: int = 24
@@ -160,7 +160,7 @@ def _stream(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -
 
 
 def _reach(blocks: list[Block], masks: list[Mask], x: Float[Tensor, "b n d"]) -> int:
-    """Return the largest number of later tokens that an output row depends on.
+    """Return the largest distance from an output row to a later token on which the row depends.
 
     A row depends on a token if its gradient at the token is nonzero. Only the first half of the rows is tested.
     """

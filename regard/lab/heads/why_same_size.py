@@ -99,7 +99,10 @@ def _accepts(taker: Callable[[Tensor], Any], x: Tensor) -> bool:
 
 
 def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: int, kept: float) -> float:
-    """Return the norm of the gradient, at all inputs, of the difference between the first and the last output row.
+    """Return the norm of the gradient at the input of a stack of layers.
+
+    It is the gradient of the difference between the first and the last output row, because that difference vanishes
+    if the rows become equal on the way through the stack.
 
     depth  number of attention layers in the stack
     kept   factor of the residual connection: 1.0 with, 0.0 without
@@ -108,7 +111,7 @@ def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: 
     out = start
     for number in range(depth):
         out = kept * out + _build_layer(layer, setup, number)(functional.layer_norm(out, (setup.width,)))
-    # the stack must not lose the differences between rows
+    # a difference of rows, because the stack must not make all rows equal
     (out[0, 0] - out[0, -1]).sum().backward()
     return float(start.grad.norm()) if start.grad is not None else 0.0
 

@@ -53,9 +53,10 @@ class Setup:
 
     width   width of the Transformer
     heads   number of heads of the Transformer
-    depth   number of blocks of the Transformer
+    depth   number of blocks of the Transformer; at least 2, because the second block is measured on the outputs of
+            the first
     patch   side of a patch in pixels
-    sides   sides of the images in patches; both models are built for each of them
+    sides   sides of the images in patches, at least two different ones; both models are built for each of them
     hidden  width of the hidden layer of the multi-layer perceptron
     """
 
@@ -158,9 +159,10 @@ def _first_layer_derivatives(layer: Any, inputs: Tensor) -> list[Tensor]:
 
 
 def _hidden_states_read(model: Any, tokens: Tensor) -> int:
-    """Return how many tokens after the first block an output token of the second block depends on, at least.
+    """Return on how many tokens after the first block an output token of the second block depends.
 
-    A token is counted if the gradient at the token is nonzero. The minimum over all output tokens is returned.
+    An output token depends on a token if the gradient at the token is nonzero. The number is the minimum over all
+    output tokens.
     """
     middle = model.blocks[0](tokens).detach().requires_grad_()
     out = model.blocks[1](middle)

@@ -69,18 +69,19 @@ KINDS = ("recurrent", "recurrent with attention", "transformer")
 class Setup(RepeatedSetup):
     """Settings of the claim: an attention layer and an LSTM to measure, and a task to train encoder-decoders on.
 
-    The task is to predict the first token of a source that continues with noise tokens.
+    The task is to predict the first token of a source in which only noise tokens follow.
 
-    lengths    increasing numbers of tokens at which the layers are measured, at most `layer`
-    layer      width of the measured layers
-    distances  increasing numbers of noise tokens after the first token
-    values     number of different first tokens
-    noise      number of different noise tokens
-    width      width of the trained models
-    batch      number of sources per training step
-    steps      number of training steps
-    rate       learning rate
-    trials     number of test sources
+    lengths    measured layers: increasing numbers of tokens; at most `layer`, where attention needs fewer
+               multiply-adds than the LSTM
+    layer      measured layers: width
+    distances  task: increasing numbers of noise tokens after the first token
+    values     task: number of different first tokens
+    noise      task: number of different noise tokens
+    width      encoder-decoders: width
+    batch      encoder-decoders: number of sources per training step
+    steps      encoder-decoders: number of training steps
+    rate       encoder-decoders: learning rate
+    trials     encoder-decoders: number of test sources
     """
 
     lengths: tuple[int, ...] = (8, 32, 128)

@@ -48,7 +48,7 @@ MATHS = (
 )
 
 WORDS, LABELLED, UNLABELLED = "masked words", "logic, labelled", "logic"
-FREE = (WORDS, "next sentence", "sentence order", "word order")  # the text contains their answers
+FREE = (WORDS, "next sentence", "sentence order", "word order")  # need no labels: the text has the answers
 ORDER = "sentence order"
 BOTH = (WORDS, "next sentence")
 PRETRAINED = {"masked words alone": BOTH[:1], "next sentence alone": BOTH[1:], "both": BOTH}
@@ -62,7 +62,7 @@ IGNORED = -100
 class Setup(RepeatedSetup):
     """Settings of the claim: an artificial language, the BERT model, its training, and the tests.
 
-    kinds   number of classes of nouns, each with its own pronoun
+    kinds   number of classes of nouns, each with its own pronoun; at least 2, so that a pronoun can be wrong
     nouns   number of nouns in each class
     verbs   number of verbs, each with its own object
     hidden  fraction of words that are masked
@@ -70,8 +70,8 @@ class Setup(RepeatedSetup):
     depth   number of blocks
     heads   number of heads
     batch   number of pairs of sentences per task and training step
-    steps   number of training steps
-    tuning  number of steps of fine-tuning on the order of sentences
+    steps   number of training steps on all tasks, and of each pre-training
+    tuning  number of steps of fine-tuning a pre-trained model on the order of sentences
     rate    learning rate
     trials  number of test examples per task
     """
@@ -183,8 +183,9 @@ def sentences(
 def examples(setup: Setup, task: str, count: int, draws: torch.Generator) -> Examples:
     """Sample `count` examples of one of BERT's tasks.
 
-    The target of a sentence pair is 0 if the pair is unchanged and 1 if it was changed; the labelled task uses
-    the labels of `sentences`. Masked words have no target of the pair.
+    The target of a sentence pair is 0 if the pair is unchanged and 1 if it was changed. There are three exceptions.
+    The task "logic, labelled" has the labels of `sentences` as targets. The task "logic" has random targets. The
+    task "masked words" has targets of words and none of the pair.
 
     task  a name in TASKS
     """

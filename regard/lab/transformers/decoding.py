@@ -59,7 +59,8 @@ class Setup:
 
     letters          number of different letters, the tokens of the language
     sharpness        evenness of the next-letter distribution; a lower value makes fewer letters likely
-    length           number of letters to generate after a prompt
+    length           number of letters to generate after a prompt; letters ** length is at most 1,000,000, because
+                     the probability of every text is computed
     prompts          number of prompts
     draws            number of texts sampled for each prompt
     top_k            number of letters kept by top-k sampling

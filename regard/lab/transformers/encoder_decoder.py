@@ -63,7 +63,8 @@ class Setup(RepeatedSetup):
     """Settings of the claim: the sequences to reverse, the encoder-decoder Transformer and its training.
 
     letters  number of different letters
-    length   number of letters of a sequence
+    length   number of letters of a sequence; at least 3, because a shorter sequence hardly changes when it is
+             reversed
     width    width of the model
     batch    number of sequences per training step
     steps    number of training steps
@@ -108,7 +109,7 @@ def run(
     measured = {name: [each[name] for each in after] for name in (order, "rows at the reversed order", "accuracy")}
     measured["gain by training"] = [late[order] - early[order] for early, late in zip(before, after, strict=True)]
     numbers: Numbers = {"length": setup.length, "repeats": setup.repeats}
-    # the worst of all runs
+    # over all runs, the value that is worst for the claim
     for name, combine in (("pairs with nonzero weight", sorted), ("mass above the diagonal", _least_and_most)):
         numbers[name] = {part: combine({each[name][part] for each in every}) for part in ("encoder", "decoder")}
     for name in ("change of the encoder's first row by the last source token", "change of the logits by the source"):

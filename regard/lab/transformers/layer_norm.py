@@ -46,10 +46,11 @@ def layer_norm(width: int) -> nn.Module:
 class Setup:
     """Settings of the claim: random tokens, and stacks of linear layers with and without layer norm.
 
-    width   width of the tokens
-    length  number of tokens
-    factor  factor by which the input is multiplied
-    depths  numbers of layers of the stacks
+    width   width of the tokens; at least 8, because a token of smaller width can have a variance as small as the
+            norm's eps
+    length  number of tokens; at least 2, because one is replaced
+    factor  factor by which the input is multiplied, at least 1
+    depths  numbers of layers of the stacks, at most 64
     gains   gains of the weights of each layer; signals shrink with a gain below 1 and grow with a gain above 1
     """
 

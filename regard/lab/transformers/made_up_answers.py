@@ -52,7 +52,7 @@ MATHS = (
     r"\mathrm{accuracy}(c) = \frac{\mathrm{right}}{\mathrm{answered}}, \quad \mathrm{confidence} \ge c"
 )
 COVERAGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-FEW = 2  # the coverage compared with answering everything
+FEW = 2  # index in COVERAGES of the fraction that is compared with answering everything
 EXAMPLES = 4  # answers about known and about unknown people that are kept to be read
 
 
@@ -125,7 +125,7 @@ def run(
         reader = Reader.trained(world, setup.training, seed, gpt)
         known = _answers(reader, world.evaluation, writer)
         unknown = _answers(reader, world.unknown_people, writer)
-        # of the first seed, and not chosen by what was answered
+        # examples are of the first seed, and not chosen by the answers
         examples = examples or [
             _as_example(answer, group)
             for group, answers in (("known", known), ("unknown", unknown))

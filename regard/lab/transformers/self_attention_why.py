@@ -50,8 +50,9 @@ PARTS = ("attention", "projections", "recurrent")
 class Setup:
     """Settings of the claim: sizes of the layers, and the number of timings.
 
-    width    width of the layers
-    lengths  increasing numbers of tokens, from below `width` to above 2 * `width`
+    width    width D of the layers
+    lengths  increasing numbers n of tokens, from below D to above 2 D, because the costs are predicted to cross at
+             n = D and n = 2 D
     repeats  number of timings per length; the median is used
     """
 

@@ -59,7 +59,8 @@ MATHS = (
 class Design:
     """The design choices to compare in a stack of Transformer blocks and its training.
 
-    order    "post" or "pre": layer norm after the residual sum, or before the attention and feed-forward layers
+    order    "post": layer norm after the residual sum; "pre": layer norm before the attention and feed-forward
+             layers
     sums     whether there are residual connections
     norms    whether there are layer norms
     scale    whether scores are divided by the square root of the head width
@@ -101,12 +102,12 @@ class Setup(RepeatedSetup):
     letters  number of different letters
     length   number of letters of a sequence
     width    width of the stacks
-    depth    number of blocks of the stacks that are trained
-    deep     number of blocks of the stacks that are only measured at initialisation
+    depth    number of blocks of the stacks that are trained; at least 4, because fewer blocks train with any design
+    deep     number of blocks of the stacks that are only measured at initialisation, at least 4
     batch    number of sequences per training step
     steps    number of training steps
     rate     learning rate
-    warm_up  number of steps over which the learning rate rises
+    warm_up  number of steps over which the learning rate rises, in the designs with warm-up
     """
 
     letters: int = 6

@@ -11,9 +11,9 @@ Finding: Computed from the normalised class token alone, the logits agree up to 
     With mean pooling this holds for the mean of the patch tokens. If the norm is left out, the logits change by {{
     n["difference without the norm"]|fixed }}. The gradient of the logits at the patch tokens after the last block is {{
     n.gradients["linear"][1:]|max|short }} with the class token and at least {{ n.gradients["mean"]|min|fixed }} with
-    mean pooling. At the input the class token differs between two images by {{ n["difference of class tokens
-    between images, input"]|short }}, after the last block by {{ n["difference of class tokens between images,
-    output"]|fixed }}, and a change of any one patch changes its output by at least {{ n["change of the class token by each
+    mean pooling. At the input the class token differs between two images by {{ n["difference of class tokens between
+    images, input"]|short }}, after the last block by {{ n["difference of class tokens between images, output"]|fixed
+    }}, and a change of any one patch changes its output by at least {{ n["change of the class token by each
     patch"]|min|at_least(2) }}. At width {{ n.width }} the head has {{ n["head parameters"][0] }} parameters for {{
     n.classes[0] }} classes for pre-training and {{ n["head parameters"][1] }} for {{ n.classes[1] }} classes for
     fine-tuning; {% if n["parts that differ before the head"] == 0 %}all parts before the head have the same sizes in
@@ -133,7 +133,7 @@ def _negate_patches(images: Tensor, setup: Setup) -> list[Tensor]:
 def _gradient_norms(model: Any, images: Tensor) -> list[float]:
     """Return, for each token of the first image, the norm of the gradient of the summed logits.
 
-    The gradient is that at the output of the final norm.
+    The gradient is taken at the output of the final norm.
     """
     seen: list[Tensor] = []
 

@@ -31,7 +31,7 @@ from regard.nn.embeddings import PatchEmbedding
 
 MATHS = r"y_{rc} = b + \sum_{k u v} W_{k u v} x_{k, P r + u, P c + v}"
 
-FEATURES = 12  # of one patch, to draw
+FEATURES = 12  # number of output features of one patch to draw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,10 @@ class Setup:
     """Settings of the claim: sizes of the patch embedding and of the image.
 
     width     width of the embedding
-    patch     side of a patch in pixels
+    patch     side of a patch in pixels; at least 2, so that an image can shift by less than a patch
     channels  number of channels of the image
     rows      number of rows of patches
-    columns   number of columns of patches
+    columns   number of columns of patches; at least 2, so that an image can shift by one patch
     """
 
     width: int = 48

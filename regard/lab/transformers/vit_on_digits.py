@@ -34,7 +34,7 @@ from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.vit import ViT, ViTConfig
 
 MATHS = r"y = W \mathrm{norm}(z_L^0) + b, \quad z_0 = [x_{\mathrm{class}}; E \mathrm{patch}] + p"
-TRAIN_IMAGES = 1437  # of 1,797, in the order of the file, as in the exercise
+TRAIN_IMAGES = 1437  # the first of 1,797 images in the order of the file, as in the exercise
 LAST = 10  # steps whose mean training loss is reported
 
 

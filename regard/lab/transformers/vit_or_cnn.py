@@ -66,8 +66,8 @@ SIDE, PATCH = 16, 4  # of the images with two distant patches: 8 pixels between 
 class Setup(RepeatedSetup):
     """Settings of the claim: a Vision Transformer, a CNN, and their training on three tasks.
 
-    The tasks are to classify digits, to compare two distant patches of an image, and the same with stripes between
-    them, whose direction agrees with the class in most images.
+    The first task is to classify digits. The second is to compare two distant patches of an image. The third adds a
+    patch of stripes between the two, whose direction agrees with the class in most images.
 
     sizes   numbers of training images to compare
     width   width of the Vision Transformer
@@ -77,7 +77,8 @@ class Setup(RepeatedSetup):
     batch   number of images per training step
     steps   number of training steps
     rates   learning rates for the digits, and for the other two tasks
-    agree   probability that the direction of the stripes agrees with the class
+    agree   third task: probability that the direction of the stripes agrees with the class; between 0.6 and 0.95,
+            so that the stripes help but are not enough
     """
 
     sizes: tuple[int, ...] = (25, 200, 1397)

@@ -48,7 +48,7 @@ class ProcessEndedError(Exception):
 def reject_malformed_replies() -> Iterator[None]:
     """Context manager that converts errors in decoding a reply into ProcessEndedError.
 
-    A submission may write arbitrary data to the pipe.
+    Such errors occur because a submission can write any data to the pipe.
     """
     try:
         yield
@@ -61,7 +61,7 @@ class AnswerProcess:
     """A separate process that has run a student's submission and calls its functions on request.
 
     names   the names that the submission defines
-    errors  the errors that it raised
+    errors  the errors that were raised while the submission ran
     """
 
     process: "subprocess.Popen[bytes]"
@@ -76,7 +76,7 @@ class AnswerProcess:
         """Send a request for a function or class of the submission to the process, and return the result.
 
         name     name of the function or class
-        request  what to do with it, as for `perform`
+        request  what the process is asked to do, in the form that `perform` takes
         """
         with reject_malformed_replies():
             reply = decode(self._exchange([name, encode(request)], self.limits.seconds))
@@ -99,7 +99,7 @@ class AnswerProcess:
     def read_reply(self, seconds: float) -> Any:
         """Read the next reply of the process, one line of JSON, and return it decoded.
 
-        Raises ProcessEndedError if it takes longer than `seconds`, the process ends, or the reply is too long.
+        Raises ProcessEndedError if no reply comes within `seconds`, the process ends, or the reply is too long.
         """
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -117,11 +117,11 @@ class AnswerProcess:
 
 
 class GradingError(RegardError):
-    """Raised if grading itself fails, whatever the submission contains."""
+    """Raised if grading fails for a reason outside the submission, such as a process that cannot start."""
 
 
 def _solution_folders() -> list[Path]:
-    """Return the folder of the solutions, in every copy of this package that Python can import."""
+    """Return the folder `work`, which has the solutions, of every copy of this package that Python can import."""
     own = Path(regard.__file__).parent
     copies = (Path(each) / own.name / "work" for each in sys.path)
     return [own / "work", *(each for each in copies if each.is_dir())]
@@ -133,8 +133,8 @@ def run_submission(
 ) -> Iterator[AnswerProcess]:
     """Run a submission's sources in a separate process and yield the process (context manager).
 
-    hidden    folders that the submission may not read, such as the submissions of others
-    readable  folders inside hidden ones that it may read and import from
+    hidden    folders that the submission is forbidden to read, such as the submissions of others
+    readable  folders inside hidden ones that the submission can read and import from
 
     Raises GradingError if the process ends before it runs the submission.
     """

@@ -1,6 +1,4 @@
-"""Checks of exercises: call an answer on random inputs and compare its results with the solution and with known
-mistakes.
-"""
+"""Checks of exercises: compare an answer's results on random inputs with the solution and with known mistakes."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +14,17 @@ from regard.work.exercises.run_answer import RaisedError, perform, shorten
 
 Case = tuple[Any, ...]
 Draw = Callable[[np.random.Generator], list[Case]]
-TOLERANCE = 1e-6  # an answer may sum in another order, or use float32
+TOLERANCE = 1e-6  # an answer can sum in another order, or use float32
 
 
 @dataclass(frozen=True)
 class FunctionCheck:
     """A check that calls a student's function on test cases and compares the results with those of the solution.
 
-    stages     functions that sample test cases, ordinary cases first. A stage runs only if the one before is
+    stages     functions that sample test cases, ordinary cases first. A stage runs only if the stage before is
                correct, so that a mistake is recognised in ordinary cases first
-    unordered  samples cases in which equal numbers may change places
+    unordered  samples cases with several correct results, which differ in the order of their numbers only; the
+               numbers are sorted before they are compared
     kind       the type that results must have; None for any type
     """
 
@@ -112,9 +111,10 @@ def _draw_weights(solution: Any, arguments: Case, generator: np.random.Generator
 def match_parameters(
     weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, ...]] | None:
-    """Map each parameter of a student's module to the solution's parameters that it contains; None if they do not
-    match.
-    A convolution is accepted for a linear layer on patches, and one joint layer for query, key and value.
+    """Map each parameter of a student's module to the solution's parameters that it contains.
+
+    A convolution is accepted for a linear layer on patches, and one joint layer for query, key and value. Returns
+    None if the parameters do not match.
 
     weights  parameters of the solution, by name
     shapes   shapes of the student's parameters, by name
@@ -137,16 +137,17 @@ def match_parameters(
 def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Return whether tensors of these two shapes can hold the same numbers in the same order.
 
-    Axes of length 1 are ignored, and all axes after the first may be flattened, as in a convolution kernel.
+    Axes of length 1 are ignored. One tensor can have all axes after the first flattened, as in the weights of a
+    convolution and of the linear layer that computes the same.
     """
     flat = [(shape[0], math.prod(shape[1:])) for shape in (one, other) if shape]
     return [n for n in one if n != 1] == [n for n in other if n != 1] or (len(flat) == 2 and flat[0] == flat[1])
 
 
 def _names_missing(sources: Mapping[str, tuple[str, ...]], expected: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the names of the student's parameters that should be in `found` but are not.
+    """Return the student's parameters that correspond to an `expected` one of the solution but are not in `found`.
 
-    sources   the solution's parameters that each of the student's parameters consists of
+    sources   for each of the student's parameters, the solution's parameters that it consists of
     expected  names of the solution's parameters that should be found
     found     names of the student's parameters that were found
     """
@@ -177,10 +178,10 @@ def _describe_parameters(
 def compare_results(
     exercise: Exercise, results: Sequence[Any], requests: Sequence[Case], transform: Callable[[Any], Any] | None = None
 ) -> CheckResult | None:
-    """Compare the results of a student's answer with the solution's; if they differ, also with those of each known
-    mistake.
+    """Compare the results of a student's answer with those of the solution.
 
-    Returns None if all results are correct, else feedback, with the name of the mistake if one is recognised.
+    Returns None if all results are correct. Otherwise they are also compared with the results of each known
+    mistake. Returns feedback, with the name of the mistake if one gives the same results.
 
     requests   the calls that gave the results; they are repeated on the solution and on the wrong solutions
     transform  applied to every result before the comparison
@@ -202,7 +203,7 @@ def compare_results(
     for mistake in exercise.mistakes:
         pairs = zip(results, outcomes(exercise.wrong_solution(mistake)), strict=True)
         same = [_same_or_both_fail(*pair, is_same) for pair in pairs]
-        # a mistake that fails in some shapes is known by what it gives in others
+        # a mistake that raises an error in some cases is recognised by its results in the others
         if all(same) and not all(isinstance(results[index], RaisedError) for index in wrong):
             return CheckResult(mistake.name, mistake.hint)
     first = wrong[0]

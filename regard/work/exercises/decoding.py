@@ -35,7 +35,7 @@ def _top_k_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _tie_cases(generator: np.random.Generator) -> list[Case]:
-    """Return test cases for top-k with equally likely tokens of which only some may be kept."""
+    """Return test cases for top-k with equally likely tokens of which top-k keeps only some."""
     return [(np.array([0.25, 0.125, 0.25, 0.25, 0.125]), k) for k in (1, 2, 4)]
 
 

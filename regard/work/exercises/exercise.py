@@ -49,7 +49,7 @@ class PlantedMistake:
 class CheckResult:
     """What is wrong with a student's answer.
 
-    mistake   name of the known mistake that it looks like; None if none is recognised
+    mistake   name of the known mistake that the answer looks like; None if none is recognised
     feedback  text for the student
     """
 
@@ -69,8 +69,9 @@ class Exercise:
     module         module of the reference solution
     check          checks an answer
     mistakes       typical wrong solutions
-    example        the end of the prompt: what the solution gives for the inputs of the notebook
-    edits          replacements in the source of the solution, in a variant of the exercise
+    example        text at the end of the prompt that shows the result of the solution for the inputs of the
+                   notebook
+    edits          text replacements in the source of the solution; empty unless this is a variant of the exercise
     """
 
     name: str
@@ -80,7 +81,7 @@ class Exercise:
     module: str  # module of the reference solution
     check: Check
     mistakes: tuple[PlantedMistake, ...]
-    example: str = ""  # the end of the prompt: what the solution gives for the inputs of the notebook
+    example: str = ""  # shows the result of the solution for the inputs of the notebook
     edits: Edits = ()  # text replacements in the module, in a variant
 
     @property
@@ -173,9 +174,10 @@ class ExerciseSet:
     about         introduction
     setup_code    code before the first exercise
     exercises     the exercises in order
-    variants      for each thing that can vary, the alternatives to the original task
+    variants      groups of variants; at most one variant of each group is applied to the original tasks
     closing_code  code after the last exercise, if any
-    variant       the chosen alternatives, such as "0201"; empty for the original tasks
+    variant       the variant that is applied of each group, such as "0201", where 0 is none; empty for the original
+                  tasks
     """
 
     name: str
@@ -183,9 +185,9 @@ class ExerciseSet:
     about: str
     setup_code: str
     exercises: tuple[Exercise, ...]
-    variants: tuple[tuple[Variant, ...], ...] = ()  # alternatives to the task, for each thing that can vary
+    variants: tuple[tuple[Variant, ...], ...] = ()  # groups of alternatives to the tasks
     closing_code: str = ""
-    variant: str = ""  # which alternatives were chosen, such as "0201"; empty for the tasks as they are
+    variant: str = ""  # the alternative of each group, such as "0201"; empty for the original tasks
 
     def __getitem__(self, name: str) -> Exercise:
         known: Registry[Exercise] = Registry(f"exercise of {self.name}")
@@ -201,7 +203,7 @@ class ExerciseSet:
     def with_variant(self, variant: str) -> "ExerciseSet":
         """Return the set with the given variants.
 
-        variant  one digit for each thing that can vary: the number of the alternative, or 0 for the original task
+        variant  one digit for each group of variants: the number of the variant, or 0 for the original task
         """
         if len(variant) != len(self.variants) or not all(
             digit.isdigit() and int(digit) <= len(options)
@@ -214,8 +216,9 @@ class ExerciseSet:
 
 
 def student_seed(student: str, class_seed: str) -> int:
-    """Return the random seed of one student: a SHA-256 hash, from which the secret seed of the class cannot be
-    computed.
+    """Return the random seed of one student: a SHA-256 hash of the secret seed of the class and the name.
+
+    The seed of the class cannot be computed from it.
     """
     return int(hashlib.sha256(f"{class_seed}\n{student}".encode()).hexdigest()[:12], 16)
 
@@ -225,7 +228,7 @@ def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
 
     Planted mistakes that no longer fit the edited solution are removed.
     """
-    # the numbers of the example belong to the task as it is
+    # the numbers of the example are those of the original task
     prompt = exercise.prompt.removesuffix(exercise.example) if chosen else exercise.prompt
     for variant in chosen:
         for old, new in variant.prompt_edits:

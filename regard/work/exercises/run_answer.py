@@ -1,8 +1,8 @@
-"""Call a student's function or module on the inputs of a check. As a script it is the process in which a submission
-runs.
+"""Call a student's function or module on the inputs of a check.
 
-The script reads requests from one file descriptor and writes replies to another, one JSON line each. It imports nothing
-from this package, so that a submission finds neither solutions nor checks in its process.
+As a script this file is the process in which a submission runs. The script reads requests from one file descriptor
+and writes replies to another, one JSON line each. It imports nothing from this package, so that a submission finds
+neither solutions nor checks in its process.
 """
 
 import ast
@@ -259,14 +259,14 @@ def forbid_imports() -> None:
 
 
 def restrict(hidden: list[str], readable: list[str], megabytes: int) -> bool:
-    """Restrict what this process may do, before it runs a submission; return whether the kernel enforces it.
+    """Restrict what this process can do, before it runs a submission. Returns whether the kernel enforces it.
 
     It limits memory and file size, and forbids starting processes, native calls, network connections, reading
     hidden files, and writing outside its own folder. Audit hooks of Python forbid it, and so does Landlock where
     Linux has it, for native code too.
 
-    hidden     folders that may not be read
-    readable   folders inside hidden ones that may be read
+    hidden     folders that the process is forbidden to read
+    readable   folders inside hidden ones that the process can read
     megabytes  memory limit
     """
     import resource

@@ -27,14 +27,14 @@ def _draw_cases(*cases: tuple[Case, tuple[int, ...]]) -> Draw:
 def _encoder(width: int, heads: int) -> TorchModule:
     """Return a torch.nn module that mixes tokens, used in tests in place of a student's attention or blocks.
 
-    It does not reveal the solution of another exercise.
+    It is a layer of torch, so that the tests do not reveal the solution of another exercise.
     """
     settings = {"d_model": width, "nhead": heads, "dim_feedforward": 7, "dropout": 0.0, "batch_first": True}
     return TorchModule("TransformerEncoderLayer", settings)
 
 
 def _accuracy_cases(generator: np.random.Generator) -> list[Case]:
-    """Sample test cases of logits and labels; more than half of the labels are predicted correctly.
+    """Sample test cases of logits and labels; on average more than half of the labels are predicted correctly.
 
     The last case has as many classes as images.
     """
