@@ -50,8 +50,9 @@ class Cache(ABC):
 
     @abstractmethod
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Reorder the batch: sequence r becomes the previous sequence rows[r], as in beam search, or to drop
-        sequences.
+        """Reorder the batch, as for beam search: sequence r becomes the previous sequence rows[r].
+
+        `rows` may repeat sequences or leave some out, so that the batch grows or shrinks.
         """
 
     @property

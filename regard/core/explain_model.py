@@ -133,8 +133,8 @@ def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterat
 
 
 def _pop(stack: list[str]) -> None:
-    """Remove the last element of a list and return None.
+    """Remove the last element of a list and return None, because a forward hook calls this function.
 
-    It is not returned, because a forward hook's return value replaces the module's output.
+    Any other return value of a forward hook would replace the output of the module.
     """
     stack.pop()

@@ -62,14 +62,16 @@ class FeatureMap(ABC):
     def query_features(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
         """Return phi(q), or ln phi(q) if `logarithmic`.
 
-        Each query may have a factor of its own, which cancels in the output.
+        A subclass may multiply the features of each query by any positive factor: an output is the quotient of two
+        sums that both contain the factor of its query, so the factor cancels.
         """
         return self(q)
 
     def key_features(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
         """Return phi(k), or ln phi(k) if `logarithmic`.
 
-        All keys may have one common factor, which cancels in the output.
+        A subclass may multiply the features of all keys by the same positive factor: an output is the quotient of two
+        sums over keys, so a factor that is common to all keys cancels.
         """
         return self(k)
 
@@ -238,7 +240,8 @@ def linear_attend(
     chunk     number of keys that the chunked form processes at once; default `features.chunk`
     state     the state that the previous call returned; positions continue where it ends
     kernel    "triton", the chunked form on a GPU, or "torch", all forms on every device; default triton for
-              bfloat16 and float16 where it can compute the call. A kernel that cannot raises its reasons
+              bfloat16 and float16 where it can compute the call. A named kernel that cannot compute the call
+              raises KernelRefusedError with the reasons
 
     Sums are computed in float32 or better, also under autocast, which only casts q, k and v. A query that
     shares no feature with any visible key gets zeros.
@@ -329,10 +332,10 @@ def _attend_with_triton(
     state: LinearState | None,
     size: tuple[int, int, int, int],
 ) -> LinearResult:
-    """Compute a causal call with the Triton kernels.
+    """Compute a causal linear attention call with the Triton kernels.
 
-    The kernels themselves apply the feature maps in _MAP_CODES; others are applied before. Keys that are not `visible`
-    get features of 0.
+    If every key is visible, the kernels apply the feature maps in _MAP_CODES themselves. Otherwise torch applies the
+    feature map first, and sets the features of keys that are not `visible` to 0.
 
     size  sizes of the state: (b, h, number of features, width of v)
     """
@@ -353,9 +356,9 @@ def _attend_with_triton(
 def _attend_with_torch(
     features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: linear_triton.Sums
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same as the Triton kernels with torch operations, which have derivatives of any order.
+    """Compute the result of the Triton kernels with torch operations, which have derivatives of any order.
 
-    Returns the outputs and the sums after the last token, without their peak.
+    Returns the outputs and the two sums after the last token, `weighted` and `total` of `LinearState`.
 
     computed  whether q and k are features already
     sums      sums of earlier tokens, with their peak
@@ -441,10 +444,10 @@ def _read_chunks(
     step: int,
     nonfinite: bool,
 ) -> LinearResult:
-    """Compute the causal outputs of all chunks of `step` keys at once.
+    """Compute causal linear attention for several chunks of `step` keys in one batch.
 
-    Returns the outputs and the state after them. A query sees all earlier chunks, whose sums are one cumulative
-    sum, and its own chunk up to its own key.
+    Returns the outputs and the state after the last chunk. A query sees its own chunk up to its own key, and all
+    earlier chunks, whose sums are computed by one cumulative sum.
 
     nonfinite  whether the inputs may contain NaN or infinity
     """

@@ -88,7 +88,10 @@ def accumulate(
     SUMS, BEFORE, MATRIX, VECTOR, PEAK, MATRIX_AFTER, VECTOR_AFTER, PEAK_AFTER, segments,
     REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, E: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Add up the sums of all segments before each one, or after each one if REVERSE, for some features."""
+    """Compute cumulative sums over segments for FEATURES features, as `linear_triton_kernels.accumulate` does.
+
+    PEAK and PEAK_AFTER are the peaks of the start and of the result.
+    """
     both = tl.program_id(1).to(tl.int64)
     features, columns = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES), tl.arange(0, E)
     real = features < C

@@ -504,7 +504,7 @@ def _additive_example(sizes: Sizes) -> ScoreTerm:
 def as_terms(scores: "ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor] | None") -> tuple[ScoreTerm, ...]:
     """Convert the argument `scores=` to a tuple of score terms.
 
-    It is a term, a tensor to add, a list of these, or None.
+    The argument is a score term, a tensor to add to the scores, a list of these, or None.
     """
     if scores is None:
         return ()

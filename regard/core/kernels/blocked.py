@@ -56,7 +56,7 @@ class BlockGroup:
     _term_biases: dict[Hashable, Tensor] = field(default_factory=dict)  # the last one
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
-        """Return the mask as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
+        """Return the mask as an additive mask: 0 where visible, -inf where hidden. A small result is cached."""
         found = self._biases.get(dtype)
         if found is None:
             with outside_inference_mode():
@@ -70,7 +70,7 @@ class BlockGroup:
     def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
         """The mask `visible`, except that rows that see no key see all keys.
 
-        For fused kernels that need a finite score in every row.
+        Some fused kernels need this mask, because they need a finite score in every row.
         """
         with outside_inference_mode():
             return self.visible | ~self.visible.any(-1, keepdim=True)
@@ -105,7 +105,7 @@ class GatherPlan:
     def order(self) -> Int[Tensor, "q"] | None:
         """The index of each query block in the concatenated outputs of all groups.
 
-        None if they are already in order.
+        None if the concatenated outputs are already in the order of the query blocks.
         """
         with outside_inference_mode():
             order = torch.cat([group.rows for group in self.groups])
@@ -159,9 +159,10 @@ def work(request: Request) -> float:
 
 
 def _stand_in(request: Request, positions: Positions, index: Tensor) -> Request:
-    """Return an attention call with as many sequences as `index` lists, to estimate the cost of those sequences.
+    """Return an attention call for estimating the cost of the sequences that `index` lists. It is not for computing.
 
-    It has q, k and v of the first sequences instead, because selecting the listed ones would copy them.
+    The call has the masks of the listed sequences, and q, k and v of as many sequences from the start of the batch.
+    The estimate does not read the values of q, k and v, and selecting those of the listed sequences would copy them.
     """
     n = len(index)
     q, k, v = request.q[:n], request.k[:n], request.v[:n]
@@ -203,7 +204,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall | None:
     """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
 
-    None if the plan is large.
+    None if the plan has more than MOST_PREPARED mask entries: the cache of prepared calls would take much memory.
     """
     plan, mask, beta, positions = get_plan(request), request.mask, request.beta, request.positions
     if plan.pairs > MOST_PREPARED:
@@ -289,9 +290,10 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
 
 
 def _terms_key(request: Request, plan: GatherPlan) -> Hashable | None:
-    """Return a cache key of what the score terms add in every block of a plan.
+    """Return a cache key of the biases that the score terms add in the blocks of a plan.
 
-    None if they are learned or may hide keys, if the plan is large, or on a GPU.
+    None if these biases must not be cached: a term is learned, depends on q or may hide keys, the plan is large, or
+    the call is not on the CPU.
     """
     b, h = request.q.shape[:2]
     if not request.terms or request.hides_by_score or b * h * plan.visited * SIZE * SIZE > _KEEP_TERMS:
@@ -371,7 +373,7 @@ def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h
 def repeat_for_heads(visible: Shaped[Tensor, "#r #b s l"], b: int, h: int) -> Shaped[Tensor, "#r #bh s l"]:
     """Repeat each sequence's mask for its h heads, so that axis b becomes b * h.
 
-    A mask shared by all is not repeated.
+    A mask with b = 1, which all sequences share, is returned unchanged.
     """
     return visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if visible.shape[1] > 1 else visible
 

@@ -64,7 +64,9 @@ def flash_attention(
 
 
 def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
-    """Compute `flash_attention` by torch's kernel and its backward pass. None if they would not be exact.
+    """Compute `flash_attention` with torch's kernel, whose own backward pass gives the gradients.
+
+    Returns None if the output or the gradients may be inexact, and inside torch.func transforms that need gradients.
 
     added  additive bias; a boolean mask is not possible
     """
@@ -98,10 +100,11 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
 
 
 def _is_exact(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor) -> bool:
-    """Return whether the kernel's output can be trusted: it is finite, the log-sum-exp too, and q and k of few keys.
+    """Return whether the output of torch's kernel is certain to be exact, judged by NaN and infinity.
 
-    In half precision, the kernel returns zeros for a row with a score of +inf; its log-sum-exp is +inf. With fewer keys
-    than the width of a vector register, it returns zeros for a row of NaN.
+    The output must be finite. Two finite outputs are wrong, so two more checks are made. In half precision the kernel
+    returns zeros for a row with a score of +inf, so the log-sum-exp must be finite too. With fewer keys than the width
+    of a vector register it returns zeros for a row of NaN, so q and k must be finite too.
     """
     read = (out,) if lse is None else (out, lse)
     return is_finite(*read) if k.shape[2] >= SHORTEST else is_finite(*read, q, k)
@@ -172,9 +175,9 @@ def backward(
 
 @lru_cache(maxsize=64)
 def _factor_tensor(beta: float, dtype: torch.dtype) -> tuple[Tensor | None, float]:
-    """Return `split_scale` with its first factor as a tensor, by which torch multiplies in half the time.
+    """Return the two factors of `split_scale`, the first as a tensor, or as None if it is 1.
 
-    The tensor is None if the factor is 1.
+    torch multiplies by a tensor of one number in half the time that it needs for a Python number.
     """
     factor, scale = split_scale(beta, dtype)
     with planning(), torch.inference_mode(False):
@@ -215,7 +218,10 @@ class _FlashAttention(torch.autograd.Function):
 
 @register_once("library")
 def _register_operators(library: torch.library.Library) -> None:
-    """Register the custom operators `regard::cpu_attention...` for compiled code. Their results are contiguous."""
+    """Register the custom operators `regard::cpu_attention...` for compiled code.
+
+    The results are made contiguous, because torch.compile assumes the strides of the fake results.
+    """
     inputs, rest = "Tensor q, Tensor k, Tensor v, Tensor? added", "bool causal, float beta"
     gradients = f"cpu_attention_backward(Tensor grad, {inputs}, Tensor out, Tensor lse, {rest})"
 

@@ -181,10 +181,11 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Return whether `poison_saved_lse` alone keeps this GPU call from returning wrong gradients.
+    """Return whether `poison_saved_lse` is enough to keep this GPU call from returning wrong gradients.
 
-    It does in half precision with an ordinary beta. It cannot be used under saved-tensor hooks, such as those
-    of torch.utils.checkpoint, because these would run when the saved tensor is read in the forward pass.
+    It is enough in half precision with an ordinary beta, where wrong gradients are rare. It cannot be used under
+    saved-tensor hooks, such as those of torch.utils.checkpoint: it reads a saved tensor in the forward pass, and the
+    hooks would run then.
     """
     return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 

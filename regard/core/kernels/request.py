@@ -162,7 +162,7 @@ def center_bias(
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
     """Return which keys at least one query of their sequence sees.
 
-    Kernels set others to 0, as they may contain NaN.
+    Kernels set the other keys to 0, because these keys may contain NaN.
     """
     seen = visible.any(-2)
     if seen.shape[1] > 1:
@@ -189,6 +189,6 @@ def in_transform() -> bool:
 def transform_levels() -> tuple[str, ...]:
     """Return the names of the active torch.func transforms, outermost first.
 
-    In compiled code: those while tracing.
+    Compiled code keeps the names that were active when torch.compile traced it.
     """
     return tuple(level.key().name for level in torch._C._functorch.get_interpreter_stack() or [])

@@ -221,7 +221,8 @@ def find_hidden_keys_and_empty_rows(
 ) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
     """Return which keys no query sees and which queries see no key. Each is None if there are none.
 
-    All keys and queries of a fully visible block are known to be seen. Only others are evaluated pair by pair.
+    The keys of a fully visible block are seen, and its queries see a key, so they are not evaluated. Partly visible
+    blocks with other keys or queries are evaluated pair by pair.
     """
     spans = Spans(positions, i, j, table.size, table.steps)
     state = table.state if table.state.ndim == 3 else table.state[None]
@@ -250,10 +251,10 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Return, for each sequence, block and slot, whether any row of `hit` of that sequence and block is True there.
+    """Reduce the rows of `hit` with `any`: one result row for each sequence and block, True where any of its rows is.
 
     like          a tensor with the shape of the result, (b blocks slots)
-    batch, block  the sequence and the block of each row of `hit`
+    batch, block  the sequence and the block to which each row of `hit` belongs
     hit           boolean, (rows slots)
     """
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)

@@ -62,11 +62,11 @@ class NotSymbolicError(Exception):
 
 
 class TruthValueError(ConfigError):
-    """A FlexAttention mask_mod uses `and`, `or`, `not`, `if` or `a < b < c`, which no tensor supports either."""
+    """A FlexAttention mask_mod uses `and`, `or`, `not`, `if` or `a < b < c`, which do not work with tensors either."""
 
 
 class _Symbol:
-    """The base of symbolic values. They have no truth value: `a and b` would return b alone."""
+    """Base class of symbolic values. Their truth value raises an error, because `a and b` would return b alone."""
 
     def __bool__(self) -> bool:
         raise TruthValueError(

@@ -39,9 +39,10 @@ def _keep_for_graph(result: object) -> None:
 
 
 class Memo(Generic[T]):
-    """A cache of the last `most` results.
+    """A cache of the last `most` results that depend on a mask.
 
-    The mask of each result is stored too. Keys contain the ids of its tensors, which must not be freed.
+    The mask of each result is stored too. Keys may contain the ids of its tensors, and a freed tensor would leave its
+    id to another one.
     """
 
     def __init__(self, most: int) -> None:
