@@ -43,7 +43,7 @@ def typeset_symbols(words: str) -> Markup:
 
 
 def _formulas(latex: str) -> Markup:
-    """Convert formulas beside each other, of which a narrow page puts some on the next line."""
+    r"""Convert LaTeX formulas separated by \quad to MathML. They are side by side, and wrap on a narrow page."""
     return tag("div", *(Markup(mathml(parse_latex(each.strip()))) for each in latex.split(r"\quad")), class_="formulas")
 
 

@@ -256,8 +256,9 @@ def sum_queries(
 
 @triton.jit
 def _of_found(GRAD, MASS, rows, n, stride_n, stride_c, OPERAND: tl.constexpr, W: tl.constexpr, E: tl.constexpr):
-    """Compute the gradients of the weighted sums of values: the gradients of the outputs, divided by the sums of
-    weights.
+    """Compute the gradients of the weighted sums of values: the gradients of the outputs, divided by MASS.
+
+    MASS holds the sum of weights of each row, by which the forward pass divides the weighted sums.
     """
     grad = _rows(GRAD, rows, n, stride_n, stride_c, W, E).to(tl.float32)
     mass = tl.load(MASS + rows, mask=rows < n, other=0.0)

@@ -45,9 +45,7 @@ def _add(matrix, vector, peak, logs, values, extra, OPERAND: tl.constexpr, PRECI
 
 @triton.jit
 def _load_sums(SUMS, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """Load the sums of keys before a segment: a matrix (features, width of v), a vector (features) and the peak of each
-    feature.
-    """
+    """Load the sums of keys before a segment: a matrix (features, width of v), a vector and a peak (features)."""
     matrix, vector = linear._load_sums(SUMS, C, W, R, E)
     features = tl.arange(0, R)
     return matrix, vector, tl.load(SUMS + C * W + C + features, mask=features < C, other=float("-inf"))

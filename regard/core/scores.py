@@ -29,9 +29,10 @@ _SMALL = 1024  # largest number of elements of a tensor whose contents become pa
 class ScoreTerm(ABC):
     """Base class of score terms: functions that change the attention scores before the softargmax (softmax).
 
-    additive  whether the term only adds a value to the score of each pair
-    relative  whether its effect depends only on the head and the distance of query and key
-    reads_queries  whether `bind` needs the values of q; if not, it may get an empty tensor of the same dtype
+    additive       whether the term only adds a value to the score of each pair
+    relative       whether the effect of the term depends only on the head and the distance of query and key
+    reads_queries  whether `bind` needs the values of q. If False, kernels may pass an empty tensor of the same dtype
+                   in place of q
     """
 
     name: str
@@ -51,9 +52,7 @@ class ScoreTerm(ABC):
         return False
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """Return which query-key pairs this score term hides by adding -inf to their scores. None if it never hides
-        any.
-        """
+        """Return which query-key pairs this score term hides by adding -inf to their scores. None for no pair."""
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:

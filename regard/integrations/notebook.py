@@ -159,9 +159,9 @@ def _explain(
 
 
 def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[str]:
-    """Yield the conventions (off by one, other alignment) under which a mask would equal the visible pairs of another.
+    """Yield the conventions under which a mask would have the visible pairs `other`.
 
-    These are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
+    The tested conventions are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
     """
     if i != j and _equal(_four_axes(rule.dense(i, j, positions=Positions(0, 0)), i, j), other):
         yield f"{name} counted queries from the first key (top-left) instead of to the last (bottom-right)"
@@ -283,7 +283,8 @@ def _four_axes(visible: Tensor, i: int, j: int) -> Tensor:
 def _sizes(mask: Any, against: Any, queries: int | None, keys: int | None) -> tuple[int, int]:
     """Return the numbers of queries and keys to draw.
 
-    Arguments come first, then the sizes of a tensor, a BlockMask or the data in a mask, then the default of 12.
+    The arguments `queries` and `keys` have precedence. Without them, the sizes are those of a tensor, a BlockMask or
+    the data in a mask, and otherwise 12.
     """
     found: list[tuple[int, int]] = []
     for each in (mask, against):

@@ -16,9 +16,7 @@ _ORIGINAL = "_replaced_by_regard"  # the layer of torch, kept for `restore`
 
 @dataclass(frozen=True)
 class Replacement:
-    """The report of `replace`: the modules that were replaced, those that were not, and the largest change of the
-    output.
-
+    """The report of `replace`: replaced modules, modules that were left out, and the largest change of the output.
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> replace(layer, example=(torch.zeros(1, 5, 16),)).replaced
     ('self_attn',)
@@ -129,9 +127,10 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, n
 
 
 def _fast_path_switches(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield every encoder and encoder layer, and the name of the attribute that switches off its fast path if it is 0.
+    """Yield every encoder and encoder layer, and the name of an attribute: the value 0 switches off torch's fast path.
 
-    The fast path of a layer does not call the attention module. That of an encoder passes nested tensors to it.
+    The fast path of a layer does not call the attention module. The fast path of an encoder passes nested tensors to
+    its layers.
     """
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):

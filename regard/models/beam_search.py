@@ -46,9 +46,7 @@ class BeamSearch(Strategy):
         return sorted(finished, key=self.score, reverse=True)
 
     def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
-        """Return whether beam search should go on, because a running hypothesis may become better than the worst
-        finished one.
-
+        """Return whether beam search should go on: a running hypothesis may become better than the worst finished one.
         running   the best running hypothesis
         finished  finished hypotheses, the best first
         """

@@ -1,6 +1,4 @@
-"""Count the parameters, multiply-adds and memory of a model, with torch's counters in a forward pass on fake
-tensors.
-"""
+"""Count the parameters, multiply-adds and memory of a model, in a forward pass on fake tensors."""
 
 import re
 from dataclasses import dataclass

@@ -163,7 +163,7 @@ class GridBlock(nn.Module):
 
     Before each, a depthwise convolution adds position information.
 
-    window  side of the attention windows. At the edge they are padded with zeros, which are not masked. None
+    window  side of the attention windows. Windows at the edge are padded with zeros, which are not masked. None
             makes the whole grid one sequence
     """
 
@@ -195,9 +195,7 @@ class GridBlock(nn.Module):
 
 
 def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """Apply a convolution to a grid of positions (b y x d). The output has the dtype of the weights, also under
-    autocast.
-    """
+    """Apply a convolution to a grid of positions (b y x d). Under autocast too, the output has the weights' dtype."""
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

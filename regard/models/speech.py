@@ -83,9 +83,7 @@ class CausalConvolution(nn.Module):
         self.convolution = nn.Conv1d(width, out, 3, stride=2)
 
     def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs that are complete after x, and the state for the next call, which is the last one or two
-        rows.
-        """
+        """Return the outputs that are complete after x, and the state for the next call: the last one or two rows."""
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
         if not ready:

@@ -92,9 +92,7 @@ class BlockGroup:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """The blocks to compute for one mask and one size: groups of query blocks, and the key blocks that each group
-    reads.
-    """
+    """The blocks to compute for one mask and one size: groups of query blocks, and the key blocks of each group."""
 
     spans: Spans  # the blocks that rows and columns of the groups index
     groups: tuple[BlockGroup, ...]

@@ -181,10 +181,9 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """Return the block table with the fewest non-empty blocks, for positions in order or sorted by the periods of the
-    mask.
+    """Return the cheapest block table of a mask, for positions in order or sorted by the periods of the mask.
 
-    A sorted table is returned only if it saves more than the sorting costs.
+    Sorting may leave fewer non-empty blocks. A sorted table is returned only if it saves more than sorting costs.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
@@ -280,10 +279,10 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Return the slot of each row: its index in the blocks, one after the other. The rows are sorted by their
-    remainders.
+    """Return the slot of each row. Slots are numbered consecutively through all blocks; some stay empty.
 
-    All rows with the same remainders start in the current block if they fit there, else in a new block.
+    The rows are sorted by their remainders. Rows with the same remainders go into the current block if all of them fit
+    there, else they start a new block.
     """
     counts = torch.unique_consecutive(remainders, dim=1, return_counts=True)[1]
     gaps, end = [], 0

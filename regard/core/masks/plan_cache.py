@@ -16,8 +16,9 @@ T = TypeVar("T")
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Context manager: tensors made inside are real CPU tensors, even under a fake tensor mode, another default
-    device or inference mode. They need no gradients.
+    """Context manager: tensors made inside are real CPU tensors without gradients.
+
+    This holds also under a fake tensor mode, another default device or inference mode.
     """
     with _disable_current_modes(), torch.device("cpu"), outside_inference_mode():
         yield

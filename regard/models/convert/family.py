@@ -99,8 +99,9 @@ class Family:
         return read_weights(self.names, kept, ours, source)
 
     def clean_weights(self, weights: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
-        """Convert older or incomplete variants of Hugging Face's weights to the current format, before names are
-        translated.
+        """Convert older or incomplete variants of Hugging Face's weights to Hugging Face's current format.
+
+        The names are translated to regard's afterwards.
         """
         return weights
 

@@ -81,8 +81,10 @@ class DeiTFamily(Family):
     """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Join the two classifiers into one layer. DeiTForImageClassification has only the classifier of the class
-        token.
+        """Join the two classifiers into one layer, which computes the mean of their logits.
+
+        DeiTForImageClassification has only the classifier of the class token. Zeros are added for the distillation
+        token, so that the logits depend on the class token only.
         """
         for part in ("weight", "bias"):
             both = [weights.pop(name) for name in _deit_heads(part) if name in weights]
