@@ -221,7 +221,10 @@ _MINUS = "\u2212"
 
 
 def is_written_exactly(value: int | Fraction | float, digits: int = DIGITS) -> bool:
-    """Return whether a formula shows a number without rounding, as a short fraction or with `digits` decimals."""
+    """Return whether a formula shows a number without rounding, as a short fraction or with `digits` decimals.
+
+    False for every finite float, because a float may be rounded already.
+    """
     if isinstance(value, float):
         return math.isinf(value)
     return _is_short(Fraction(value)) or Fraction(value) * 10**digits % 1 == 0

@@ -1,9 +1,9 @@
 """Safe loading of pickles that hold plain data: no code in the pickle is run.
 
-Python's own `pickle` runs whatever a pickle names. This reader interprets the opcodes that build dictionaries, lists,
-tuples, strings, bytes, integers and numpy arrays of uint8. It refuses any other opcode by name. A small file takes
-little time and memory: the number of opcodes is limited, keys are text, bytes or integers, and equal bytes are encoded
-once and shared.
+Python's own `pickle` calls any function that a pickle names. This reader interprets the opcodes that build
+dictionaries, lists, tuples, strings, bytes, integers, booleans, None and numpy arrays of uint8. It refuses any other
+opcode by name. A small file takes little time and memory: the number of opcodes is limited, keys are text, bytes or
+integers, and equal bytes are encoded once and shared.
 """
 
 import pickletools  # pickletools lists opcodes and runs none  # nosec B403
@@ -51,7 +51,7 @@ class ByteDtype:
 def load_plain_pickle(where: str, data: bytes) -> Any:
     """Load a pickle without executing anything in it. Raises DataError unless it holds plain data only.
 
-    Plain data are dictionaries, lists, strings, bytes, integers and uint8 arrays.
+    Plain data are dictionaries, lists, tuples, strings, bytes, integers, booleans, None and uint8 arrays.
 
     where  name of the file in error messages
     """

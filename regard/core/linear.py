@@ -2,9 +2,15 @@
 
     out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
 
-S and z do not grow with the sequence. There are three algorithms: parallel compares all queries and keys without S and
-z, chunked compares those inside a chunk of `chunk` keys, recurrent adds one key at a time. The chunked form computes
-its chunks as one batch. Feature maps are registered in FEATURE_MAPS.
+S and z do not grow with the sequence. There are three algorithms with the same result. With a causal mask:
+
+    parallel   compares every query with every earlier key of the call
+    chunked    compares queries and keys inside a chunk of `chunk` keys, and takes earlier chunks from S and z; several
+               chunks are computed in one batch
+    recurrent  adds one key at a time to S and z
+
+Without a causal mask, S and z are summed over all keys before the queries read them: at once, by chunks or key by key.
+Feature maps are registered in FEATURE_MAPS.
 """
 
 import math
@@ -299,7 +305,10 @@ def _choose_kernel(
     form: str | None,
     chunk: int | None,
 ) -> str:
-    """Return the kernel for a linear attention call. Raises KernelRefusedError if the named one cannot compute it."""
+    """Return the kernel for a linear attention call: the named one, or Triton where it can run and is exact enough.
+
+    Raises KernelRefusedError if the named kernel cannot compute the call.
+    """
     if kernel not in (None, *KERNELS):
         raise ConfigError(
             f"kernel must be one of {', '.join(map(repr, KERNELS))}, or None to choose one, not {kernel!r}"
@@ -379,7 +388,7 @@ def _attend_causally(
     step: int,
     nonfinite: bool,
 ) -> LinearResult:
-    """Compute causal linear attention from features: the outputs, and the recurrent state after them.
+    """Compute causal linear attention from features. Returns the outputs, and the state after the last key.
 
     step       number of keys that are processed at once
     nonfinite  whether the inputs may contain NaN or infinity
@@ -475,9 +484,9 @@ def _read_log_chunk(
 ) -> Float[Tensor, "b h n e"]:
     """Compute the outputs of one chunk of causal linear attention from logarithmic features (see `Performer`).
 
-    A query sees all keys of the state, and its own chunk causally. Logarithms are added pair by pair, and the largest
-    of a row is subtracted. If queries and keys were each scaled by their own maximum, both factors could underflow
-    where their product does not.
+    A query sees all keys of the state, and its own chunk causally. Logarithms of queries and keys are added pair by
+    pair, and the largest sum of each row is subtracted before exp. If queries and keys were each scaled by their own
+    maximum, both factors could underflow where their product does not.
     """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)

@@ -1,9 +1,9 @@
 """Causal linear attention on a GPU with Triton kernels, forward and backward.
 
-Linear attention with `features` of type `Elementwise` is computed from q, k and v themselves; other feature maps pass
-their features, or the logarithms of their features. The kernels are those of `linear_triton_kernels`, for logarithms
-those of `log_linear_triton_kernels`. Inside torch.compile the same kernels run as operators,
-`regard::linear_attention` and its backward.
+The kernels of `linear_triton_kernels` compute the features of q and k themselves, if the feature map is one of theirs.
+For any other feature map, the features are passed in place of q and k. The kernels of `log_linear_triton_kernels` take
+logarithms of features. Inside torch.compile the same kernels run as the operators `regard::linear_attention` and
+`regard::linear_attention_backward`.
 """
 
 import math

@@ -107,8 +107,8 @@ def show(
     mask     a mask of regard; a boolean tensor, True meaning visible; an additive tensor; the (b, n)
              attention_mask of a tokenizer; a mask_mod; a BlockMask; or the mask of a Hugging Face model
     against  a second mask, in any of these formats, to compare with the first
-    queries  number of queries; by default that of a tensor, or 12
-    keys     number of keys; by default that of a tensor, or `queries`
+    queries  number of queries; default: the size of a tensor or BlockMask, or 12 if no mask has a size
+    keys     number of keys; default: the size of a tensor or BlockMask, or `queries` if no mask has a size
 
     >>> print(regard.show(causal(), against=torch.ones(3, 3).tril(-1).bool()).summary)
     3 cells differ; the first is query 0, key 0: visible in causal(), hidden in boolean (3, 3)

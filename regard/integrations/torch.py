@@ -38,12 +38,13 @@ class Replacement:
 def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Replacement:
     """Replace every torch.nn.MultiheadAttention in a model by regard's, in place.
 
-    Those in encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
+    Modules inside encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
     dicts and hook handles stay valid. Encoders and encoder layers no longer use torch's fast path for inference, which
-    would not call the attention module. Outputs at padding, which that path sets to zero, are then those of training.
+    would not call the attention module. The fast path also sets outputs at padding to zero; without it, these outputs
+    are computed as in training.
 
-    example  arguments of the model. The model is run on them before and after, in eval mode without the fast path,
-             and the outputs are compared, except entries that were NaN before
+    example  arguments of the model. The model is run on them before and after the replacement, in eval mode without the
+             fast path, and the outputs are compared, except entries that were NaN before
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> report = regard.integrations.torch.replace(layer, example=(torch.randn(1, 5, 16),))

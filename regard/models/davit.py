@@ -1,7 +1,7 @@
 """DaViT: alternating window attention and channel attention. Ding et al. 2022, arXiv:2204.03645.
 
-The cost of both is linear in the area of the image. From stage to stage the grid gets coarser and the number of
-channels grows.
+The cost of both kinds of attention is linear in the area of the image. From stage to stage the grid gets coarser and
+the number of channels grows.
 """
 
 from dataclasses import dataclass

@@ -67,8 +67,8 @@ class TransformerConfig(Config):
     ff_dropout       dropout inside the feed-forward network
     beta             inverse temperature of attention; None is head_width ** -0.5
     bias             whether linear layers have a bias
-    order            "post" normalises after each residual sum, as in Vaswani et al. 2017; "pre" before
-                     attention and feed-forward, and at the end
+    order            "post" normalises after each residual sum, as in Vaswani et al. 2017; "pre" normalises before
+                     attention and feed-forward, and after the last block
     positions        "sinusoidal" as in Vaswani et al. 2017, "sinusoidal-half" with all sines before all
                      cosines, "learned", or RelativeBuckets(...)
     scale_embedding  whether token embeddings are multiplied by sqrt(width) before positions are added

@@ -229,9 +229,9 @@ class FusedInputs(NamedTuple):
     """The inputs of the fused kernel for one group of query blocks.
 
     added   additive mask and bias; None if the group sees no key
-    hidden  rows that score terms hide from every key; their outputs are set to 0 afterwards. None if there are
-            none
-    unseen  keys that score terms hide from every row; they are set to 0. None if there are none
+    hidden  rows in which score terms hide every key; the outputs of these rows are set to 0 afterwards. None if
+            there is no such row
+    unseen  keys that score terms hide from every row; k and v are already 0 there. None if there is no such key
     """
 
     q: Float[Tensor, "r bh s c"]
@@ -396,7 +396,7 @@ def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, 
 
 
 def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> bool:
-    """Return whether the sum of the score terms is the same for all query blocks of a `BlockGroup`."""
+    """Return whether the sum of the score terms is known to be the same for all query blocks of a `BlockGroup`."""
     relative = all(term.relative for term in request.terms)
     return relative and group.sliding is not None and not plan.spans.steps and request.positions.consecutive
 
@@ -404,8 +404,8 @@ def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> 
 def _grid(request: Request, spans: Spans, rows: Int[Tensor, "r"], columns: Int[Tensor, "r m"]) -> Grid:
     """Return the `Grid` of the pairs of some query blocks and the key blocks gathered for each.
 
-    Its axes (r, b, h, s, l) are the query block, the batch, the head, the query in the block, and the key in the
-    gathered key blocks.
+    The axes (r, b, h, s, l) of the grid are the query block, the batch, the head, the query in its block, and the key
+    in the gathered key blocks.
 
     rows     indices of the query blocks
     columns  indices of the key blocks of each query block
@@ -477,8 +477,9 @@ def _group_by_pattern(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Group query blocks that have equal masks, so that they share one mask.
 
-    Yields rows, columns and mask of each group. Blocks are evaluated in chunks, so that a long sequence never
-    needs all of its pairs in memory.
+    Yields query blocks, key blocks and mask of each group. At most _ALIKE groups share a mask; the remaining query
+    blocks form a last group, in which each has its own mask. Blocks are evaluated in chunks, so that a long sequence
+    never needs all of its pairs in memory.
 
     look  function from query block and key block indices to their boolean masks
     """

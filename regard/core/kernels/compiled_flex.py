@@ -100,7 +100,8 @@ def trace_block_mask(
 def list_blocks(state: Tensor) -> list[Tensor]:
     """Return the lists of a BlockMask for a block table (b q k): counts and indices of its partial and full blocks.
 
-    They are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices, for each row of key blocks.
+    The four tensors are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices. They list, for each query
+    block q, its key blocks k.
     """
     lists = []
     for kind in (SOME, ALL):

@@ -1,7 +1,8 @@
 """torch's flash attention on the CPU, with exact gradients at large scores and the rules for NaN and infinity.
 
-The same two functions run in three settings: as an autograd function, as one that torch.func can transform, and as the
-operator `regard::cpu_attention` in compiled code. Where torch's kernel is not exact they compute row by row.
+`run_directly` calls torch's kernel, and autograd uses the kernel's own backward pass. Where that is not exact, and in
+torch.func transforms, the functions `forward` and `backward` run as an autograd function. In compiled code they run as
+the operator `regard::cpu_attention`. Where torch's kernel is not exact, both compute a slice of rows at a time.
 """
 
 import math
@@ -188,7 +189,7 @@ def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
     """Split beta into two factors: one to multiply q with, and a power of two as the scale of the kernel.
 
     The kernel rounds score * scale differently in the forward and in the backward pass, which makes gradients
-    several times less exact than those of the naive method. Multiplying by a power of two rounds nothing. In
+    several times less exact than those of naive attention. Multiplying by a power of two rounds nothing. In
     half precision beta is not split, because the product of q and the first factor would be rounded.
     """
     mantissa, exponent = math.frexp(beta)

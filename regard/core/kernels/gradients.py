@@ -3,8 +3,9 @@
 A fused kernel keeps one number for each row, the log-sum-exp, and its backward pass computes the weights again as
 exp(score - lse). In float32 a log-sum-exp of 1e9 has no digits left below 64, so these weights are wrong: the forward
 pass is right, the gradients are not. All kernels of torch do this: flash attention on the CPU, and flash, cuDNN,
-memory-efficient and flex attention on a GPU. Up to `lse_limit` their gradients are about as exact as those of the naive
-method. Beyond it they are computed here from the scores themselves, some rows at a time.
+memory-efficient and flex attention on a GPU. Up to a log-sum-exp of `lse_limit`, their gradients are about as exact as
+those of naive attention, which computes the whole score matrix. Above it, this module computes the gradients as naive
+attention does, some rows of scores at a time.
 """
 
 import math
@@ -125,16 +126,16 @@ def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout
 
 
 class GradientGuard:
-    """Replaces wrong gradients of a fused attention call on a GPU by those of the naive method.
+    """Replaces wrong gradients of a fused attention call on a GPU by the gradients of naive attention.
 
     Fused gradients are wrong if scores are too large. The forward pass does not synchronise: the largest score
-    is copied to pinned memory asynchronously and read in the backward pass. If the naive method cannot replace
-    the call, the backward pass raises KernelRefusedError.
+    is copied to pinned memory asynchronously and read in the backward pass. If naive attention cannot repeat the call,
+    because it has dropout for example, the backward pass raises KernelRefusedError.
     """
 
     def __init__(self, attention: RowAttention, refusal: str = "") -> None:
         self.attention = attention
-        self.refusal = refusal  # why the naive method cannot replace this call
+        self.refusal = refusal  # why naive attention cannot repeat this call
         self.grad: Tensor | None = None
 
     def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,8 +227,8 @@ def poison_saved_lse(out: Tensor) -> None:
 def poison_large_rows(out: Tensor, largest: Tensor) -> None:
     """Make the gradients of a row NaN if its |log-sum-exp| (`largest`) is above WRONG_LSE.
 
-    Compiled flex_attention saves the log-sum-exp for its backward pass. It is set to NaN in place. If it is not
-    found, a hook sets the gradient of the output to NaN, which costs a copy of it.
+    The log-sum-exp that compiled flex_attention has saved for its backward pass is set to NaN in place. If the saved
+    tensor is not found, a hook sets the gradient of the output to NaN, which costs a copy of this gradient.
     """
     kept = [
         x for x in getattr(out.grad_fn, "saved_tensors", ()) if x.shape == largest.shape and x.dtype == largest.dtype

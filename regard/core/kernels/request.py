@@ -142,8 +142,8 @@ def center_bias(
     """Return the bias to add to scores, shifted so that the largest value of each row is 0.
 
     Hidden keys get -inf. An attention sink is appended as one more column. The shift does not change the
-    softmax, which depends on differences within a row only. Without it, a row of -1e9 would round the scores
-    away.
+    softmax, which depends on differences within a row only. Without the shift, a bias of -1e9 in a whole row would
+    round the scores away.
     """
     bias = torch.zeros((), dtype=sink.dtype, device=sink.device) if bias is None and sink is not None else bias
     assert bias is not None

@@ -200,7 +200,7 @@ class Mask:
     def opaque(self) -> bool:
         """Return whether a user's function or a matrix is part of the mask.
 
-        Its pattern is known only by evaluating it.
+        The pattern of such a mask is known only by evaluating every pair.
         """
         return any(child.opaque() for child in self.children())
 

@@ -58,11 +58,11 @@ def read_mask_mod(function: MaskMod) -> Mask:
 
 
 class NotSymbolicError(Exception):
-    """A FlexAttention mask_mod does something that symbolic positions do not support."""
+    """Raised if a FlexAttention mask_mod does something that symbolic positions do not support."""
 
 
 class TruthValueError(ConfigError):
-    """A FlexAttention mask_mod uses `and`, `or`, `not`, `if` or `a < b < c`, which do not work with tensors either."""
+    """Raised if a FlexAttention mask_mod uses `and`, `or`, `not`, `if` or `a < b < c`, which tensors refuse too."""
 
 
 class _Symbol:
@@ -177,7 +177,7 @@ class SymbolicIndex(_Symbol):
 class SymbolicDistance(_Symbol):
     """A symbolic distance in a mask_mod: sign * (q - kv) + offset, or with |q - kv| in place of q - kv.
 
-    magnitude  whether it is |q - kv|
+    magnitude  True for |q - kv|, False for q - kv
     """
 
     def __init__(self, sign: int, offset: int, magnitude: bool = False) -> None:

@@ -110,7 +110,7 @@ LAYER_SCALES = {"layer_scale1.lambda1": "attention.output.dense", "layer_scale2.
 class DINOv2Family(Family):
     """The converter of DINOv2.
 
-    Its layer scale is multiplied into the output projections, as regard's ViT has none.
+    The layer scale of DINOv2 is multiplied into the output projections, because regard's ViT has no layer scale.
     """
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:
