@@ -249,8 +249,8 @@ def _is_short(value: Fraction) -> bool:
 def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
     """Split a number for printing; return (is negative, numerator, denominator), the last two as text.
 
-    A number that is not a short fraction is one decimal number. The denominator of a whole or decimal number is
-    "".
+    A short fraction has both parts. Any other number is written into the numerator, rounded if necessary, and its
+    denominator is "".
     """
     if isinstance(value, float) or not _is_short(Fraction(value)):
         shown = decimal(value, digits)

@@ -77,7 +77,7 @@ TERMS: Registry[Callable[..., ScoreTerm]] = Registry("score term")
 class Sizes(NamedTuple):
     """The sizes for which an example of a score term is made: heads, queries, keys and width of a head.
 
-    tensor  makes a tensor of the sizes it is called with
+    tensor  function that makes a tensor of given sizes
     """
 
     h: int

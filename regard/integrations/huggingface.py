@@ -1,8 +1,9 @@
 """Hugging Face transformers: `attn_implementation="regard"`, so that its models run on `regard.attend`.
 
 `register()` adds two functions to the registries of transformers. The mask function translates the rule of a model
-(causal, sliding window, chunks, packed documents, padding) into a mask of regard. No N x N matrix is built. The
-attention function calls `attend` with it.
+(causal, sliding window, chunks, packed documents, padding) into a mask of regard. An N x N matrix is built only for a
+static cache in compiled code, and for a mask function that cannot be translated. The attention function calls `attend`
+with the mask.
 """
 
 import sys

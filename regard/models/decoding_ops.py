@@ -107,7 +107,7 @@ def project(
 
 
 def embed(state: StepState, embedding: TokenEmbedding, table: Float[Tensor, "n d"] | None) -> Float[Tensor, "r d"]:
-    """Return the embeddings of the tokens to read, plus their position embeddings if a table of these is given."""
+    """Return the embeddings of `state.tokens`, plus the position embeddings in `table` if it is given."""
     last = 0 if table is None else len(table) - 1  # a text that has ended may be beyond it
     if not state.triton:
         x = embedding(state.tokens[:, None])[:, 0]

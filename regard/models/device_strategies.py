@@ -155,8 +155,8 @@ def make_device_strategy(
 def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> int:
     """Return how many continuations of each prompt a step of beam search compares.
 
-    Each hypothesis has at most one continuation that ends in a given stop sequence. The number is so large that
-    `num_beams` continuations that do not end are always among the compared ones.
+    Each hypothesis has at most one continuation that ends in a given stop sequence. So among the returned number of
+    best continuations, at least `num_beams` do not end.
     """
     return strategy.num_beams * (1 + max(len(stop), 1))
 

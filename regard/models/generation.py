@@ -61,7 +61,7 @@ def generate(
                     beam search, see `BeamSearch`
     strategy        "greedy", "sample", "beam", or an object such as KthLargest(2). By default the keywords
                     above decide; without any of them it is greedy decoding
-    stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
+    stop            token ids, and sequences of token ids, that end a text; occurrences in a prompt do not count
     use_cache       False runs the whole sequence through the model for every token instead of using a KV cache
     capture         whether one decoding step is captured as a CUDA graph and replayed. None captures if possible, for
                     16 new tokens or more; True raises an error with the reasons if it is not possible. Only rounding
@@ -108,7 +108,8 @@ class GenerationRun:
     """The checked arguments of one call of `generate`, and the decoding loops.
 
     reader    runs the model token by token; None if a captured step decodes
-    captured  whether the step is captured as a CUDA graph; False with reader=None runs the same loop without a graph
+    captured  whether a decoding step is captured as a CUDA graph. If False and `reader` is None, the same step runs
+              without a graph
     """
 
     adapter: GenerationAdapter

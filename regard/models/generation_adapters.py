@@ -1,6 +1,6 @@
 """Adapters for autoregressive decoding: one interface to every model that predicts the next token.
 
-`GenerationAdapter` is all that `generate` knows of a model. `BatchReader` feeds it sequences of different lengths.
+`GenerationAdapter` is all that `generate` knows of a model. `BatchReader` runs it on sequences of different lengths.
 """
 
 from abc import ABC, abstractmethod

@@ -29,8 +29,8 @@ class RNNConfig(Config):
     """Settings of a recurrent (LSTM) encoder-decoder.
 
     vocab      number of tokens; source and target share the vocabulary
-    attention  "dot": the decoder attends to the source by dot products; None: it gets only the encoder's last
-               state
+    attention  "dot": the decoder attends to the source by dot products; None: the decoder gets only the
+               encoder's last state
     """
 
     vocab: int

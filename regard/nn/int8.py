@@ -3,8 +3,8 @@
     small = quantize_int8(model)  # a copy for inference; `model` is unchanged
     small.generate(tokens, max_new_tokens=64)
 
-Weight-only quantization: every output has a scale, the largest of its weights over 127, and its weights are rounded to
-multiples of the scale. Activations stay as they are, except on a CPU, where products read them in bfloat16.
+Weight-only quantization: the weights of each output are rounded to multiples of a scale, which is the largest of their
+absolute values divided by 127. Activations stay as they are, except on a CPU, where products read them in bfloat16.
 """
 
 import copy

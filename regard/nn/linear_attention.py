@@ -30,7 +30,7 @@ class LinearCache(Cache):
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
         """Count the new positions and return k and v unchanged.
 
-        k and v are not stored. The layer adds them to `state` after this call.
+        k and v are not stored here. The layer itself adds them to `state`.
         """
         positions = Positions(queries=self.length, keys=self.length)
         self.length += k.shape[2]

@@ -62,11 +62,11 @@ _observers: ContextVar[tuple[tuple[Observer, Context], ...]] = ContextVar("obser
 
 
 def choose_kernel(request: Request) -> str:
-    """Return the name of the kernel for an attention call: the fused kernel with the least estimated work.
+    """Return the name of the kernel for an attention call: usually the fused kernel with the least estimated work.
 
-    `eager` is chosen if no fused kernel can compute the call exactly, and for small calls on a GPU in float32 or with
-    score terms.
-    Raises KernelRefusedError if no kernel can compute the call.
+    Work is not compared where the fastest kernel is known: `sdpa` for full and causal masks without score terms, `flex`
+    for long calls on a GPU. `eager` is chosen if no fused kernel can compute the call exactly, and for small calls on a
+    GPU in float32 or with score terms. Raises KernelRefusedError if no kernel can compute the call.
     """
     fused = len(sdpa.refusals(request)) == 0
     if fused and request.plain:
@@ -138,7 +138,7 @@ def unobserved() -> Iterator[None]:
 
 
 def notify_observers(name: str, request: Request, out: Tensor) -> Tensor:
-    """Report an attention call to the observers and return its output, which they may replace.
+    """Report an attention call to the observers. Returns its output, or what an observer returned in its place.
 
     name  name of the kernel that ran
     """

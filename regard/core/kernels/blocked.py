@@ -79,8 +79,8 @@ class BlockGroup:
     def sliding(self) -> tuple[int, int] | None:
         """The first query block and its first key block, if the key blocks form a sliding window; else None.
 
-        In a sliding window, each query block sees the key blocks of the block before it, shifted by one. Views can
-        then replace copies.
+        In a sliding window, each query block sees the key blocks of the previous query block, shifted by one block.
+        Then views of q, k and v replace copies.
         """
         if not self.columns.shape[1]:
             return None

@@ -67,7 +67,8 @@ def flash_attention(
 def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
     """Compute `flash_attention` with torch's kernel, whose own backward pass gives the gradients.
 
-    Returns None if the output or the gradients may be inexact, and inside torch.func transforms that need gradients.
+    Returns None if the output or the gradients may be inexact, and if gradients are needed inside a torch.func
+    transform.
 
     added  additive bias; a boolean mask is not possible
     """
@@ -103,16 +104,16 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
 def _is_exact(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor) -> bool:
     """Return whether the output of torch's kernel is certain to be exact, judged by NaN and infinity.
 
-    The output must be finite. Two finite outputs are wrong, so two more checks are made. In half precision the kernel
-    returns zeros for a row with a score of +inf, so the log-sum-exp must be finite too. With fewer keys than the width
-    of a vector register it returns zeros for a row of NaN, so q and k must be finite too.
+    The output must be finite. A finite output can still be wrong in two cases. In half precision the kernel returns
+    zeros for a row with a score of +inf, so the log-sum-exp must be finite too. With fewer keys than the width of a
+    vector register it returns zeros for a row of NaN, so q and k must be finite too.
     """
     read = (out,) if lse is None else (out, lse)
     return is_finite(*read) if k.shape[2] >= SHORTEST else is_finite(*read, q, k)
 
 
 def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
-    """Compute the attention output from explicit scores, a slice of rows at a time. It has no gradients."""
+    """Compute the attention output from explicit scores, without gradients, a slice of rows at a time."""
     with torch.no_grad():
         return attention_by_rows(dense_row_attention(added, causal, beta), q, k, v)
 

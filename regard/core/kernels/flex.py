@@ -137,8 +137,8 @@ def _takes_small_tiles(request: Request) -> bool:
 def _choose_tiles(request: Request, sparse: bool) -> dict[str, int]:
     """Return kernel options of flex_attention: small tiles for sparse masks, and in the forward pass for score terms.
 
-    With a term, flex's own tiles of 128 x 128 leave no registers free: a soft-cap took 1.8 times as long, and the
-    table of `t5_buckets` did not fit into shared memory.
+    With a score term, flex's own tiles of 128 x 128 leave no registers free: with them a soft-cap took 1.8 times as
+    long, and the table of `t5_buckets` did not fit into shared memory.
     """
     tiles = _tiles(max(request.q.shape[-1], request.v.shape[-1]))
     if sparse:
@@ -166,7 +166,7 @@ def _needs_gradient(request: Request) -> bool:
 class BlockMaskPlan:
     """A cached FlexAttention call: BlockMask, compiled function and options.
 
-    Calls with equal mask and sizes share it.
+    Calls with equal mask and sizes share one plan.
     """
 
     blocks: "BlockMask | None"
@@ -258,7 +258,10 @@ def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None
 
 
 def _has_default_beta(request: Request) -> bool:
-    """Return whether beta is the default c ** -0.5, which is compiled in as a constant. Other values are tensors."""
+    """Return whether beta is the default c ** -0.5, which is compiled in as a constant.
+
+    Any other beta is passed as a tensor, so that a new value does not compile again.
+    """
     return bool(request.beta == request.q.shape[-1] ** -0.5)
 
 

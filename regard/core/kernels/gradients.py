@@ -185,8 +185,8 @@ def can_poison_rows(q: Tensor, beta: float) -> bool:
     """Return whether `poison_saved_lse` is enough to keep this GPU call from returning wrong gradients.
 
     It is enough in half precision with an ordinary beta, where wrong gradients are rare. It cannot be used under
-    saved-tensor hooks, such as those of torch.utils.checkpoint: it reads a saved tensor in the forward pass, and the
-    hooks would run then.
+    saved-tensor hooks, such as those of torch.utils.checkpoint: `poison_saved_lse` reads a saved tensor in the forward
+    pass, and the hooks would run then.
     """
     return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 

@@ -39,8 +39,8 @@ def define_operator(
     """Define the operator `regard::NAME`.
 
     schema   such as "NAME(Tensor x) -> Tensor"
-    compute  computes its results
-    fake     makes tensors of the shapes and dtypes of its results
+    compute  function that computes the results of the operator
+    fake     function that makes tensors with the shapes and dtypes of the results, for tracing
     key      dispatch key of `compute`
     """
     name = schema.partition("(")[0]

@@ -78,7 +78,7 @@ def weighted_sum(
 ) -> Float[Tensor, "b h i e"]:
     """Compute the product of attention weights and v.
 
-    visible  if given, NaN and infinity in v reach only the rows that see that key
+    visible  which keys each row sees. If given, NaN and infinity in v reach only the rows that see their key
     """
     rows = _group_rows(weights, v.shape[1])
     with disable_autocast(v):

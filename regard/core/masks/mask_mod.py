@@ -1,7 +1,8 @@
 """FlexAttention's mask_mod and BlockMask as masks of regard.
 
 A mask_mod is called once with symbolic positions, whose operators return masks. So `lambda b, h, q, kv: q >= kv` is
-read as `causal()`, and sparse kernels know its blocks. A function that cannot be read so is evaluated on every pair.
+read as `causal()`, and sparse kernels know its blocks. If the call with symbolic positions fails, the mask_mod is
+evaluated on every pair instead.
 """
 
 from collections.abc import Callable

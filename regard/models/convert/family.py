@@ -51,7 +51,7 @@ class Family:
     def write_config(self, config: Config, model_type: str) -> dict[str, Any]:
         """Convert regard's configuration to a Hugging Face config.json.
 
-        Raises ConfigError if it cannot express a setting.
+        Raises ConfigError if the config.json cannot express a setting.
         """
         if not isinstance(config, self.config):
             raise ConfigError(f"it is built from a {self.config.__name__}, not {type(config).__name__}")

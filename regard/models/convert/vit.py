@@ -1,7 +1,7 @@
 """Convert ViT, DeiT and DINOv2 of Hugging Face: models with a classifier, and base models as classes=0.
 
-The pooler of a base model is dropped; the features are its inputs. At another resolution than a model was trained for,
-results differ slightly: regard and timm interpolate positions with antialiasing, transformers without.
+The pooler of a base model is dropped; the features are the inputs of the pooler. At another resolution than a model
+was trained for, results differ slightly: regard and timm interpolate positions with antialiasing, transformers without.
 DeiT: Touvron et al. 2020, arXiv:2012.12877. DINOv2: Oquab et al. 2023, arXiv:2304.07193.
 """
 
