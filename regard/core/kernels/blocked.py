@@ -146,7 +146,7 @@ def work(request: Request) -> float:
         least = 2e5 * len(groups)
         if least >= sdpa.work(request):
             return least  # as for a step of generation, which must not wait for block tables
-        return sum(work(_stand_in(request, *group)) for group in groups)
+        return sum(work(_request_for_estimate(request, *group)) for group in groups)
     if request.q.device.type != "cpu" and request.mask.tensors():
         return (
             2.0 * b * h * i * j
@@ -156,7 +156,7 @@ def work(request: Request) -> float:
     return 1.5 * b * h * visited * SIZE * SIZE + 2e5
 
 
-def _stand_in(request: Request, positions: Positions, index: Tensor) -> Request:
+def _request_for_estimate(request: Request, positions: Positions, index: Tensor) -> Request:
     """Return an attention call for estimating the cost of the sequences that `index` lists. It is not for computing.
 
     The call has the masks of the listed sequences, and q, k and v of as many sequences from the start of the batch.
@@ -171,7 +171,7 @@ def memory(request: Request) -> int:
     if request.positions.offsets is not None:
         copied = sum(x.numel() * x.element_size() for x in (request.q, request.k, request.v))
         groups = offsets.group_by_offset(request.positions)
-        return copied + max(memory(_stand_in(request, *group)) for group in groups)
+        return copied + max(memory(_request_for_estimate(request, *group)) for group in groups)
     b, h, g, _, _, c, e = request.sizes
     table = _get_block_table(request)
     size, visited = request.q.element_size(), _visited_blocks(table)
