@@ -40,7 +40,7 @@ slow: $(VENV)/.test  ## the tests that take minutes
 
 faults: $(VENV)/.test  ## kills, signals, bit flips, truncations, full disks, wrong clocks and fuzzed files
 	$(PYTEST) tests/test_faults.py tests/explorer/test_jobs.py tests/fuzz tests/base/test_files.py tests/base/test_plain_pickle.py tests/train/test_checkpoint.py \
-		tests/train/test_loop.py tests/train/test_distributed.py
+		tests/train/test_loop.py tests/train/test_distributed.py tests/recipes/test_run_folder.py
 
 bench: $(VENV)/.test  ## ratios against peers
 	$(PY) -m bench

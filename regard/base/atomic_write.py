@@ -45,7 +45,7 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
         if path.exists() and not path.is_file():
             write(path)
         else:
-            write_atomically(path.resolve(), write)
+            write_atomically(Path(os.path.realpath(path)), write)  # resolve() would raise for a loop of links
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 

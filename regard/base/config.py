@@ -112,7 +112,10 @@ def _convert(what: str, value: Any, option: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(option, type) and dataclasses.is_dataclass(option):
         return from_json(what, option, value) if value.get("kind") == option.__name__ else _NO_MATCH
     if option is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # larger than any float
+            return _NO_MATCH
     if isinstance(value, bool) and option is not bool:
         return _NO_MATCH
     return value if isinstance(value, option) else _NO_MATCH

@@ -8,15 +8,18 @@ import gzip
 import hashlib
 import io
 import json
+import os
+import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from regard.base.errors import DataError, RegardError
 
 MAX_BYTES = 1 << 34  # maximum size of a file
 MAX_JSON_BYTES = 1 << 28
+BLOCK = 1 << 20  # bytes that are read at once for a checksum
 MAX_DEPTH = 100  # lists and objects inside each other, in JSON
 MAX_DIGITS = 1000  # characters of a number, in JSON
 MAX_EXPANSION = 200, 1 << 24  # a compressed file may become this many times as large, plus these bytes
@@ -29,20 +32,73 @@ def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> b
     error  class of the exception that is raised if the file cannot be read
     """
     try:
-        other = "a folder" if path.is_dir() else "a device or a pipe"
-        kind = "a file" if path.is_file() or not path.exists() else other
-        if kind == "a file":
-            with path.open("rb") as opened:
-                data = opened.read(most + 1)
+        status, data = _read_regular(path, most)
+    except IsADirectoryError:
+        raise error(f"{path} is a folder; pass a file") from None
     except OSError as failure:
         raise error(f"{path} cannot be read: {failure.strerror or failure}") from None
     except ValueError as failure:  # a null character in the path
         raise error(f"{str(path)!r} cannot be read: {failure}") from None
-    if kind != "a file":
-        raise error(f"{path} is {kind}; pass a file")
-    if len(data) > most:
+    except MemoryError:
+        raise error(f"{path} does not fit into memory") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise error(f"{path} is a device or a pipe; pass a file")
+    if status.st_size > most or len(data) > most:
         raise error(f"{path} has more than {most:,} bytes, which is too large")
     return data
+
+
+def _read_regular(path: Path, most: int) -> tuple[os.stat_result, bytes]:
+    """Return the status of a file and its first `most` + 1 bytes; no bytes if it is no regular file or is larger."""
+    with _open_without_waiting(path) as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            return status, b""
+        return status, _read_block(opened, most + 1)
+
+
+def _read_block(opened: IO[bytes], size: int) -> bytes:
+    data: bytes | None = opened.read(size)
+    if data is None:  # a file of the kernel, such as /proc/kmsg, that would wait for data
+        raise OSError("it has no data yet")
+    return data
+
+
+def _open_without_waiting(path: Path) -> IO[bytes]:
+    """Open a file for reading. A pipe is opened at once too, and does not wait for a writer."""
+
+    def open_handle(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    return open(path, "rb", opener=open_handle)
+
+
+def is_file(path: Path, error: Error = DataError) -> bool:
+    """Return whether a path is a regular file. Raises `error` if that cannot be known, see `exists`."""
+    return stat.S_ISREG(_mode(path, error))
+
+
+def is_folder(path: Path, error: Error = DataError) -> bool:
+    """Return whether a path is a folder. Raises `error` if that cannot be known, see `exists`."""
+    return stat.S_ISDIR(_mode(path, error))
+
+
+def exists(path: Path, error: Error = DataError) -> bool:
+    """Return whether a path exists. Raises `error` if that cannot be known.
+
+    Examples are a name that is too long, and a folder that may not be opened.
+    """
+    return _mode(path, error) != 0
+
+
+def _mode(path: Path, error: Error) -> int:
+    """Return the type and the permissions of a path as bits; 0 if it does not exist."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character in the path
+        return 0
+    except OSError as failure:
+        raise error(f"{path} cannot be read: {failure.strerror or failure}") from None
 
 
 def read_text(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> str:
@@ -134,9 +190,14 @@ def parse_json(
 
 
 def file_digest(file: Path, algorithm: str = "sha256") -> str:
-    """Return the checksum of a file in hexadecimal digits."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, algorithm).hexdigest()
+    """Return the checksum of a regular file in hexadecimal digits. Raises OSError if it is a folder, device or pipe."""
+    with _open_without_waiting(file) as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError("it is a device or a pipe")
+        found = hashlib.new(algorithm)
+        while block := _read_block(opened, BLOCK):
+            found.update(block)
+        return found.hexdigest()
 
 
 def describe(failure: BaseException) -> str:

@@ -29,6 +29,7 @@ app = typer.Typer(
 def print_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Wrap a command so that a RegardError is printed as one line and the exit code is 2.
 
+    The same holds for an OSError that names a file, such as a name that is too long or a folder that may not be opened.
     Any other error keeps its traceback.
     """
 
@@ -37,8 +38,15 @@ def print_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except RegardError as error:
-            typer.echo(f"regard: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(2) from None
+            message = str(error)
+        except OSError as error:
+            if error.filename is None:  # not about a file, such as a closed pipe
+                raise
+            message = f"{error.filename} cannot be used: {error.strerror}"
+        else:
+            return
+        typer.echo(f"regard: {' '.join(message.split())}", err=True)
+        raise typer.Exit(2)
 
     return shown
 

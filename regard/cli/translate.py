@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.base.errors import CheckpointError, ConfigError, DataError
-from regard.base.files import read_json
+from regard.base.errors import ConfigError, DataError
 from regard.cli.output import JsonOption, print_message, show_json
 from regard.cli.pretrained import example_input
 from regard.cli.text_input import check_argument, read_stdin
@@ -156,12 +155,11 @@ class TranslationRun:
 def load_run(folder: Path) -> TranslationRun:
     """Load a finished run of the recipe `translation`, or a pretrained model."""
     from regard.models.transformer import Transformer
-    from regard.recipes.recipe import RESULT_FILE, find_run, load_finished_run
+    from regard.recipes.recipe import load_finished_run, read_metrics
     from regard.recipes.translation import LENGTH_PENALTY
 
     recipe, settings, model, pairs = load_finished_run(folder)
     if recipe.name != "translation":
         raise ConfigError(f"{folder} has a run of {recipe.name}, which does not translate; give one of translation")
     assert isinstance(model, Transformer)
-    metrics = read_json(find_run(folder) / RESULT_FILE, CheckpointError, "metrics")["metrics"]
-    return TranslationRun(settings, model, pairs, metrics[LENGTH_PENALTY])
+    return TranslationRun(settings, model, pairs, read_metrics(folder, LENGTH_PENALTY)[LENGTH_PENALTY])

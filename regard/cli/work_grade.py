@@ -33,9 +33,12 @@ def command(
     from dataclasses import asdict
 
     from regard.work.exercises.answer_process import Limits
+    from regard.work.exercises.run_answer import landlock_version
     from regard.work.grade_folder import ClassOptions, grade_folder, to_csv
 
     check_folder(csv)
+    if landlock_version() == 0:
+        print_message("without Landlock of Linux native code of a submission can read the solutions: see docs/work.md")
     options = ClassOptions(tuple(exercises or ()), quiz, class_seed, Limits(seconds, megabytes))
     rows = list(grade_folder(folder, options, print_message))
     if csv is not None:

@@ -34,6 +34,8 @@ def fits(q: object, k: object, v: object) -> bool:
     """Return whether q, k and v pass all checks of `check_inputs`. This is fast and has no error message."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
+    if q.is_nested or k.is_nested or v.is_nested:  # they may have no shape
+        return False
     shape, of_k, of_v, dtype = q.shape, k.shape, v.shape, q.dtype
     if not len(shape) == len(of_k) == len(of_v) == 4 or not dtype is k.dtype is v.dtype:
         return False
@@ -74,6 +76,8 @@ def _check_tensor(name: str, x: Tensor) -> None:
             f"{name} must be a tensor read as ({letters}), not {type(x).__name__}; "
             f"make it one with torch.as_tensor({name})"
         )
+    if x.is_nested:
+        raise DtypeError(f"{name} is a nested tensor; call {name}.to_padded_tensor(0) and pass mask=padding(lengths)")
     if x.ndim != 4:
         meaning = ", ".join(LEGEND[letter] for letter in letters.split())
         raise ShapeError(

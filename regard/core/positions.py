@@ -18,6 +18,7 @@ from regard.base.tracing import in_compiled_code
 from regard.base.validation import check_integer, check_number, suggest
 
 PAIRINGS = ("half", "interleaved")
+LARGEST = 1e30  # of bases, factors and numbers of turns; formulas with larger numbers overflow
 
 
 def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) -> Float[Tensor, "n d"]:
@@ -198,8 +199,11 @@ class YaRN(RopeScaling):
         _check_factor(self)
         if not 0 < check_number("YaRN(attention_factor)", self.attention_factor) < math.inf:
             raise ConfigError(f"YaRN needs a positive attention_factor: attention_factor={self.attention_factor}")
-        if not 0 < self.slow < self.fast:
-            raise ConfigError(f"YaRN needs 0 < slow < fast turns: slow={self.slow}, fast={self.fast}")
+        if not 1 / LARGEST <= self.slow < self.fast <= LARGEST:
+            raise ConfigError(
+                f"YaRN needs 0 < slow < fast turns, from {1 / LARGEST:g} to {LARGEST:g}: slow={self.slow}, "
+                f"fast={self.fast}"
+            )
         _check_original(self, self.original, self.slow)
 
     def frequencies(self, base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
@@ -374,17 +378,24 @@ def rotary(
 
 
 def _check_base(base: float) -> None:
-    if not 1 < check_number("base", base) < math.inf:
-        raise ConfigError(f"base must be greater than 1, so that frequencies fall from 1 towards 1/base: base={base}")
+    if not 1 < check_number("base", base) <= LARGEST:
+        raise ConfigError(
+            f"base must be greater than 1, so that frequencies fall from 1 towards 1/base, and at most {LARGEST:g}: "
+            f"base={base}"
+        )
 
 
 def _check_factor(scaling: Interpolate | NTK | DynamicNTK | Llama3 | YaRN) -> None:
     name = type(scaling).__name__
-    if not 1 <= check_number(f"{name}(factor)", scaling.factor) < math.inf:
-        raise ConfigError(f"{name} scales by a factor of at least 1 (new context / original): factor={scaling.factor}")
+    if not 1 <= check_number(f"{name}(factor)", scaling.factor) <= LARGEST:
+        raise ConfigError(
+            f"{name} scales by a factor of at least 1 (new context / original), at most {LARGEST:g}: "
+            f"factor={scaling.factor}"
+        )
 
 
 def _check_original(scaling: Llama3 | YaRN, original: int, turns: float) -> None:
+    check_integer(f"{type(scaling).__name__}(original)", original, 1, "positions")
     if original <= 2 * math.pi * turns:
         raise ConfigError(
             f"{type(scaling).__name__} needs an original context in which the fastest frequency makes {turns} turns: "

@@ -13,7 +13,7 @@ from regard.core.kernels.products import (
     weighted_sum,
     weighted_sum_of_visible,
 )
-from regard.core.kernels.request import Request, center_bias, sum_terms
+from regard.core.kernels.request import Request, add_terms
 from regard.core.softargmax import softargmax
 
 
@@ -33,20 +33,14 @@ def reference(request: Request) -> Float[Tensor, "b h i e"]:
     q = torch.where(visible.any(-1, keepdim=True), q, 0.0)
     k, v = k.repeat_interleave(h // g, 1), v.repeat_interleave(h // g, 1)
     nonfinite = has_nonfinite(q, k, v)
-    scores = dot_products(q, k, nonfinite) * (1.0 if request.steep else request.beta)
+    # a very large beta is applied after centring, but its sign says which infinity is a hidden score
+    scores = dot_products(q, k, nonfinite) * ((-1.0 if request.beta < 0 else 1.0) if request.steep else request.beta)
     sink = None if request.sink is None else request.sink.double()
     terms = [term.bind(q, request.beta) for term in request.terms]
-    if terms and all(term.additive or term.name == "sink" for term in request.terms):
-        added = center_bias(sum_terms(terms, request.grid(), q), visible, sink, i, j)
-        scores = torch.nn.functional.pad(scores, (0, added.shape[-1] - j)) + added
-    else:
-        for term in terms:
-            scores = term(scores, request.grid())
-        if sink is not None:
-            scores = torch.cat([scores, sink[:, None, None].expand(b, h, i, 1)], -1)
+    scores = add_terms(request, scores, terms, request.grid(), visible, sink, nonfinite)
     hidden = torch.nn.functional.pad(~visible, (0, scores.shape[-1] - j))
     scores = torch.where(hidden, -math.inf, scores)
-    weights = softargmax(scores, beta=request.beta if request.steep else 1.0)[..., :j]
+    weights = softargmax(scores, beta=abs(request.beta) if request.steep else 1.0)[..., :j]
     nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf that terms added
     weights = torch.nn.functional.dropout(weights, request.dropout)
     if terms and not can_look_for_nonfinite(weights):

@@ -20,7 +20,6 @@ from regard.base.registry import Registry
 from regard.base.tracing import can_read_values, is_symbol
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Grid
-from regard.core.input_checks import disable_autocast
 
 BoundTerm = Callable[[Tensor, Grid], Tensor]
 _SMALL = 1024  # largest number of elements of a tensor whose contents become part of a cache key
@@ -164,16 +163,20 @@ class Shaw(ScoreTerm):
     name = "shaw"
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
-        largest = len(self.keys) // 2
+        from regard.core.kernels.products import dot_products, has_nonfinite  # the kernels import this module
+
+        largest, keys = len(self.keys) // 2, self.keys.to(q).expand(len(q), 1, -1, -1)
+        nonfinite = has_nonfinite(q, keys)
         # one score per query and distance, from which pairs gather: no (i, j, c) tensor is built
-        with disable_autocast(q):
-            by_distance = torch.einsum("bhic,rc->bhir", q, self.keys.to(q)) * beta
+        by_distance = dot_products(q, keys, nonfinite) * beta
 
         def add(scores: Tensor, grid: Grid) -> Tensor:
             distance = (grid.j - grid.i).clamp(-largest, largest) + largest
             if grid.whole:
-                return scores + by_distance.gather(-1, distance.expand(*by_distance.shape[:2], *distance.shape[-2:]))
-            return scores + by_distance[grid.batch, grid.head, grid.row, distance]
+                values = by_distance.gather(-1, distance.expand(*by_distance.shape[:2], *distance.shape[-2:]))
+            else:
+                values = by_distance[grid.batch, grid.head, grid.row, distance]
+            return _add(scores, values, nonfinite)
 
         return add
 

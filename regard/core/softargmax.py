@@ -43,9 +43,11 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
         top = scores.detach().amax(axis, keepdim=True)  # NaN where the row holds one
         best = visible & (scores == top)
         share = best.to(scores.dtype)
-        flat = scores.masked_fill(torch.ones_like(visible), 0)  # zeros through which a gradient of zero flows back
-        weights = share / share.sum(axis, keepdim=True).clamp(min=1) + flat
-        return weights.masked_fill(top.isnan() | (top == math.inf), math.nan)
+        weights = share / share.sum(axis, keepdim=True).clamp(min=1)
+        lost = top.isnan() | (top == math.inf)
+        # gradients of zero flow back through `flat`, and of NaN where NaN or +inf is seen
+        flat = torch.where(lost & visible, scores, 0) * torch.zeros_like(scores).masked_fill(lost, math.nan)
+        return weights.masked_fill(lost, math.nan) + flat
     # an empty row keeps finite scores and is zeroed afterwards, so that no NaN appears, forward or backward
     finite = torch.where(visible, scores, 0)
     if abs(beta) > 1:

@@ -67,7 +67,7 @@ class Archive:
 def open_archive(path: Path) -> Archive:
     """Open a folder or a tar archive: list the files directly in the folder, or all files of the archive."""
     data = b""
-    if path.is_dir():
+    if files.is_folder(path):
         members = [file.name for file in list_files(path)]
     else:
         data = files.read_bytes(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import DataError
+from regard.base.files import exists, is_file, is_folder
 from regard.data.plain_text import check_utf8
 
 LOCK_TIMEOUT = 30.0  # seconds
@@ -116,8 +117,10 @@ def open_fact_store(file: str | os.PathLike[str]) -> FactStore:
     >>> open_fact_store("facts.sqlite").answer("Where was Ada born?")
     """
     path = Path(file)
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise DataError(f"{path} cannot be created: there is no folder {path.parent}")
+    if exists(path) and not is_file(path):  # SQLite would wait for a pipe, and could not be interrupted
+        raise DataError(f"{path} is a folder, a device or a pipe; pass a file")
     return FactStore(path)
 
 

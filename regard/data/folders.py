@@ -47,10 +47,16 @@ def list_folders(folder: Path) -> list[Path]:
     return [entry for entry in list_entries(folder) if entry.is_dir()]
 
 
-def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder and in all its subfolders, without system files."""
+def walk_files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yield the files in a folder and in all its subfolders, without system files.
+
+    above  resolved paths of the folders that contain this one; raises DataError for a link to one of them
+    """
+    own = folder.resolve()
+    if own in above:
+        raise DataError(f"{folder} is a link to a folder that contains it; remove the link")
     for entry in list_entries(folder):
         if entry.is_dir():
-            yield from walk_files(entry)
+            yield from walk_files(entry, above | {own})
         else:
             yield entry

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from regard.base.errors import DataError
+from regard.base.files import exists
 from regard.data.archives import Archive, is_tar, open_archive
 from regard.data.cifar import is_cifar_file, list_cifar_files, read_cifar, read_cifar_file
 from regard.data.folders import check_all_read, list_files, list_folders
@@ -31,7 +32,7 @@ def read_images(path: str | os.PathLike[str], split: str = "train", *, size: Siz
     torch.Size([1, 3, 4, 6])
     """
     place, split = Path(path), SPLIT_NAMES.get(split, split)
-    if not place.exists():
+    if not exists(place):
         raise DataError(f"{place} does not exist; expected {SUPPORTED_FORMATS}")
     found = _read_file(place, split, size) if place.is_file() else _read_folder(place, split, size)
     return found if size is None else resize_images(found, size)

@@ -18,7 +18,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     'words'
     """
     place = Path(path)
-    if not place.is_dir():
+    if not files.is_folder(place):
         return read_text_file(place)
     found = sorted(file for file in walk_files(place) if _is_text_file(file))
     if not found:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.base.errors import DataError
+from regard.base.files import is_file, is_folder
 from regard.data.plain_text import read_lines
 from regard.data.records import Records
 
@@ -72,12 +73,12 @@ def _read_sentences(file: Path) -> list[str]:
 
 
 def _find_file(folder: Path, name: str) -> Path:
-    found = [file for file in (folder / name, folder / f"{name}.gz") if file.is_file()]
+    found = [file for file in (folder / name, folder / f"{name}.gz") if is_file(file)]
     if len(found) > 1:
         raise DataError(f"{folder} has {name} and {name}.gz; remove one of them")
     if found:
         return found[0]
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise DataError(f"{folder} is not a folder; expected one with {name} or {name}.gz")
     available = sorted(file.name for file in folder.iterdir() if file.is_file())
     raise DataError(f"{folder} has neither {name} nor {name}.gz; it has {', '.join(available) or 'no files'}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.base import media_files
 from regard.base.array_files import read_arrays
 from regard.base.errors import ConfigError, DataError
+from regard.base.files import exists
 from regard.base.validation import check_integer, check_number
 from regard.data.digit_strings import DigitStrings
 from regard.data.folders import check_all_read, list_files, walk_files
@@ -65,7 +66,7 @@ def read_spoken_digits(path: str | os.PathLike[str], sample_rate: int | None = N
     tensor([7])
     """
     place = Path(path)
-    if not place.exists():
+    if not exists(place):
         raise DataError(f"{place} does not exist; expected an .npz file, or a folder of files such as 7_ann_0.wav")
     sets = _files_with_suffix(place, ".npz") if place.is_dir() else [place]
     if len(sets) > 1:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as _Library
 
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError, ConfigError, UnknownNameError
-from regard.base.files import MAX_JSON_BYTES, describe, read_json, read_text
+from regard.base.files import MAX_JSON_BYTES, describe, is_file, is_folder, read_json, read_text
 
 TOKENIZER_FILE = "tokenizer.json"
 REPLACEMENT = "\ufffd"  # the replacement character of Unicode, for bytes that are not UTF-8
@@ -137,9 +137,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     [97, 98]
     """
     file = Path(path)
-    if file.is_dir():
+    if is_folder(file, CheckpointError):
         file = file / TOKENIZER_FILE
-    if not file.is_file():
+    if not is_file(file, CheckpointError):
         raise CheckpointError(f"{file} does not exist; pass a {TOKENIZER_FILE}, or a folder with one")
     about = read_json(file, CheckpointError)
     return tokenizer_from_json(about) if isinstance(about, dict) and "kind" in about else PretrainedTokenizer(file)
@@ -162,9 +162,9 @@ def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
         "BytePairTokenizer": BytePairTokenizer,
     }
     kind = data.get("kind") if isinstance(data, Mapping) else None
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"a tokenizer's JSON has 'kind': one of {', '.join(kinds)}, not {kind!r}")
-    return from_json("the tokenizer", kinds[str(kind)], data)
+    return from_json("the tokenizer", kinds[kind], data)
 
 
 class TextStreamer:

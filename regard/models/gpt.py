@@ -65,7 +65,8 @@ class DotProductAttention:
         if isinstance(config.positions, Rotary):
             if config.positions.axes != 1:
                 raise ConfigError(f"tokens of a text have one position each: axes={config.positions.axes}; use axes=1")
-            config.positions.frequencies(self.head_width or config.width // config.heads)
+            width = self.head_width or config.width // config.heads
+            config.positions.frequencies(width, torch.device("meta"))  # raises for a width that does not fit
 
     def resolve(self, config: "GPTConfig") -> "DotProductAttention":
         """Return these settings with each None replaced by the default that it stands for."""

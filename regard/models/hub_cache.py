@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from regard.base.errors import CheckpointError
-from regard.base.files import read_text
+from regard.base.files import is_file, is_folder, read_text
 
 LONGEST_REF = 1000  # bytes of a commit's name
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # a name on the Hub: gpt2, openai-community/gpt2
@@ -34,10 +34,10 @@ def find_cached(name: str) -> Path | None:
         return None
     repository = hub_cache() / f"models--{name.replace('/', '--')}"
     ref = repository / "refs" / "main"
-    if not ref.is_file():
+    if not is_file(ref, CheckpointError):
         return None
     snapshot = repository / "snapshots" / read_text(ref, CheckpointError, LONGEST_REF).strip()
-    return snapshot if snapshot.is_dir() else None
+    return snapshot if is_folder(snapshot, CheckpointError) else None
 
 
 def list_cached() -> list[str]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, to_json
 from regard.base.errors import CheckpointError
-from regard.base.files import describe, file_digest, read_json
+from regard.base.files import describe, exists, file_digest, is_file, is_folder, read_json
 from regard.base.tracing import is_meta_or_fake
 from regard.base.validation import suggest
 from regard.models.hub_cache import REPOSITORY, find_cached, hub_cache, list_cached
@@ -70,7 +70,7 @@ def check_can_save(model: Model, action: str) -> None:
 def create_folder(path: str | os.PathLike[str]) -> Path:
     """Create a folder if it does not exist, and return its path. Raises CheckpointError if it is a file."""
     folder = Path(path)
-    if folder.exists() and not folder.is_dir():
+    if exists(folder, CheckpointError) and not is_folder(folder, CheckpointError):
         raise CheckpointError(f"{folder} is a file; a model is saved as a folder, with {CONFIG} and its weights")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -94,7 +94,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str | None = No
             return _load_saved(folder, about, device)
         except CheckpointError:
             older, about = about, read_config(folder)
-            if about == older:
+            if json.dumps(about) == json.dumps(older):  # as text, because NaN is not equal to NaN
                 raise
             # another process saved a model here in the meantime
 
@@ -174,7 +174,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path | None:
     None if there is none.
     """
     folder, name = Path(path), str(path)
-    if folder.exists() or folder.suffix in PICKLED:
+    if folder.suffix in PICKLED or exists(folder, CheckpointError):
         return folder
     run = find_pretrained(name)
     return find_cached(name) if run is None else run / "model"
@@ -202,10 +202,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a model folder. Raises CheckpointError if the folder has none."""
     if folder.suffix in PICKLED:
         raise pickle_error(folder)
-    if not folder.is_dir():
+    if not is_folder(folder, CheckpointError):
         raise CheckpointError(f"{folder} is not a folder; a model is a folder with {CONFIG} and its weights")
     file = folder / CONFIG
-    if not file.is_file():
+    if not is_file(file, CheckpointError):
         there = _list_names(sorted(each.name for each in folder.iterdir() if each.name != LOCK))
         raise CheckpointError(f"{folder} has no {CONFIG}; it has: {there}")
     about = read_json(file, CheckpointError)
@@ -218,7 +218,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     """Read all tensors of a safetensors file."""
     if file.suffix in PICKLED:
         raise pickle_error(file)
-    if not file.is_file():
+    if not is_file(file, CheckpointError):
         raise CheckpointError(f"{file} does not exist")
     try:
         with safe_open(file, framework="pt") as opened:

@@ -59,7 +59,7 @@ class SpeechConfig(Config):
     def __post_init__(self) -> None:
         self.check(zero=("look_ahead", "look_back"))
         check_heads(self.width, self.heads)
-        Rotary().frequencies(self.width // self.heads)  # raises for heads of an odd width
+        Rotary().frequencies(self.width // self.heads, torch.device("meta"))  # raises for heads of an odd width
 
     @property
     def latency(self) -> int:

@@ -17,7 +17,15 @@ from regard.models.gpt import GPT
 from regard.recipes import birthplaces
 from regard.recipes.calibration import AnswerLikelihood, Confidence
 from regard.recipes.name_likelihood import extract_name, name_log_likelihood
-from regard.recipes.recipe import RESULT_FILE, RecipeResult, RunLocation, find_run, load_finished_run, save_result
+from regard.recipes.recipe import (
+    RESULT_FILE,
+    RecipeResult,
+    RunLocation,
+    find_run,
+    load_finished_run,
+    read_metrics,
+    save_result,
+)
 from regard.recipes.span_infilling import QuestionMix, generate_answers
 from regard.train.checkpoint import convert_os_errors
 from regard.train.loop import fit
@@ -159,7 +167,7 @@ class QuestionAnswerer:
         if splits.validation and splits.test:
             return birthplaces.evaluate_with_confidence(settings, self.model, self.tokenizer, splits)
         location.on_message("every validation or test question was taught: metrics and confidence are not updated")
-        return read_json(self.folder / RESULT_FILE, CheckpointError, "metrics")["metrics"], self.confidence
+        return read_metrics(self.folder), self.confidence
 
     def _is_learnable(self, fact: StoredFact) -> bool:
         """Return whether the model can read the question and its answer.

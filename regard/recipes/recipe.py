@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from regard.base.atomic_write import write_atomically
 from regard.base.config import from_json, override, to_json
 from regard.base.errors import CheckpointError, ConfigError, TrainingError, UnknownNameError
-from regard.base.files import read_json
+from regard.base.files import exists, read_json
 from regard.base.validation import check_integer, suggest
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.characters import CharacterTokenizer
@@ -361,7 +361,7 @@ def _check_no_learned_facts(folder: Path) -> None:
 
 def find_run(folder: Path) -> Path:
     """Return the folder of a training run. If it does not exist, a pretrained model of this name is used."""
-    return folder if folder.exists() else find_pretrained(str(folder)) or folder
+    return folder if exists(folder, CheckpointError) else find_pretrained(str(folder)) or folder
 
 
 def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
@@ -387,6 +387,21 @@ def load_finished_run(folder: Path) -> tuple[Recipe, Any, Model, Any]:
         raise CheckpointError(f"{tokens} is missing, and the model cannot be used without it; train the run again")
     tokenizer = tokenizer_from_json(read_json(tokens, CheckpointError)) if tokens.is_file() else None
     return recipe, settings, load(folder / "model"), tokenizer
+
+
+def read_metrics(folder: Path, *names: str) -> dict[str, float]:
+    """Return the metrics of a finished run, from its result.json. Raises CheckpointError if the file is damaged.
+
+    names  metrics that the run must have
+    """
+    file = find_run(folder) / RESULT_FILE
+    metrics = read_json(file, CheckpointError, "metrics")["metrics"]
+    if not isinstance(metrics, dict):
+        raise CheckpointError(f"{file} is damaged: metrics is not a JSON object")
+    for name, value in {**dict.fromkeys(names), **metrics}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{file} is damaged: the metric {name} is {value!r:.100}, not a number")
+    return metrics
 
 
 def get_recipe(name: str) -> Recipe:

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError, ConfigError, DataError
-from regard.base.files import file_digest, read_json
+from regard.base.files import exists, file_digest, read_json
 from regard.data.folders import walk_files
 from regard.train.checkpoint import RESUMABLE, convert_os_errors
 
@@ -98,18 +98,22 @@ def find_data(folder: Path, given: Path | None) -> Path | None:
     kept = read_json(folder / RUN_FILE, CheckpointError, "data", "data at")
     if kept["data"] is None:
         return None
+    if not isinstance(kept["data at"], str):
+        raise CheckpointError(
+            f"{folder / RUN_FILE} is damaged: 'data at' is {kept['data at']!r}, not a path; pass --data"
+        )
     where = Path(kept["data at"])
-    if not where.exists():
+    if not exists(where):
         raise DataError(f"the run in {folder} used the data in {where}, which do not exist any more; pass --data")
     return where
 
 
 def fingerprint(data: Path, run: Path) -> str:
     """Return a hash of the names and contents of all data files. Files in the folder of the run are left out."""
-    own = run.resolve()
-    files = [file for file in walk_files(data) if own not in file.resolve().parents] if data.is_dir() else [data]
     try:
+        own = run.resolve()
+        files = [file for file in walk_files(data) if own not in file.resolve().parents] if data.is_dir() else [data]
         digests = [(file.relative_to(data).as_posix(), file_digest(file, "blake2b")) for file in files]
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise DataError(f"{data} cannot be read: {error}") from None
     return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest()

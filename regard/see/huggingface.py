@@ -22,7 +22,7 @@ from regard.core.masks.algebra import Mask
 from regard.core.scores import ScoreTerm, additive, sink, softcap
 from regard.see.call_adapters import FlexMask, expand_batch, keep_rows, read_mask
 from regard.see.leading_axes import HeadCount
-from regard.see.record import Record
+from regard.see.record import Record, UnsupportedAttention
 
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ROWS = 8  # queries whose output is compared
@@ -126,13 +126,13 @@ def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trust
     """
     b, h, i, _ = record.q.shape
     if record.v is None or out.shape != (b, i, h, record.v.shape[-1]):
-        raise RuntimeError(
+        raise UnsupportedAttention(
             f"a registered function returned {tuple(out.shape)}, which is not (b i h e) of its arguments"
         )
     if record.dropout and trusted:
         return replace(record, note=f"{BY_ARGUMENTS}; not verified, because dropout changed its output")
     if record.dropout:
-        raise RuntimeError(
+        raise UnsupportedAttention(
             "no operation inside a registered function was intercepted, and dropout changed its output, so its "
             "arguments cannot be verified; call model.eval() first"
         )
@@ -149,7 +149,7 @@ def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trust
     coarse = max((record.q.dtype, out.dtype), key=lambda dtype: torch.finfo(dtype).eps)
     room = ROUNDING.get(coarse, 3e-2) * v.abs().amax((-2, -1))[..., None]
     if not bool((off <= room).all()):  # False for NaN
-        raise RuntimeError(
+        raise UnsupportedAttention(
             "no operation inside a registered function was intercepted, and its output is not that of its arguments: "
             "it has its own mask, scale or bias"
         )

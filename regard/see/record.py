@@ -29,6 +29,10 @@ DRAWN_HEADS, DRAWN_CELLS = 8, 32
 CROSS = ("cross", "encdec", "enc_dec", "encoder_attn", "multihead_attn")
 
 
+class UnsupportedAttention(Exception):  # noqa: N818
+    """Raised while recording a call that cannot be recorded; its text is the reason in `Seen.left_out`."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Record(Statistics):
     """One recorded attention call: its inputs, its statistics, the module that made it, and how it was intercepted.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.base.atomic_write import write_atomically
 from regard.base.errors import CheckpointError
-from regard.base.files import describe, parse_json
+from regard.base.files import describe, is_file, parse_json
 from regard.core.absolute_positions import Positions
 from regard.core.masks.algebra import Mask, Predicate
 from regard.core.masks.data import DenseMask
@@ -58,7 +58,7 @@ def save(seen: Seen, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Seen:
     """Load the records of a file that `save` wrote; their statistics are the same as before saving."""
     file = Path(path)
-    if not file.is_file():
+    if not is_file(file, CheckpointError):
         raise CheckpointError(f"there is no file {file}; seen.save(path) writes one")
     try:
         with safe_open(file, framework="pt", device=str(device)) as opened:

@@ -6,7 +6,7 @@ softmax is traced: a factor becomes beta, an added tensor becomes a score term, 
 other operation the scores themselves are kept, which is exact and costs more memory. Square scores that are not a
 traced product are kept too. Queries and keys are then unknown, but every statistic can be computed. Not supported are
 weights that were not computed by a softmax over the last axis, a selection of rows or keys of the weights, and weights
-with permuted axes. Their product with the values raises an error, which `watch` adds to `seen.left_out`.
+with permuted axes. Their product with the values raises UnsupportedAttention, which `watch` adds to `seen.left_out`.
 """
 
 import string
@@ -38,13 +38,16 @@ from regard.see.call_adapters import (
 )
 from regard.see.interventions.returned_weights import WeightTensors
 from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
-from regard.see.record import Record
+from regard.see.record import Record, UnsupportedAttention
 
 ROUTE = "softmax"
 AFTER_SOFTMAX = "after the softmax"  # part of the note of a record whose weights are changed after the softmax
 LARGE_SCORE = 1000.0  # bound of measured scores: lower numbers with a gap above them hide a pair
 SINGLE_QUERY = "values were multiplied by a softmax for one query without an axis: pass queries (1, c), as q[None]"
 ONE_AXIS_OF_VALUES = "values had one axis, that of keys"
+ONE_ROW = "values were multiplied by a softmax with one row for each sequence; it may be attention pooling"
+NOT_ALONE = "a factor or a bias was applied in the same call as the product of softmax weights and values"
+SQUARE = "values were multiplied by a softmax of a square matrix that is no traced product; it may be graph attention"
 UNKNOWN_PRODUCT = "its scores are not a traced product, so queries and keys are unknown"
 # names of torch functions, without underscores
 PRODUCTS = ("matmul", "rmatmul", "bmm", "mm", "mv", "inner", "linear")
@@ -73,6 +76,7 @@ MOVES = (
     "transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "adjoint", "T", "mT", "H", "mH", "flip",
     "fliplr", "flipud", "rot90", "roll", "getitem", "index_select", "gather", "take", "take_along_dim",
 )  # fmt: skip
+SELECTIONS = ("topk", "gather", "take_along_dim")  # functions that select keys for each query
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +135,12 @@ class SingleScores:
     """Marks the product of keys (j, c) and one query (c), which may be scores (j) without an axis for queries."""
 
 
-Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedValues | SingleScores
+@dataclass(frozen=True, eq=False)
+class RowWeights:
+    """Marks a softmax of a matrix: attention weights of one query for each sequence (b, j), or class probabilities."""
+
+
+Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedValues | SingleScores | RowWeights
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,8 +299,8 @@ class SoftmaxTracer:
         elif operation.is_softmax_over_keys and out.ndim >= 3:  # a matrix may be class probabilities
             scores = operation.option("input", 0, None)
             self._keep(out, TracedWeights(None, scores.shape, (scores, version(scores))))
-        elif operation.name == "softmax" and out.ndim >= 3 and not operation.is_softmax_over_keys:
-            self._keep(out, _no_softmax("a softmax over another axis"))
+        elif operation.name == "softmax":
+            self._keep(out, RowWeights() if out.ndim == 2 else _no_softmax("a softmax over another axis"))
         elif operation.name in TIMES and (pairs := _read_pair_products(args, out)) is not None:
             self._keep(out, pairs)
 
@@ -306,7 +315,7 @@ class SoftmaxTracer:
             for traced in map(self._recall, factors):
                 _refuse(traced)
                 if isinstance(traced, TracedWeights) and traced.scores is not None:
-                    raise RuntimeError(ONE_AXIS_OF_VALUES)
+                    raise UnsupportedAttention(ONE_AXIS_OF_VALUES)
             if sorted(x.ndim for x in factors) == [1, 2] and not any(map(_is_parameter, factors)):
                 self._keep(operation.out, SingleScores())
             return
@@ -345,6 +354,8 @@ class SoftmaxTracer:
             self._keep(operation.out, traced)
         elif isinstance(traced, TracedWeights) and traced.scores is not None:
             self._keep(operation.out, _changed_weights(operation.name, traced.root))
+        elif isinstance(traced, TracedScores) and operation.name in SELECTIONS and not traced.learned:
+            self._keep(operation.out, _selected_scores(operation.name))
 
     def _trace_product(self, left: Tensor, right: Tensor, beta: float, added: tuple[Tensor, ...], out: Tensor) -> None:
         """Trace a matrix product: an attention output if the left factor is attention weights, else possibly scores.
@@ -356,18 +367,23 @@ class SoftmaxTracer:
         other = self._recall(right)
         for factor in (traced, other):
             _refuse(factor)
+        for rows, values in ((left, right), (right, left)):
+            if isinstance(self._recall(rows), RowWeights) and not _is_parameter(values):
+                _refuse_rows(rows, values, is_left=rows is left)
         if isinstance(traced, TracedScores) and not _is_parameter(right):
             # relu and the like between products of matrices may be a layer whose weights are no parameters
             ambiguous = right.ndim < 3 and traced.nonlinearity not in EXPONENTIALS
             if not ambiguous:
                 _refuse_nonlinear(traced)
         if isinstance(traced, TracedWeights):
+            if beta != 1 or added:
+                raise UnsupportedAttention(NOT_ALONE)
             if right.ndim >= 2:
                 self._finish(traced, left.shape, right, out, AxisPermutation(list(range(out.ndim))), out.shape[:-2])
             elif traced.scores is not None:
-                raise RuntimeError(ONE_AXIS_OF_VALUES)
+                raise UnsupportedAttention(ONE_AXIS_OF_VALUES)
         elif isinstance(other, TracedWeights) and other.scores is not None:
-            raise RuntimeError("values were the left factor of a product with softmax weights")
+            raise UnsupportedAttention("values were the left factor of a product with softmax weights")
         elif min(left.ndim, right.ndim) >= 2 and (right.ndim >= 3 or not _is_parameter(right)):
             scores = _scores(left, right.mT, out, _is_parameter(right))
             self._keep(out, replace(scores, beta=beta, added=added))
@@ -376,6 +392,9 @@ class SoftmaxTracer:
         """Return the `Traced` entry of the output of an operation on a traced tensor; None if tracing ends there."""
         if operation.creates or isinstance(traced, SingleScores):
             return None
+        if isinstance(traced, RowWeights):
+            same = operation.name in (*SAME, "dropout") or operation.reshapes(source)
+            return traced if same and operation.out.ndim in (2, 3) else None
         if isinstance(traced, PairProducts):
             if operation.summed_axis(source) == source.ndim - 1:
                 scores = traced.scores
@@ -402,11 +421,11 @@ class SoftmaxTracer:
             return None  # a factor of a larger tensor
         resized = operation.out.shape != source.shape and operation.name not in SAME
         if resized and operation.has_other_numbers(source):
-            raise RuntimeError(f"softmax weights were an argument of {operation.name}, which is not supported")
+            raise UnsupportedAttention(f"softmax weights were an argument of {operation.name}, which is not supported")
         return _trace_weights(traced, operation, source)
 
     def _sum_values(self, traced: WeightedValues, operation: Operation, source: Tensor) -> None:
-        """Report an attention call if the operation sums weights times values over keys, else raise RuntimeError."""
+        """Report an attention call if the operation sums weights times values over keys, else raise an error."""
         summed = operation.summed_axis(source) == source.ndim + traced.key_axis
         if isinstance(traced.weights, Unsupported):
             axis = operation.option("dim", 1, None)
@@ -414,7 +433,7 @@ class SoftmaxTracer:
                 _refuse(traced.weights)
             return  # a factor for each of some vectors, as in a router
         if not summed or version(traced.v) != traced.version:
-            raise RuntimeError(f"{operation.name} of weights times values is not a sum over keys alone")
+            raise UnsupportedAttention(f"{operation.name} of weights times values is not a sum over keys alone")
         permutation = AxisPermutation(list(range(operation.out.ndim)))
         self._finish(traced.weights, source.shape[:-1], traced.v, operation.out, permutation, operation.out.shape[:-2])
 
@@ -433,13 +452,15 @@ class SoftmaxTracer:
         weights = [at for at, each in enumerate(traced) if isinstance(each, TracedWeights) and (each.scores or at == 0)]
         letters, result = _expand_letters(equation, operands)
         if len(weights) > 1:
-            raise RuntimeError(f"einsum({equation!r}) multiplied the weights of two softmaxes")
+            raise UnsupportedAttention(f"einsum({equation!r}) multiplied the weights of two softmaxes")
         if weights:
             self._finish_einsum(equation, traced[weights[0]], weights[0], letters, result, operands, out)
             return
         for at, each in enumerate(traced):
             if isinstance(each, TracedScores) and _sums_with_another(at, letters, result, operands):
                 _refuse_nonlinear(each)
+            if isinstance(each, RowWeights) and _sums_with_another(at, letters, result, operands):
+                raise UnsupportedAttention(ONE_ROW)
         if (scores := _read_einsum_scores(letters, result, operands, out)) is not None:
             self._keep(out, scores)
 
@@ -476,7 +497,7 @@ class SoftmaxTracer:
             product = (f"{own},{letters[values]}->{heads}", operands[at], operands[values])
             v = _arrange_axes(operands[values], letters[values], leading + j + width)
         if v is None:
-            raise RuntimeError(f"einsum({equation!r}) of weights and values is not supported")
+            raise UnsupportedAttention(f"einsum({equation!r}) of weights and values is not supported")
         sizes = _axis_sizes(letters, operands)
         transform: OutputTransform = AxisPermutation([result.index(x) for x in heads]) if not others else (
             EinsumProjection(
@@ -507,9 +528,9 @@ class SoftmaxTracer:
         scores, shape = weights.scores, weights.shape
         i, j = shape[-2:]
         if factor[-2:] != shape[-2:] or (leading != factor[:-2] and factor != shape):
-            raise RuntimeError(f"softmax weights {tuple(shape)} were multiplied with values as {tuple(factor)}")
+            raise UnsupportedAttention(f"softmax weights {tuple(shape)} were multiplied with values as {tuple(factor)}")
         if scores is None and i != j:
-            raise RuntimeError(
+            raise UnsupportedAttention(
                 "values were multiplied by a softmax of numbers that are not a traced product of queries and keys, "
                 "as in additive attention; it may be attention"
             )
@@ -532,7 +553,7 @@ class SoftmaxTracer:
         if weights.measured is not None:
             numbers, then = weights.measured
             if version(numbers) != then:
-                raise RuntimeError("scores were written into between their softmax and the product with the values")
+                raise UnsupportedAttention("scores were written into between their softmax and the product")
             visible, numbers, _ = split_hidden(axes.to_heads(numbers.expand(shape)), LARGE_SCORE)
             mask, terms = simplify_mask(collapse_repeated(visible), i, j), (MeasuredScores(numbers),)
         note = ", ".join(filter(None, ("" if scores is not None else UNKNOWN_PRODUCT, weights.note, axes.note)))
@@ -571,12 +592,23 @@ class SoftmaxTracer:
 
 def _refuse(traced: Traced | None) -> None:
     if isinstance(traced, Unsupported):
-        raise RuntimeError(traced.reason)
+        raise UnsupportedAttention(traced.reason)
 
 
 def _refuse_nonlinear(scores: TracedScores) -> None:
     if scores.nonlinearity:
         _refuse(_no_softmax(scores.nonlinearity))
+
+
+def _refuse_rows(rows: Tensor, values: Tensor, is_left: bool) -> None:
+    """Raise UnsupportedAttention if the product of a softmax of a matrix and other numbers may be attention.
+
+    It may be if the weights are a row for each sequence, (b, 1, j) or (b, j, 1), or a square matrix (j, j).
+    """
+    if rows.ndim == 3 and values.ndim >= 3 and rows.shape[-2 if is_left else -1] == 1:
+        raise UnsupportedAttention(ONE_ROW)
+    if rows.ndim == values.ndim == 2 and is_left and rows.shape[0] == rows.shape[1]:
+        raise UnsupportedAttention(SQUARE)
 
 
 def _no_softmax(name: str) -> Unsupported:
@@ -587,6 +619,10 @@ def _no_softmax(name: str) -> Unsupported:
 
 def _changed_weights(name: str, root: object) -> Unsupported:
     return Unsupported(f"values were multiplied by {name} of softmax weights, not by the weights themselves", root)
+
+
+def _selected_scores(name: str) -> Unsupported:
+    return Unsupported(f"values were multiplied by a softmax of {name} of scores, so each query has keys of its own")
 
 
 def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
@@ -666,6 +702,8 @@ def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) ->
     after = _change_scores(scores, operation, source)
     if after is None and scores.nonlinearity and operation.carries(source):
         return _no_softmax(scores.nonlinearity)
+    if after is None and operation.name in SELECTIONS and not scores.learned:
+        return _selected_scores(operation.name)
     return after
 
 

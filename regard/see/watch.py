@@ -37,7 +37,7 @@ from regard.see.interventions.attention_call import AttentionCall, OutputChange
 from regard.see.interventions.returned_weights import ResultWeights, ReturnedWeights
 from regard.see.leading_axes import HeadCount, LeadingAxes, read_leading_axes
 from regard.see.query_positions import infer_query_positions, is_over_channels
-from regard.see.record import Record, Seen, attention_role
+from regard.see.record import Record, Seen, UnsupportedAttention, attention_role
 from regard.see.simple_layers import is_simple_layer
 from regard.see.softmax_tracer import SoftmaxTracer, can_start_trace, function_name
 
@@ -189,6 +189,8 @@ class Watcher(TorchFunctionMode):
             self._leave_out(f"the operator {name} was called directly; call scaled_dot_product_attention")
         elif func is torch.nn.functional.multi_head_attention_forward:
             return self._multihead_function(args, kwargs, out)
+        elif (operator := _custom_operator(func)) and ("attention" in name or "attn" in name):
+            self._leave_out(f"the custom operator {operator} was called; it may be attention")
         elif name == "flex_attention" and not kwargs:
             changed = self._record_call(lambda: build_flex_record(*args), out[0])
         else:
@@ -258,6 +260,10 @@ class Watcher(TorchFunctionMode):
             yield
 
     def _sdpa(self, out: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        if (reason := _reason_unusable(out)) is not None:
+            self._intercepted += 1
+            self._leave_out(reason)
+            return None
         leading = out.shape[:-2]
         if kwargs.get("enable_gqa"):
             axes = LeadingAxes(tuple(leading), len(leading) - 1, len(leading), tuple(leading))
@@ -529,6 +535,8 @@ class Watcher(TorchFunctionMode):
             yield
         except RegardError:
             raise  # an invalid selection, for the caller of watch
+        except UnsupportedAttention as error:
+            self._leave_out(str(error))
         except Exception as error:
             self._leave_out(f"could not be recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
@@ -623,6 +631,13 @@ def _find_edited(out: Tensor | None) -> tuple[Record, Record] | None:
     return records if out is not None and made() is out else None
 
 
+def _custom_operator(func: Any) -> str:
+    """Return the name of an operator of torch.ops, such as "flash_attn::_flash_attn_forward"; "" for torch's own."""
+    packet = getattr(func, "overloadpacket", func)
+    name: str = getattr(packet, "_qualified_op_name", "")
+    return "" if name.startswith(("aten::", "prims::", "regard::")) else name
+
+
 def _find_module(model: object) -> nn.Module | None:
     if isinstance(model, nn.Module):
         return model
@@ -686,6 +701,8 @@ def _reason_unusable(q: Tensor) -> str | None:
     """Return why a call with this q cannot be recorded, or None if it can."""
     if torch._C._functorch.is_functorch_wrapped_tensor(q):
         return "calls inside a transform of torch.func, whose tensors end with it"
+    if q.is_nested:
+        return "calls on nested tensors; pad them with torch.nested.to_padded_tensor"
     if q.device.type == "meta" or type(q).__name__ == "FakeTensor":
         return "calls on meta or fake tensors, which hold no numbers"
     return None

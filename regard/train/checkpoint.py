@@ -286,11 +286,11 @@ def _verify(file: Path, group: ProcessGroup) -> dict[str, Any]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     found = read_json(file, CheckpointError, "sha256", "checkpoint")
-    about: dict[str, Any] = found["checkpoint"]
-    if found["sha256"] != _json_digest(about):
+    about: Any = found["checkpoint"]
+    if not isinstance(about, dict) or found["sha256"] != _json_digest(about):
         raise CheckpointError(f"{file} is damaged: its checksum does not match")
-    if about["format"] != FORMAT:
-        raise CheckpointError(f"{file} has the format {about['format']!r}, not {FORMAT!r}")
+    if about.get("format") != FORMAT:
+        raise CheckpointError(f"{file} has the format {about.get('format')!r}, not {FORMAT!r}")
     return about
 
 

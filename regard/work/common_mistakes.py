@@ -119,10 +119,17 @@ def _score_mistakes() -> Iterator[CommonMistake]:
     for left, right in (("q", "q"), ("k", "k"), ("q", "v"), ("v", "k")):
         text = f"the {NOUNS[left]} were multiplied by the {NOUNS[right]} instead of the queries by the keys"
         yield mistake("wrong factor", text, _product(left, right))
+    text = "every score was divided by the lengths of its query and its key; the score is their product alone"
+    yield mistake("divided by the lengths", text, _cosines)
     text = "these are the scaled scores, which are the next step"
     yield mistake("scaled too early", text, lambda head, values: scaled(head, values) if head.scaled else None)
     text = "the scores were divided by the square root of the width, but this problem has no scale"
     yield mistake("unwanted scale", text, lambda head, values: None if head.scaled else scaled(head, values))
+
+
+def _cosines(head: HeadInputs, values: StepValues) -> Array | None:
+    lengths = [np.linalg.norm(values[role], axis=1) for role in ("q", "k")]
+    return None if min(map(min, lengths)) == 0 else values["q"] @ values["k"].T / np.outer(*lengths)
 
 
 def _scale_mistakes() -> Iterator[CommonMistake]:
@@ -211,6 +218,26 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
     )
     yield mistake("no exponentials", "the scores were divided by their sum without exponentials", _without_exp)
     yield mistake(
+        "divided by the length",
+        "the exponentials were divided by the root of the sum of their squares, not by their sum",
+        lambda scores, visible: _divide_exponentials(scores, visible, lambda row: float(np.linalg.norm(row))),
+    )
+    yield mistake(
+        "divided by the number of keys",
+        "the exponentials were divided by the number of keys, not by their sum",
+        lambda scores, visible: _divide_exponentials(scores, visible, lambda row: len(row)),
+    )
+    yield mistake(
+        "sigmoid instead of softmax",
+        "the sigmoid of each score was taken alone; the exponentials of a query should be divided by their sum",
+        lambda scores, visible: np.where(visible, 1 / (1 + np.exp(np.minimum(-scores, 700.0))), 0.0),
+    )
+    yield mistake(
+        "logarithm of the weights",
+        "these are the logarithms of the weights",
+        lambda scores, visible: np.log(softmax(scores, visible)) if visible.all() else None,
+    )
+    yield mistake(
         "percent",
         "the weights are in percent; those of a query should add up to 1, not to 100",
         lambda scores, visible: 100 * softmax(scores, visible),
@@ -230,6 +257,12 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
         "weights",
         "the weights were calculated from the scores, not from the scaled scores",
         lambda head, values: softmax(values["scores"], head.visible) if head.scaled else None,
+    )
+    yield CommonMistake(
+        "no softmax",
+        "weights",
+        "these are the scores, neither scaled nor passed through the softmax",
+        lambda head, values: values["scores"] if head.scaled else None,
     )
     for base in (2, 10):
         yield mistake("another base", f"these are powers of {base} instead of powers of e", _with_base(base))
@@ -263,6 +296,17 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
         lambda scores, visible: softmax(np.where(visible, scores, 0.0), np.ones_like(visible)),
         needs_mask=True,
     )
+
+
+def _divide_exponentials(scores: Array, visible: Visible, divisor: Callable[[Array], float]) -> Array | None:
+    """Return the exponentials of the visible scores, those of each query divided by a number of their own.
+
+    Returns None if a query sees no key.
+    """
+    if not visible.any(1).all():
+        return None
+    raised = np.where(visible, np.exp(np.minimum(scores, 700.0)), 0.0)
+    return np.stack([row / divisor(row[seen]) for row, seen in zip(raised, visible, strict=True)])
 
 
 def _with_base(base: int) -> WeightFunction:
@@ -313,6 +357,16 @@ def _output_mistakes() -> Iterator[CommonMistake]:
         "transposed product",
         "the values were transposed before the product",
         lambda weights, v: weights @ v.T if _is_square(v) else None,
+    )
+    yield mistake(
+        "weights ignored",
+        "these are the sums of all values; each value should be multiplied by its weight",
+        lambda weights, v: np.ones_like(weights) @ v,
+    )
+    yield mistake(
+        "weights ignored",
+        "these are the values themselves; each output is their sum, weighted by a row of the weights",
+        lambda weights, v: v if _is_square(weights) else None,
     )
     for role in ("k", "q"):
         text = f"the weights were multiplied by the {NOUNS[role]} instead of the values"

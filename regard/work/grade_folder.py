@@ -18,7 +18,7 @@ from regard.base.files import read_json
 from regard.work.exercises import EXERCISE_SETS
 from regard.work.exercises.answer_process import Limits, Sources
 from regard.work.exercises.exercise import student_seed
-from regard.work.grading import SUFFIXES, grade_sources
+from regard.work.grading import SUFFIXES, escape_surrogates, grade_sources
 from regard.work.notebook import read_sources
 from regard.work.quiz import Quiz
 
@@ -34,6 +34,10 @@ class ClassRow:
     max_points: int
     status: str  # correct, wrong, error, or missing
     message: str
+
+    def __post_init__(self) -> None:
+        for name in ("student", "message"):
+            object.__setattr__(self, name, escape_surrogates(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,14 @@ def grade_folder(
     for student, files in find_submissions(folder).items():
         progress(f"grading {student}: {', '.join(file.name for file in files)}")
         try:
+            check_links(folder, files)
             sources = [pair for file in files if file.suffix != ".json" for pair in read_sources(file)]
             answers = read_predictions(sources, [file for file in files if file.suffix == ".json"])
         except ConfigError as error:
-            yield ClassRow(student, "", "", 0, 0, "error", str(error))
+            asked = [(name, each.name) for name in options.exercise_sets for each in EXERCISE_SETS[name].exercises]
+            asked += [("quiz", str(number)) for number in range(1, options.quiz + 1)]
+            for exercise, question in asked or [("", "")]:
+                yield ClassRow(student, exercise, question, 0, int(bool(asked)), "error", str(error))
             continue
         readable = [folder / student] if (folder / student).is_dir() else []
         yield from _grade_exercises(student, sources, options, [folder], readable)
@@ -88,6 +96,14 @@ def find_submissions(folder: Path) -> dict[str, list[Path]]:
     if not found:
         raise ConfigError(f"{folder} has no submissions: no .py, .ipynb or .json files")
     return found
+
+
+def check_links(folder: Path, files: Sequence[Path]) -> None:
+    """Raise ConfigError if a submitted file is a link to a file outside the student's part of the folder."""
+    for file in files:
+        own, target = folder.resolve() / file.relative_to(folder).parts[0], file.resolve()
+        if own != target and own not in target.parents:
+            raise ConfigError(f"{file.name} is a link to {target}, a file of somebody else; grade a copy of the file")
 
 
 def _grade_exercises(

@@ -80,7 +80,12 @@ def make_grade(exercise_set: ExerciseSet, exercise: Exercise, result: CheckResul
     """Convert the result of a check to a grade; None as the result means that the answer is correct."""
     if result is None:
         return Grade(exercise_set.name, exercise.name, True)
-    return Grade(exercise_set.name, exercise.name, False, result.mistake, result.feedback)
+    return Grade(exercise_set.name, exercise.name, False, result.mistake, escape_surrogates(result.feedback))
+
+
+def escape_surrogates(text: str) -> str:
+    """Replace lone surrogates, which a message of a submission may have but no file can, by their escapes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def grade_file(exercise_set: ExerciseSet, path: Path, seconds: float = 60.0) -> FileGrade:

@@ -106,6 +106,8 @@ StudentSteps = Mapping[tuple[str, int | None], StudentMatrix]
 
 def read_answer(path: Path, solution: Solution) -> StudentSteps:
     """Read a student's answer from a JSON file that has the matrices of some steps by name."""
+    if path.suffix.lower() != ".json":
+        raise ConfigError(f"{path} is not a .json file; an answer is a .json file with some of {', '.join(KEYS)}")
     found = read_json(path)
     if not isinstance(found, dict):
         raise ConfigError(f"{path} should hold an object with some of {', '.join(KEYS)}, not {found!r}")

@@ -1,6 +1,7 @@
 """Bounded readers refuse devices, deep JSON, bombs and damaged files with our errors, and read everything else."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -14,7 +15,18 @@ from PIL import Image
 
 from regard.base.array_files import MAX_ENTRIES, read_arrays
 from regard.base.errors import CheckpointError, ConfigError, DataError
-from regard.base.files import decompress, parse_json, read_bytes, read_json, read_text
+from regard.base.files import (
+    BLOCK,
+    decompress,
+    exists,
+    file_digest,
+    is_file,
+    is_folder,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+)
 from regard.base.media_files import decode_image, read_wav
 
 
@@ -174,3 +186,29 @@ def test_images_are_turned_upright() -> None:
     exif[0x0112] = 6  # rotate by a quarter
     image.save(file, "jpeg", exif=exif)
     assert decode_image("f", file.getvalue()).size == (5, 7)
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        file.truncate(1 << 40)  # takes no space on the disk
+    with pytest.raises(DataError, match="a has more than 17,179,869,184 bytes, which is too large"):
+        read_bytes(tmp_path / "a")
+
+
+def test_the_checksum_of_a_pipe_does_not_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a device or a pipe"):
+        file_digest(tmp_path / "pipe")
+    (tmp_path / "a").write_bytes(b"12345" * BLOCK)
+    assert file_digest(tmp_path / "a") == hashlib.sha256(b"12345" * BLOCK).hexdigest()
+
+
+def test_a_path_that_cannot_be_looked_up_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path, why in ((tmp_path / ("x" * 300), "File name too long"), (tmp_path / "loop", "Too many levels")):
+        for ask in (exists, is_file, is_folder):
+            with pytest.raises(CheckpointError, match=f"cannot be read: {why}"):
+                ask(path, CheckpointError)
+    assert exists(tmp_path)
+    assert is_folder(tmp_path)
+    assert not any(ask(Path("a\0b")) or ask(tmp_path / "absent") for ask in (exists, is_file, is_folder))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import regard
@@ -153,3 +154,17 @@ def test_a_mistyped_model_without_an_input_suggests_the_model(words: list[str], 
 @pytest.mark.parametrize("words", [["train", "visoin"], ["train", "list", "visoin"], ["plan", "visoin"]])
 def test_a_mistyped_recipe_suggests_the_recipe(words: list[str]) -> None:
     assert run.invoke(app, words).stderr == "regard: there is no recipe 'visoin'; did you mean 'vision'?\n"
+
+
+def test_an_error_of_the_system_that_names_a_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def read_a_long_name() -> None:
+        Path("x" * 300).read_text()
+
+    def write_to_a_closed_pipe() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(typer.Exit):
+        print_errors(read_a_long_name)()
+    assert capsys.readouterr().err == f"regard: {'x' * 300} cannot be used: File name too long\n"
+    with pytest.raises(BrokenPipeError):
+        print_errors(write_to_a_closed_pipe)()

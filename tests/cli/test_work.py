@@ -130,6 +130,7 @@ def test_a_check_is_printed_as_json(tmp_path: Path) -> None:
         (["three-tokens", "--out", "missing/a.md"], "missing/a.md cannot be written"),
         (["three-tokens", "--mask", "casual()"], "did you mean 'causal'?"),
         (["three-tokens", "--heads", "3"], "which cannot be split into 3 heads; try heads = 2"),
+        (["three-tokens", "--check", "answer.npz"], "answer.npz is not a .json file; an answer is a .json file with"),
         (["three-tokens", "--check", "missing.json"], "missing.json cannot be read"),
         (["missing.json"], "missing.json cannot be read: No such file"),
         (["--q", "all.npz"], "all.npz has several matrices"),

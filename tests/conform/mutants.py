@@ -296,6 +296,29 @@ def multiplies_values_by_queries(q, k, v):
     return attend(q, v, k)
 
 
+class CrossAttention(nn.Module):
+    """A layer whose query, key and value are projected one by one."""
+
+    sources = "query", "key", "value"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        inputs = {"query": query, "key": key, "value": value}
+        projections = zip((self.q_proj, self.k_proj, self.v_proj), self.sources, strict=True)
+        q, k, v = (project(inputs[each]).unflatten(-1, (4, 8)).transpose(1, 2) for project, each in projections)
+        out: Tensor = self.out_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        return out
+
+
+@mutant("input-ignored", "q is computed from key, not from query")
+class ComputesQueriesFromKeys(CrossAttention):
+    sources = "key", "key", "value"
+
+
 @mutant("k-and-v-swapped", "the output is linear in k, and v is compared with q")
 class ExchangesKeysAndValues(nn.Module):
     """A layer whose weights cannot be measured, so that its example is found without them."""
@@ -622,6 +645,16 @@ def scales_by_the_width_of_all_heads(q, k, v):
     return attend(q, k, v, scale=(q.shape[1] * q.shape[-1]) ** -0.5)
 
 
+@mutant("scale", "exp2 in place of exp")
+def takes_powers_of_two(q, k, v):
+    return attend(q, k, v, scale=math.log(2) * q.shape[-1] ** -0.5)
+
+
+@mutant("scale", "the logarithm of the number of keys")
+def scales_by_the_logarithm_of_keys(q, k, v):
+    return attend(q, k, v, scale=math.log(k.shape[2]) * q.shape[-1] ** -0.5)
+
+
 @mutant("scale", "1/sqrt(j) (the number of keys), not by 1/sqrt(c)")
 def scales_by_the_number_of_keys(q, k, v):
     return attend(q, k, v, scale=k.shape[2] ** -0.5)
@@ -770,6 +803,11 @@ def is_wrong_for_one_head(q, k, v):
 
 
 @mutant("outputs")
+def is_wrong_for_one_query(q, k, v):
+    return unscaled_where(q.shape[2] == 1, q, k, v)
+
+
+@mutant("outputs")
 def is_wrong_for_one_key_head(q, k, v):
     return attend(q, k, v.roll(1, 0) if v.shape[1] == 1 < q.shape[1] else v)
 
@@ -819,6 +857,13 @@ def exponentiates_without_the_maximum(q, k, v):
         return scores.exp() / scores.exp().sum(-1, keepdim=True)
 
     return attend(q, k, v, weigh=bare)
+
+
+@mutant("overflow", "scores of -1000 in torch.float32, for all keys of a row, underflow")
+def starts_its_maximum_at_zero(q, k, v):
+    scores = (q * q.shape[-1] ** -0.5) @ spread(k, q.shape[1]).mT
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=0)).exp()
+    return (weights / weights.sum(-1, keepdim=True)) @ spread(v, q.shape[1])
 
 
 @mutant("overflow", "scores of 40000 in torch.float16 overflow: q . k exceeds 65504 before it is scaled")
@@ -916,6 +961,11 @@ def scales_each_head_in_its_own_way(q, k, v):
 def compares_by_distance(q, k, v):
     distances = torch.cdist(q.double(), spread(k, q.shape[1]).double())
     return (-distances).softmax(-1).to(v.dtype) @ spread(v, q.shape[1])
+
+
+@mutant("weights-sum-to-one", "sum to 1.001, not to 1")
+def raises_small_weights(q, k, v):
+    return ((q * q.shape[-1] ** -0.5) @ k.mT).softmax(-1).clamp(min=1e-3) @ v
 
 
 @mutant("weights-sum-to-one", "as if they were rounded to half precision")
@@ -1286,6 +1336,16 @@ class TakesKeysFromItself(AttendsToItselfAlone):
     def memory(self, x, context):
         same = context is not None and context.shape == x.shape
         return (x, context) if same else (context if context is not None else x,) * 2
+
+
+@mutant("memory-ignored", "rows of x are attended to, although context is passed")
+class TakesKeysFromItsNormedInput(AttendsToItselfAlone):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(12)
+
+    def memory(self, x, context):
+        return self.norm(x), x if context is None else context
 
 
 class RightCross(AttendsToItselfAlone):

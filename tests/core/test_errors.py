@@ -790,3 +790,13 @@ def test_places_may_lie_before_the_beginning():
 def test_what_is_no_places_is_refused(positions):
     text = said(ConfigError, call, positions=positions)
     assert text == f"positions must be regard.Positions(queries, keys), not {positions!r}; cache.extend returns them"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_a_nested_tensor_is_refused(layout):
+    x = torch.randn(2, 3, 5, 4)
+    nested = torch.nested.nested_tensor([torch.randn(3, 5, 4), torch.randn(2, 5, 4)], layout=layout)
+    for tensors in ((nested, x, x), (x, nested, x), (x, x, nested)):
+        with pytest.raises(DtypeError, match=r"is a nested tensor; call [qkv].to_padded_tensor\(0\)"):
+            attend(*tensors)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard import additive, alibi, attend, causal, sink, window
+from regard import additive, alibi, attend, causal, sink, softcap, window
 from regard.base.errors import KernelRefusedError
 from regard.core.attend import prepare_request
 from regard.core.kernels import flex
@@ -56,20 +56,59 @@ def test_recomputed_activations_have_the_same_gradients(reentrant):
         assert torch.equal(own.grad, other.grad)
 
 
-@pytest.mark.parametrize("beta", [60.0, 1e3])
-def test_second_derivatives_at_large_scores(beta):
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked"])
+@pytest.mark.parametrize("beta", [0.3, 60.0, 1e3])
+def test_second_derivatives(beta, kernel):
     def penalty(kernel: str | None) -> tuple[Tensor, ...]:
-        x = draw(9, torch.float64)
-        out = attend(*x, beta=beta, kernel=kernel)
+        x = draw(70, torch.float64)
+        out = attend(*x, beta=beta, mask=causal() & window(before=9), scores=sink(torch.zeros(2)), kernel=kernel)
         first = torch.autograd.grad(out.square().sum(), x, create_graph=True)
         return torch.autograd.grad(out.sum() + sum(g.square().sum() for g in first), x)
 
-    if beta < 1e3:
-        with pytest.raises(RuntimeError, match=r"derivative for .* is not implemented"):
-            penalty("sdpa")  # torch's own kernel, at ordinary scores
-        return
-    for own, other in zip(penalty("sdpa"), penalty("eager"), strict=True):
-        assert torch.allclose(own, other, rtol=1e-10, atol=1e-10)
+    for own, other in zip(penalty(kernel), penalty("eager"), strict=True):
+        assert torch.allclose(own, other, rtol=1e-8, atol=1e-8 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "blocked", "eager"])
+@pytest.mark.parametrize("beta", [0.3, LARGE])
+@pytest.mark.parametrize("inner", [(0,), (1, 2), (0, 1, 2), (3,), (0, 3)], ids=str)
+def test_gradients_outside_of_a_transform_of_torch_func(inner, beta, kernel):
+    """torch.func.grad of some inputs and, by autograd, gradients of its results, whichever inputs these depend on."""
+    found = []
+    for own in (kernel, "reference"):
+        x = [*draw(70, torch.float64), torch.linspace(0.1, 1.0, 2, dtype=torch.float64).requires_grad_()]
+
+        def loss(*some: Tensor, x: list[Tensor] = x, own: str = own) -> Tensor:
+            q, k, v, slopes = (some[inner.index(n)] if n in inner else each for n, each in enumerate(x))
+            return attend(q, k, v, mask=window(before=9), scores=alibi(slopes=slopes), beta=beta, kernel=own).sum()
+
+        gradients, value = torch.func.grad_and_value(loss, tuple(range(len(inner))))(*(x[n] for n in inner))
+        found.append([*gradients, *torch.autograd.grad(value + sum(y.square().sum() for y in gradients), x)])
+    for own, other in zip(*found, strict=True):
+        assert torch.allclose(own, other, rtol=1e-8, atol=1e-10 * other.abs().max().item())
+
+
+@pytest.mark.parametrize("beta", [0.3, LARGE])
+def test_jacobians_by_torch_func(beta):
+    q, k, v = (x.detach() for x in draw(5))
+    found = [torch.func.jacrev(lambda q, x=x: attend(q, k, v, beta=beta, kernel=x))(q) for x in (None, "eager")]
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-5)
+    vmapped = torch.func.vmap(torch.func.vjp(lambda q: attend(q, k, v, beta=beta), q)[1])(
+        torch.eye(5 * 32)[:7].view(7, *q.shape)
+    )
+    assert torch.allclose(vmapped[0], found[1].view(-1, *q.shape)[:7], rtol=1e-4, atol=1e-5)
+
+
+def test_terms_that_are_learned_outside_of_a_vjp_at_large_scores():
+    q, k, v = (x.detach() for x in draw())
+    slopes = torch.rand(2, requires_grad=True)
+    found = []
+    for kernel in (None, "eager"):
+        run = lambda *x, kernel=kernel: attend(*x, beta=LARGE, scores=alibi(slopes=slopes), kernel=kernel)  # noqa: E731
+        out, pull = torch.func.vjp(run, q, k, v)
+        found.append(pull(torch.ones_like(out)))
+    for own, other in zip(*found, strict=True):
+        assert torch.allclose(own, other, rtol=1e-4, atol=1e-4)
 
 
 def test_second_derivatives_where_only_one_input_needs_a_gradient():
@@ -289,3 +328,16 @@ def test_no_score_is_above_the_bound(beta):
     q, k, _ = draw()
     scores = (beta * q @ k.mT).abs().amax()
     assert scores <= score_bound(q, k, beta) < 10 * scores
+
+
+@pytest.mark.parametrize("kernel", ["eager", "reference"])
+def test_what_is_added_after_a_soft_cap_is_centred_by_row(kernel):
+    added = torch.zeros(70, 70)
+    added[3] = -1e9
+    found = []
+    for values in (added, torch.zeros(70, 70)):
+        x = draw()
+        out = attend(*x, scores=[softcap(5.0), values], kernel=kernel)
+        found.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    for own, other in zip(*found, strict=True):
+        assert torch.allclose(own, other, atol=1e-5)

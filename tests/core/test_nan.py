@@ -486,3 +486,91 @@ def test_dropped_weights_give_no_hidden_nan() -> None:
     out, weights = attend_with_weights(q, k, v, mask=padding(torch.tensor([10, 10])), dropout=0.1)
     assert out.isfinite().all()
     torch.testing.assert_close(out, weights[..., :10] @ v[:, :, :10])
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("setting", ["eager", "func", "aot_eager"])
+def test_a_query_of_infinity_whose_scores_are_all_minus_infinity_gives_zeros_beside_a_sink(kernel, setting):
+    for n in (9, 70) if setting == "eager" else (70,):
+        q, k, v = draw(n)
+        q, k = with_(q, (1, slice(None), 5, 3), INF), k.detach().abs().neg().requires_grad_()
+        logits, mask = torch.linspace(-1, 1, H), causal() & window(before=9)
+        run = lambda *x, mask=mask: attend(*x, mask=mask, scores=regard.sink(logits), kernel=kernel)  # noqa: B023, E731
+        if setting == "aot_eager":
+            if kernel in ("eager", "reference"):
+                continue  # they read no values inside compiled code
+            torch._dynamo.reset()
+            run = torch.compile(run, backend=setting, fullgraph=True)
+        if setting == "func":
+            out, pull = torch.func.vjp(run, *(x.detach() for x in (q, k, v)))
+            found = pull(torch.ones_like(out))
+        else:
+            out = run(q, k, v)
+            found = torch.autograd.grad(out.sum(), (q, k, v))
+        assert not out[1, :, 5].any(), (kernel, n)
+        assert out.isfinite().all(), (kernel, n)
+        assert all(own.isfinite().all() for own in found), (kernel, n)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "reference"])
+def test_the_sign_of_a_very_large_beta_decides_which_infinity_hides(kernel):
+    q, k, v = (x.detach() for x in draw(9))
+    q, k[1, :, 5] = q.abs(), INF
+    for beta in (-1e9, -1e20):
+        out = attend(q, k, v, beta=beta, kernel=kernel)
+        assert torch.equal(
+            out[1], attend(q, k, v, beta=beta, kernel=kernel, mask=Mask.of("rest", lambda i, j: j != 5))[1]
+        )
+        assert attend(q, -k, v, beta=beta, kernel=kernel)[1].isnan().all()
+
+
+@pytest.mark.parametrize("kernel", ["eager", "reference"])
+def test_a_row_of_nan_has_gradients_of_nan_in_hard_attention_too(kernel):
+    q, k, v = draw(9)
+    q = with_(q, (1, 2, 5, 3), NAN)
+    found = torch.autograd.grad(attend(q, k, v, mask=causal(), beta=INF, kernel=kernel).sum(), (q, k, v))
+    assert found[0][1, 2, 5].isnan().all()
+    for own in found[1:]:
+        assert own[1, 1, :6].isnan().all()
+        assert own[1, 1, 6:].isfinite().all()
+    found[0][1, 2, 5] = 0
+    assert not found[0].any()
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("number", [NAN, INF])
+def test_a_query_of_nan_reaches_only_the_shaw_keys_that_it_uses(kernel, number):
+    n, keys = 70, torch.randn(9, C, requires_grad=True)
+    for mask, used in (
+        (causal() & window(before=2), [2, 3, 4]),  # distances -2 to 0
+        (causal() & window(before=2) & Mask.of("rest", lambda i, j: i != 40), []),
+    ):
+        q, k, v = draw(n)
+        q = with_(q, (1, 2, 40, 3), number)
+        out = served(q, k, v, mask=mask, scores=[regard.shaw(keys)], kernel=kernel)
+        if out is not None:
+            bad = torch.autograd.grad(out.sum(), keys)[0].isnan().any(-1)
+            assert set(bad.nonzero()[:, 0].tolist()) <= set(used), kernel
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_a_term_of_minus_infinity_hides_a_key_whose_score_is_plus_infinity(kernel):
+    """Relative keys of -1 turn a query of infinity into terms of -inf, and keys of 1 into scores of +inf."""
+    for term in (regard.shaw(-torch.ones(5, C)), additive(torch.full((70, 70), -INF))):
+        q, k, v = (x.detach() for x in draw(70))
+        q, k[1] = q.abs(), 1.0
+        q[1, :, 40] = INF
+        out = served(q, k, v, mask=causal() & window(before=5), scores=[term], kernel=kernel)
+        assert out is None or not out[1, :, 40].any(), kernel
+
+
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+def test_a_key_that_one_term_hides_is_hidden_whatever_another_adds(kernel):
+    hidden, values = torch.zeros(70, 70), torch.zeros(70, 70)
+    hidden[40, 38], values[40, 38] = -INF, NAN
+    q, k, v = draw(70)
+    mask = causal() & window(before=5)
+    out = attend(q, k, v, mask=mask, scores=[hidden, values], kernel=kernel)
+    clean = attend(q, k, v, mask=mask, scores=hidden, kernel=kernel)
+    assert torch.allclose(out, clean, atol=1e-6)
+    assert all(own.isfinite().all() for own in torch.autograd.grad(out.sum(), (q, k, v)))

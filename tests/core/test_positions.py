@@ -344,7 +344,10 @@ REFUSALS: dict[str, tuple[type[Exception], Callable[[], object]]] = {
     r"NTK scales between two frequencies or more, but width=2": (ConfigError, lambda: NTK(2).frequencies(9.0, 2)),
     r"Llama3 needs 0 < low < high turns: low=4, high=4": (ConfigError, lambda: Llama3(low=4, high=4)),
     r"YaRN needs a positive attention_factor.*=0": (ConfigError, lambda: YaRN(2, 4096, attention_factor=0)),
-    r"YaRN needs 0 < slow < fast turns: slow=40": (ConfigError, lambda: YaRN(2, original=4096, slow=40)),
+    r"YaRN needs 0 < slow < fast turns.*: slow=40": (ConfigError, lambda: YaRN(2, original=4096, slow=40)),
+    r"NTK scales by a factor.*at most 1e\+30: factor=1e\+308": (ConfigError, lambda: NTK(1e308)),
+    r"YaRN needs 0 < slow < fast turns, from 1e-30 .*: slow=1e-320": (ConfigError, lambda: YaRN(2, 4096, slow=1e-320)),
+    r"Llama3\(original\) is 1000.*too large": (ConfigError, lambda: Llama3(original=10**400)),
     r"YaRN needs an original context.*original=6, at least 8": (ConfigError, lambda: YaRN(2, original=6)),
 }
 

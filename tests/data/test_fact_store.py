@@ -1,5 +1,6 @@
 """Facts are found again however a question is written, and none is lost when many tell at once."""
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -103,3 +104,10 @@ def test_reading_creates_no_file_and_needs_no_write_access(tmp_path: Path) -> No
     (tmp_path / "text").write_text("no store, but long enough to be taken for one" * 40)
     with pytest.raises(DataError, match="is not a fact store, or cannot be read"):
         open_fact_store(tmp_path / "text").answer("Where?")
+
+
+def test_a_pipe_is_no_store(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(DataError, match="is a folder, a device or a pipe; pass a file"):
+            open_fact_store(path)

@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import random
+import shutil
 import tarfile
 import wave
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from regard.base.files import decompress, read_bytes, read_json
 from regard.base.media_files import decode_image, read_wav
 from regard.base.plain_pickle import load_plain_pickle
 from regard.cli.work_quiz import read_answers
+from regard.core.positions import Rotary, YaRN
 from regard.data.byte_pairs import BytePairTokenizer
 from regard.data.fact_store import open_fact_store
 from regard.data.image_formats import read_images
@@ -31,9 +33,14 @@ from regard.data.sentence_pairs import read_sentence_pairs
 from regard.data.spoken_digits import read_spoken_digits
 from regard.data.tokenizers import load_tokenizer
 from regard.lab import results
+from regard.models.bert import BERTConfig
+from regard.models.convert import export
 from regard.models.gpt import GPTConfig
+from regard.models.model import Config
 from regard.models.presets import build_from_config
 from regard.models.saving import read_config, read_weights, save as save_model
+from regard.models.transformer import RelativeBuckets, TransformerConfig
+from regard.models.vit import ViTConfig
 from regard.recipes.run_folder import check_can_begin, find_data
 from regard.see.serialization import load as load_records
 from regard.train.checkpoint import Checkpoint, CheckpointFolder
@@ -102,6 +109,29 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+# values that a JSON file can have anywhere
+HOSTILE = (
+    *(None, True, False, "", "x", "x" * 100_000, "../..", -1, 0, 1, 3, 10**9, 10**400, -(10**400), 0.5, 1e308, 1e-320),
+    *(float("nan"), float("inf"), [], [[]], [1, 2, 3], [None] * 1000, {}, {"a": 1}, {"kind": "GPT"}),
+)
+
+
+def replace_values(data: bytes, rng: random.Random) -> bytes:
+    """Return JSON with one value, or one list or object as a whole, replaced by a hostile one."""
+    whole = json.loads(data)
+    holders: list[tuple[Any, Any]] = []
+
+    def collect(value: Any) -> None:
+        for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            holders.append((value, key))
+            collect(value[key])
+
+    collect(whole)
+    holder, key = rng.choice(holders)
+    holder[key] = rng.choice(HOSTILE)
+    return json.dumps(whole).encode()
+
+
 @dataclass(frozen=True)
 class Reader:
     """A reader, the name of its file, and valid contents of the file.
@@ -168,6 +198,42 @@ def checkpoint_files(folder: Path) -> tuple[bytes, bytes]:
     """The JSON file and the tensors of a checkpoint."""
     CheckpointFolder(folder).save(Checkpoint(7, {"model/a": torch.arange(5.0)}, {"losses": [[1, 2.0]]}, 0.5))
     return (folder / "step-00000007.json").read_bytes(), (folder / "step-00000007.safetensors").read_bytes()
+
+
+def saved_models(folder: Path) -> dict[str, Path]:
+    """Folders of small models by the name of their reader: one saved by regard, the others exported."""
+    size: dict[str, Any] = {"vocab": 11, "context": 5, "width": 8, "depth": 1, "heads": 2}
+    rotary = Rotary(scaling=YaRN(4.0, 64))
+    llama: dict[str, Any] = {"bias": False, "tied": True, "norm": "rms", "activation": "gated-silu", "dropout": 0.0}
+    t5: dict[str, Any] = {"order": "pre", "norm": "rms", "bias": False, "beta": 1.0, "scale_embedding": False}
+    bart: dict[str, Any] = {"positions": "learned", "embedding_norm": True, "output_bias": True}
+    rates = dict.fromkeys(("dropout", "attention_dropout", "ff_dropout"), 0.1)
+    image: dict[str, Any] = {"image": 8, "patch": 4, "width": 8, "depth": 1, "heads": 2}
+    configs: dict[str, Config] = {
+        "regard": GPTConfig(**size, positions=rotary),
+        "llama": GPTConfig(**size, **llama, positions=rotary),
+        "dinov2": ViTConfig(**image, pool="class", classes=0),
+        "distilbert": BERTConfig(**size, head="masked", segments=1),
+        "bart": TransformerConfig(**size, **bart),
+        "t5": TransformerConfig(**size, **t5, **rates, positions=RelativeBuckets(), tied=False, activation="relu"),
+    }
+    found = {}
+    for name, config in configs.items():
+        model, place = build_from_config(config, seed=0), folder / name
+        save_model(model, place) if name == "regard" else export(model, place, model_type=name)
+        found[f"{name} model"] = place
+    return found
+
+
+def model_reader(name: str, folder: Path) -> Reader:
+    """The reader of the folder of a model, whose config.json is damaged."""
+
+    def copy_weights(place: Path) -> None:
+        for file in folder.glob("*.safetensors"):
+            shutil.copy(file, place)
+
+    config = (folder / "config.json").read_bytes()
+    return Reader(name, "config.json", (config,), lambda file: regard.load(file.parent), copy_weights)
 
 
 def read_store(file: Path) -> None:
@@ -250,6 +316,7 @@ def list_readers(folder: Path) -> list[Reader]:
         Reader("notebook", "a.ipynb", (json.dumps(notebook).encode(),), read_sources),
         Reader("quiz", "a.json", (quiz,), read_answers),
         Reader("lab results", "a.json", (lab,), results._read),
+        *(model_reader(name, place) for name, place in saved_models(folder / "models").items()),
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import random
 import resource
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from regard.base.errors import RegardError
-from tests.fuzz.readers import Reader, list_readers, mutate
+from tests.fuzz.readers import Reader, list_readers, mutate, replace_values
 
 QUICK, MANY = 60, 2000  # damaged files for each reader
 MAX_SECONDS = 60  # for one file
@@ -29,6 +29,11 @@ NAMES = (
     *("json", "arrays", "gzip", "wav", "image", "pickle", "cifar", "cifar binary", "tar", "recordings", "tokenizer"),
     *("text", "sentences", "facts", "model config", "weights", "records", "checkpoint", "checkpoint tensors", "log"),
     *("run", "problem", "problem table", "problem arrays", "matrix", "notebook", "quiz", "lab results"),
+    *("regard model", "llama model", "dinov2 model", "distilbert model", "bart model", "t5 model"),
+)
+JSON_NAMES = (
+    *("tokenizer", "checkpoint", "run", "problem", "notebook", "quiz", "lab results"),
+    *(name for name in NAMES if name.endswith(" model")),
 )
 
 
@@ -48,13 +53,15 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def fuzz(reader: Reader, count: int, folder: Path, seed: int) -> int:
+def fuzz(
+    reader: Reader, count: int, folder: Path, seed: int, damage: Callable[[bytes, random.Random], bytes] = mutate
+) -> int:
     """Read this number of damaged files; return how many were refused."""
     refused = longest = 0
     rng = random.Random(seed)
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(count):
-        data = mutate(rng.choice(reader.seeds), rng)
+        data = damage(rng.choice(reader.seeds), rng)
         place = folder / "now"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -95,3 +102,9 @@ def test_valid_files_are_read(name: str, readers: dict[str, Reader], tmp_path: P
 def test_damaged_files_give_our_errors(name: str, count: int, readers: dict[str, Reader], tmp_path: Path) -> None:
     refused = fuzz(readers[name], count, tmp_path, seed=count)
     assert refused > 0 or name == "log", "a log of metrics drops damaged lines"
+
+
+@pytest.mark.parametrize("count", [QUICK, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", JSON_NAMES)
+def test_hostile_values_give_our_errors(name: str, count: int, readers: dict[str, Reader], tmp_path: Path) -> None:
+    assert fuzz(readers[name], count, tmp_path, count, replace_values) > 0

@@ -135,6 +135,44 @@ def test_unusual_settings_are_followed_or_refused(name: str, change: int) -> Non
             claim(name).draw(found.numbers)
 
 
+# settings under which the claim cannot show itself, and a word of what is missing; none may refute or support it
+UNDECIDED: list[tuple[str, dict[str, Any], str]] = [
+    ("sparse-patterns", {"lengths": (16, 64), "reach": 100, "small": 16}, "much longer"),
+    ("sparse-patterns", {"lengths": (64, 256), "tokens": 64}, "much longer"),
+    ("streaming", {"depths": (1,)}, "two depths"),
+    ("streaming", {"look_ahead": 0}, "a look-ahead"),
+    ("running-linear", {"width": 1, "out": 1}, "only weights of 0"),
+    ("layer-norm", {"depths": (1,)}, "at least 8 layers"),
+    ("layer-norm", {"factor": 1.0}, "factor"),
+    ("layer-norm", {"gains": (0.1, 0.2)}, "above and below 1"),
+    ("byte-pairs", {"other": "日本語"}, "no pair"),
+]
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("query-nudge", {"queries": 1, "query": 0}, "queries is 1, but must be at least 2"),
+    ("why-same-size", {"outputs": (24,)}, "outputs must contain the width, 24, and another"),
+    ("softmax-jacobian", {"divided_by": 0.01}, "must differ by at most 400"),
+    ("byte-pairs", {"text": ""}, "a pair of letters twice"),
+    ("byte-pairs", {"text": "abc"}, "a pair of letters twice"),
+    ("byte-pairs", {"other": ""}, "other must not be empty"),
+    ("positions", {"distance": 11}, "distance must be at most half of length"),
+    ("positions", {"vocab": 2}, "vocab is 2, but must be at least 4"),
+    ("bert-tasks", {"hidden": 0.0}, "hidden must be a share of words"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "missing"), UNDECIDED)
+def test_settings_that_show_nothing_decide_nothing(name: str, settings: dict[str, Any], missing: str) -> None:
+    found = claim(name).run(claim(name).setup(settings, smoke=True)).verdict
+    assert found.word == UNCLEAR
+    assert missing in found.sentence.partition("This setup does not decide: ")[2]
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
+def test_settings_without_a_result_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        claim(name).setup(settings, smoke=True)
+
+
 @pytest.mark.parametrize("name", ["encoder-decoder", "synthesizer"])
 def test_models_that_were_hardly_trained_refute_nothing(name: str) -> None:
     found = claim(name).run(claim(name).setup({"steps": 2, "repeats": 2}, smoke=True))

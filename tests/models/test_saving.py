@@ -336,3 +336,25 @@ def test_weights_that_are_replaced_after_they_were_read_are_read_again(
 
     monkeypatch.setattr(saving, "read_weights", save_afterwards)
     assert regard.load(tmp_path).config.depth == saves + 1
+
+
+def test_nan_in_a_damaged_folder_does_not_repeat_for_ever(tmp_path: Path) -> None:
+    GPT(TINY).save(tmp_path)
+    edit_config(tmp_path, dropout=float("nan"))
+    with pytest.raises(RegardError, match="dropout"):
+        regard.load(tmp_path)
+    next(tmp_path.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match="does not exist"):
+        regard.load(tmp_path)
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="File name too long"):
+        regard.load("x" * 300)
+    with pytest.raises(CheckpointError, match="File name too long"):
+        regard.load(tmp_path / ("x" * 300))
+
+
+def test_a_configuration_of_any_width_allocates_nothing() -> None:
+    huge = replace(TINY, width=1 << 39, positions=Rotary())
+    assert huge.width == 1 << 39

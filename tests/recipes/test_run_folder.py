@@ -1,12 +1,13 @@
 """A folder knows which run is in it, and where its data came from."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from regard.base.errors import CheckpointError, ConfigError, DataError, TrainingError
 from regard.recipes.recipe import RESULT_FILE, RunLocation, get_recipe, load_finished_run
-from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin, find_data, has_restarted
+from regard.recipes.run_folder import RUN_FILE, begin_run, check_can_begin, find_data, fingerprint, has_restarted
 
 SETTINGS = {"seed": 1, "plan": {"steps": 5}}
 
@@ -118,3 +119,20 @@ def test_a_folder_that_cannot_be_written_and_files_that_are_damaged_are_told(tmp
     (tmp_path / RESULT_FILE).write_text('{"recipe": "vision", "settings": {}}')
     with pytest.raises(CheckpointError, match=f"{RESULT_FILE} is damaged: metrics is missing"):
         load_finished_run(tmp_path)
+
+
+def test_pipes_and_links_in_a_circle_are_no_data(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    os.mkfifo(data / "pipe")
+    with pytest.raises(DataError, match="data cannot be read: it is a device or a pipe"):
+        fingerprint(data, tmp_path / "run")
+    (data / "pipe").unlink()
+    (data / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match="cannot be read"):
+        fingerprint(data, tmp_path / "run")
+    (data / "loop").unlink()
+    for name in "ab":
+        (data / name).symlink_to(".")
+    with pytest.raises(DataError, match="a is a link to a folder that contains it; remove the link"):
+        fingerprint(data, tmp_path / "run")

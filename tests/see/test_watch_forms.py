@@ -197,7 +197,7 @@ def test_other_weights_and_values_of_matrices_are_listed() -> None:
         powers = (q @ k.T).exp()
         (powers / powers.sum(-1, keepdim=True)) @ v
         (q @ k.T).relu() @ v  # may be a layer whose weights are no parameters
-    reasons = [reason.partition("RuntimeError: ")[2].partition(", which")[0] for reason in seen.left_out]
+    reasons = [reason.partition(", which")[0] for reason in seen.left_out]
     times = "values were multiplied by"
     assert reasons == [
         "values had one axis, that of keys",
@@ -233,6 +233,84 @@ def test_deformable_attention_is_listed() -> None:
     assert not seen
     ((reason, _),) = seen.left_out.items()
     assert "softmax" in reason
+
+
+POOLED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bmm": lambda w, x: torch.bmm(w.unsqueeze(1), x),
+    "getitem": lambda w, x: w[:, None] @ x,
+    "values first": lambda w, x: x.mT @ functional.dropout(w, 0.1)[..., None],
+    "einsum": lambda w, x: torch.einsum("bj,bje->be", w, x),
+}
+
+
+@pytest.mark.parametrize("form", POOLED)
+def test_one_row_of_weights_for_each_sequence_is_listed(form: str) -> None:
+    query, keys = torch.randn(2, 8), torch.randn(2, 7, 8)
+    with watch() as seen:
+        scores = torch.bmm(keys, query.unsqueeze(2)).squeeze(2)  # Luong, Pham and Manning 2015
+        POOLED[form](scores.softmax(1), keys)
+    assert not seen
+    (reason,) = seen.left_out
+    assert reason.startswith("values were multiplied by a softmax with one row for each sequence")
+
+
+def test_attention_between_the_nodes_of_a_graph_is_listed() -> None:
+    nodes, links = torch.randn(7, 5), torch.rand(7, 7) > 0.5
+    left, right = torch.randn(2, 5, 1)
+    with watch() as seen:
+        scores = functional.leaky_relu(nodes @ left + (nodes @ right).T)  # Velickovic et al. 2018
+        torch.where(links, scores, -9e15).softmax(1) @ nodes
+    assert not seen
+    (reason,) = seen.left_out
+    assert "softmax of a square matrix" in reason
+
+
+def test_class_probabilities_and_mixtures_of_experts_are_no_attention() -> None:
+    gates, classes = torch.randn(7, 3).softmax(-1), nn.Parameter(torch.randn(1, 3, 4))
+    with watch() as seen:
+        shares = gates.softmax(-1)
+        (shares[..., None] * torch.randn(7, 3, 4)).sum(1)
+        (shares[:, None] * torch.randn(7, 4, 3)).sum(-1)
+        shares[:, None] @ classes
+        torch.einsum("be,ed->bd", shares, torch.randn(3, 4))
+        shares @ torch.randn(3, 4)
+    assert repr(seen) == "nothing recorded"
+
+
+@pytest.mark.parametrize("form", ["topk", "gather"])
+def test_a_softmax_of_selected_scores_is_listed(form: str) -> None:
+    q, k, v = torch.randn(3, 2, 3, 7, 5).unbind()
+    with watch() as seen:
+        scores = q @ k.mT
+        best, chosen = scores.topk(4, -1)
+        best = best if form == "topk" else scores.gather(-1, chosen)
+        values = v[:, :, None].expand(2, 3, 7, 7, 5).gather(3, chosen[..., None].expand(2, 3, 7, 4, 5))
+        (best.softmax(-1)[..., None] * values).sum(-2)
+    assert not seen
+    (reason,) = seen.left_out
+    assert f"a softmax of {form} of scores" in reason
+
+
+def test_a_custom_operator_for_attention_is_listed() -> None:
+    @torch.library.custom_op("regard_tests::tiled_attn", mutates_args=())
+    def tiled_attn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ((q @ k.mT).softmax(-1) @ v).clone()
+
+    q = torch.randn(2, 3, 7, 5)
+    with watch() as seen:
+        torch.ops.regard_tests.tiled_attn(q, q, q)
+        torch.ops.regard_tests.tiled_attn.default(q, q, q)
+    assert not seen
+    assert seen.left_out == {"the custom operator regard_tests::tiled_attn was called; it may be attention": 2}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_listed() -> None:
+    q = torch.nested.nested_tensor_from_jagged(torch.randn(11, 3, 5), torch.tensor([0, 7, 11])).transpose(1, 2)
+    with watch() as seen:
+        functional.scaled_dot_product_attention(q, q, q)
+    assert not seen
+    assert seen.left_out == {"calls on nested tensors; pad them with torch.nested.to_padded_tensor": 1}
 
 
 def test_separable_and_factorised_attention_are_listed() -> None:

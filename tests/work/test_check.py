@@ -117,6 +117,10 @@ def forward(**changed: Callable[[Steps], Any]) -> Steps:
     return steps
 
 
+def cosines(q: Any, k: Any) -> Any:
+    return np.array([[float(a @ b) / np.sqrt((a @ a) * (b @ b)) for b in k] for a in q])
+
+
 PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("transposed product", "q", lambda s: X @ W["q"].T + B["q"]),
     ("wrong factor", "k", lambda s: X @ W["v"] + B["v"]),
@@ -128,6 +132,7 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("sign", "scores", lambda s: -(s["q"] @ s["k"].T)),
     ("transposed product", "scores", lambda s: s["k"] @ s["q"].T),
     ("wrong factor", "scores", lambda s: s["q"] @ s["q"].T),
+    ("divided by the lengths", "scores", lambda s: cosines(s["q"], s["k"])),
     ("missing scale", "scaled", lambda s: s["scores"]),
     ("scale by d instead of sqrt(d)", "scaled", lambda s: s["scores"] / 3),
     ("inverted scale", "scaled", lambda s: s["scores"] * 3**0.5),
@@ -138,6 +143,15 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("no softmax", "weights", lambda s: s["scaled"]),
     ("no normalisation", "weights", lambda s: np.exp(s["scaled"] - s["scaled"].max(1, keepdims=True))),
     ("no exponentials", "weights", lambda s: s["scaled"] / s["scaled"].sum(1, keepdims=True)),
+    ("no softmax", "weights", lambda s: s["scores"]),
+    (
+        "divided by the length",
+        "weights",
+        lambda s: np.exp(s["scaled"]) / np.sqrt((np.exp(s["scaled"]) ** 2).sum(1))[:, None],
+    ),
+    ("divided by the number of keys", "weights", lambda s: np.exp(s["scaled"]) / 5),
+    ("sigmoid instead of softmax", "weights", lambda s: 1 / (1 + np.exp(-s["scaled"]))),
+    ("logarithm of the weights", "weights", lambda s: np.log(softmax(s["scaled"]))),
     ("percent", "weights", lambda s: 100 * softmax(s["scaled"])),
     ("another base", "weights", lambda s: softmax(s["scaled"] * np.log(2))),
     ("another base", "weights", lambda s: softmax(s["scaled"] * np.log(10))),
@@ -150,6 +164,8 @@ PLANTED: list[tuple[str, str, Callable[[Steps], Any]]] = [
     ("columns in another order", "weights", lambda s: softmax(s["scaled"])[:, [4, 1, 2, 3, 0]]),
     ("transposed product", "output", lambda s: s["weights"].T @ s["v"]),
     ("wrong factor", "output", lambda s: s["weights"] @ s["k"]),
+    ("weights ignored", "output", lambda s: np.ones((5, 5)) @ s["v"]),
+    ("weights ignored", "output", lambda s: s["v"]),
 ]
 
 

@@ -12,7 +12,15 @@ from regard.base.errors import ConfigError, UnknownNameError
 from regard.work.exercises import EXERCISE_SETS, solutions
 from regard.work.exercises.answer_process import GradingError, Limits, run_submission
 from regard.work.exercises.exercise import ExerciseSet, student_seed
-from regard.work.exercises.run_answer import NextTokenTable, OtherValue, RaisedError, TorchModule, decode, encode
+from regard.work.exercises.run_answer import (
+    NextTokenTable,
+    OtherValue,
+    RaisedError,
+    TorchModule,
+    decode,
+    encode,
+    landlock_version,
+)
 from regard.work.grade_folder import ClassOptions, ClassRow, find_submissions, grade_folder, read_predictions, to_csv
 from regard.work.quiz import Quiz
 
@@ -152,6 +160,32 @@ def softmax_columns(scores):
     return scores
 self_attention = scaled_self_attention = softmax_columns
 """,
+    "opens a path whose class lies": """
+class Path(str):
+    def __eq__(self, other):
+        return True
+    __hash__ = str.__hash__
+exec(open(Path("SOLUTION")).read())
+""",
+    "opens a path whose class lies without open": """
+import os
+class Path(str):
+    def __eq__(self, other):
+        return True
+    def rpartition(self, separator):
+        return (os.getcwd(), "/", "x")
+    __hash__ = str.__hash__
+exec(os.read(os.open(Path("SOLUTION"), os.O_RDONLY), 100_000).decode())
+""",
+    "imports a name whose class lies": """
+class Name(str):
+    def __eq__(self, other):
+        return False
+    def startswith(self, *other):
+        return False
+    __hash__ = str.__hash__
+globals().update(vars(__import__(Name("regard.work.exercises.solutions.self_attention"), fromlist=["x"])))
+""",
     "writes results at once": """
 import os
 for number in range(3, 20):
@@ -163,14 +197,57 @@ for number in range(3, 20):
 }
 
 
-@pytest.mark.parametrize("name", FORGERIES)
+# native code opens files without an audit event, and another thread changes what a path means; the kernel refuses it
+NATIVE = """
+import os, readline, threading, time, tkinter, torch
+folder, name = os.path.split("SOLUTION")
+own, end = os.getcwd(), time.time() + 0.5
+
+def by_torch(path):
+    return bytes(torch.from_file(path, size=os.stat(path).st_size, dtype=torch.uint8).numpy()).decode()
+
+def by_readline(path):
+    readline.read_history_file(path)
+    lines = range(1, readline.get_current_history_length() + 1)
+    return "\\n".join(readline.get_history_item(line) or "" for line in lines)
+
+def by_tcl(path):
+    return tkinter.Tcl().eval('set file [open "%s"]; read $file' % path)
+
+def change_folder():
+    while time.time() < end:
+        os.chdir(folder)
+        os.chdir(own)
+
+def by_change_of_folder(path):
+    open(name, "w").write("")
+    threading.Thread(target=change_folder).start()
+    text = ""
+    while time.time() < end and not text:
+        try:
+            text = open(name).read()
+        except OSError:
+            pass
+    return text
+
+for read in (by_torch, by_readline, by_tcl, by_change_of_folder):
+    for path in ("SOLUTION", "FOLDER/ben.py"):
+        try:
+            exec(read(path))
+        except Exception:
+            pass
+"""
+LANDLOCK = pytest.mark.skipif(landlock_version() == 0, reason="this system has no Landlock")
+
+
+@pytest.mark.parametrize("name", [*FORGERIES, pytest.param("reads by native code", marks=LANDLOCK)])
 def test_a_forgery_gets_no_points(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "class"
     folder.mkdir()
-    if "neighbour" in name:
+    if "FOLDER" in FORGERIES.get(name, NATIVE):
         (folder / "ben.py").write_text(solve(EXERCISE_SETS[SET]))
     solution = str(Path(solutions.__file__).with_name("self_attention.py"))
-    source = FORGERIES[name].replace("FOLDER", str(folder)).replace("SOLUTION", solution)
+    source = FORGERIES.get(name, NATIVE).replace("FOLDER", str(folder)).replace("SOLUTION", solution)
     rows = [row for row in grade_one(folder, source) if row.student == "ann"]
     assert "read the memory" not in str(rows)
     assert [(row.points, row.max_points) for row in rows] == [(0, 1)] * 3
@@ -246,6 +323,81 @@ def scaled_self_attention(*inputs):
     assert not marker.exists()
 
 
+def test_a_submission_changes_neither_the_grading_process_nor_files_of_others(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    (tmp_path / "class").mkdir()
+    rows = grade_one(
+        tmp_path / "class",
+        f"""
+import os
+class Name(str):
+    def __eq__(self, other):
+        return True
+    __hash__ = str.__hash__
+def softmax_columns(scores):
+    open(Name("{marker}"), "w")
+def self_attention(*inputs):
+    import resource
+    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))
+def scaled_self_attention(*inputs):
+    import mmap
+    mmap.mmap(-1, 3 * 10**9)
+""",
+    )
+    assert "cannot be written while answers are graded" in rows[0].message
+    assert "resource.prlimit is not allowed while answers are graded" in rows[1].message
+    assert "mmap.__new__ is not allowed while answers are graded" in rows[2].message
+    assert not marker.exists()
+
+
+@LANDLOCK
+def test_native_code_of_a_submission_writes_nowhere_else_and_signals_nobody(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    rows = grade_one(
+        tmp_path / "class",
+        f"""
+import os, signal, torch
+def softmax_columns(scores):
+    with open("own.txt", "w") as file:
+        file.write("written")
+    return open("own.txt").read()
+def self_attention(*inputs):
+    torch.from_file("{tmp_path / "marker"}", shared=True, size=9, dtype=torch.uint8)
+def scaled_self_attention(*inputs):
+    signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)
+""",
+    )
+    assert "'written'" in rows[0].message
+    assert "unable to open file" in rows[1].message
+    assert landlock_version() < 6 or "Operation not permitted" in rows[2].message
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("name", ["ann.py", "ann/answer.py"])
+def test_a_link_to_a_file_of_somebody_else_is_not_graded(name: str, tmp_path: Path) -> None:
+    (tmp_path / "ben.py").write_text(solve(EXERCISE_SETS[SET]))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "ben.py")
+    rows = grade_folder(tmp_path, ClassOptions((SET,), limits=LIMITS))
+    found = {row.student: row for row in rows}
+    assert (found["ann"].points, found["ann"].status) == (0, "error")
+    assert "is a link to" in found["ann"].message
+    assert found["ben"].points == 1
+
+
+def test_a_link_in_a_folder_of_a_student_does_not_show_the_solutions(tmp_path: Path) -> None:
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / "notes.txt").symlink_to(Path(solutions.__file__).with_name("self_attention.py"))
+    rows = grade_one(tmp_path, f"exec(open({str(tmp_path / 'ann' / 'notes.txt')!r}).read())", "ann/answer.py")
+    assert [row.points for row in rows] == [0, 0, 0], rows
+
+
+def test_a_message_that_no_file_can_hold_is_escaped(tmp_path: Path) -> None:
+    rows = grade_one(tmp_path, "raise ValueError('\\ud800')")
+    (tmp_path / "points.csv").write_text(to_csv(rows), encoding="utf-8")
+    assert "\\ud800" in rows[0].message
+
+
 def test_variants_come_from_the_seed_of_the_class(tmp_path: Path) -> None:
     varied = EXERCISE_SETS[SET].for_student("ann", "secret")
     assert varied.variant not in ("000", EXERCISE_SETS[SET].for_student("ann", "other").variant)
@@ -302,6 +454,15 @@ def test_submissions_are_found_by_file_and_by_folder(tmp_path: Path) -> None:
     rows = list(grade_folder(tmp_path, ClassOptions(limits=LIMITS)))
     assert [(row.student, row.status) for row in rows] == [("ann", "missing"), ("ben", "error")]
     assert "is not JSON" in rows[1].message
+    # a file that cannot be read counts in the total of what was asked
+    (tmp_path / "ann.py").unlink()
+    rows = list(grade_folder(tmp_path, ClassOptions((SET,), quiz=1, limits=LIMITS)))
+    assert [(row.exercise, row.question, row.points, row.max_points, row.status) for row in rows] == [
+        (SET, "softmax", 0, 1, "error"),
+        (SET, "attention", 0, 1, "error"),
+        (SET, "scaled", 0, 1, "error"),
+        ("quiz", "1", 0, 1, "error"),
+    ]
 
 
 def test_wrong_options_are_reported_before_anything_runs(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Facts about dependence: which entries of q, k and v an output may depend on, and how."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,11 +54,48 @@ def softmax_axis(a: MeasuredAttention) -> Failure | None:
 def input_ignored(a: MeasuredAttention) -> Failure | None:
     """Queries and keys decide how much of each value is used in the output.
 
-    The output changes with q, with k and with v.
+    The output changes with q, with k and with v. A layer computes q from its query, k from its key or memory, and
+    v from its value or memory.
 
-    Usual causes: attend(q, v, v), attend(k, k, v) or attend(q, k, k): a mistyped name; a projection assigned twice
+    Usual causes: attend(q, v, v), attend(k, k, v) or attend(q, k, k): a mistyped name; a projection assigned twice,
+    or applied to another input
     """
+    if (found := _find_wrong_source(a)) is not None:
+        return found
     return first_failure(_find_ignored(a, name) for name in ("k", "q", "v"))
+
+
+def _find_wrong_source(a: MeasuredAttention) -> Failure | None:
+    """Return a failure if a layer computes q, k or v from another of its arguments than their name says, else None."""
+    inputs = tuple(a.probe.inputs)
+    if len(inputs) < 2 or inputs[-1] in ("y", "source"):  # names that do not say what attends to what
+        return None
+    sources = a.probe.find_sources()
+    for part, right in zip("qkv", (inputs[0], inputs[1], inputs[-1]), strict=True):
+        used = sources.get(part, set())
+        if used and right not in used:
+            words = f"{part} is computed from {' and '.join(sorted(used))}, not from {right}"
+            return Failure(words, "" if any(right in each for each in sources.values()) else _ignored_code(a, right))
+    return None
+
+
+def _ignored_code(a: MeasuredAttention, name: str) -> str:
+    """Return Python code that shows that the output of a layer does not change with the argument `name`."""
+    inputs = a.probe.inputs
+    lines = [f"{each} = torch.linspace(-1, 1, {math.prod(shape)}).reshape{shape}" for each, shape in inputs.items()]
+    calls = [", ".join(f"{x}={f'-{x}' if other and x == name else x}" for x in inputs) for other in (False, True)]
+    return "\n".join(
+        [
+            *lines,
+            "module.eval()",
+            f"out = module({calls[0]})",
+            f"other = module({calls[1]})",
+            "out, other = (x[0] if isinstance(x, tuple) else x for x in (out, other))",
+            "same = torch.equal(out, other)",
+            "# gives     True",
+            "# should be False",
+        ]
+    )
 
 
 def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
@@ -166,8 +204,8 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
             return Failure("the weights of a row sum to 1, but a sink was declared, which takes some of it")
         raise NotApplicableError("a sink was declared, which takes some of the weight")
 
-    sums = row_sums(a, inputs)
-    varies = bool(((sums - sums.flatten()[0]).abs() > 1e-6).any())  # rounding errors differ between rows
+    off = row_sums(a, inputs) - 1
+    varies = bool((off > 1e-6).any() and (off < -1e-6).any())  # rounding errors have both signs
 
     def detect(inputs: AttentionInputs) -> Violation | None:
         out = row_sums(a, inputs)
@@ -370,13 +408,14 @@ def memory_ignored(a: MeasuredAttention) -> Failure | None:
     name = memory_argument(a)
     if name is None:
         raise NotApplicableError("it takes no memory besides x")
-    call = f"module(x, {name}={name})"
-    first = "" if isinstance(_run_with_memory(a, name, [f"out = {call}"])[0], Tensor) else "[0]"
-    other, changed = call.replace(f"={name}", f"=2 * {name} + 1"), call.replace("(x", "(changed")
+    call, equal_lengths = f"module(x, {name}={name})", f"{name} = {name}[:, :5]"
+    first = "" if isinstance(_run_with_memory(a, name, [equal_lengths, f"out = {call}"])[0], Tensor) else "[0]"
+    # a LayerNorm would remove a factor or a sum
+    other, changed = call.replace(f"={name}", f"=-{name}"), call.replace("(x", "(changed")
     both = f"out, other = {call}{first}[:, :-1], {changed}{first}[:, :-1]"
     close = "same = torch.allclose(out, other, atol=1e-5)"
-    ignored = [f"out, other = {call}{first}, {other}{first}", "same = torch.equal(out, other)"]
-    attended = [f"{name} = {name}[:, :5]", "changed = x.clone()", "changed[:, -1] += 1", both, close]
+    ignored = [equal_lengths, f"out, other = {call}{first}, {other}{first}", "same = torch.equal(out, other)"]
+    attended = [equal_lengths, "changed = x.clone()", "changed[:, -1] *= -1", both, close]
     cases = {
         f"another {name} gives the same output": (ignored, False),
         f"rows of x are attended to, although {name} is passed": (attended, True),
@@ -394,11 +433,15 @@ def memory_argument(a: MeasuredAttention) -> str | None:
     name = a.find_parameter(MEMORIES)
     if name is None or probe.module is None or known_projections(probe.module) is None or "b n" not in probe.layout:
         return None
-    try:
-        out = first_tensor(_run_with_memory(a, name, [f"out = module(x, {name}={name})"])[0])
-    except Exception:  # the function of the user may raise any exception
-        return None
-    return name if out.shape[:2] == (2, 5) else None
+    call = f"out = module(x, {name}={name})"
+    # keys of the memory and values of x, or the reverse, need equal lengths
+    for lines in ([call], [f"{name} = {name}[:, :5]", call]):
+        try:
+            out = first_tensor(_run_with_memory(a, name, lines)[0])
+        except Exception:  # the function of the user may raise any exception  # nosec B112
+            continue
+        return name if out.shape[:2] == (2, 5) else None
+    return None
 
 
 def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple[Any, list[str]]:

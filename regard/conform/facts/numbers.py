@@ -36,14 +36,17 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {"i": 3, "j": 11, "h": 6, "g": 2},
     {"i": 37, "j": 37},
 )
-# sizes by which kernels are chosen: one head, many heads, one shared key head, values as wide as keys, great length
+# sizes by which code paths are chosen: one query, one head, many heads, one shared key head, values as wide as keys,
+# great length
 KERNEL_SHAPES: tuple[dict[str, Any], ...] = (
+    {"i": 1, "j": 11},
     {"i": 5, "j": 5, "h": 1, "c": 64, "e": 64},
     {"i": 5, "j": 5, "h": 12, "c": 128, "e": 128},
     {"i": 5, "j": 5, "b": 3, "h": 6, "g": 1},
     {"i": 3, "j": LONG, "b": 1, "h": 2},
     {"i": LONG, "j": LONG, "b": 1, "h": 1},
 )
+EARLY = ": q . k exceeds 65504 before it is scaled"
 DROPOUT = 0.25  # not 0.5, where dropped and kept weights could not be distinguished
 
 
@@ -55,8 +58,8 @@ def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
 
     def find() -> list[dict[str, Any]]:
         plain = [sizes for sizes in SHAPES if a.free_lengths or sizes["i"] == sizes["j"]]
-        # as many queries as keys only if fewer queries are not possible
-        others = [x for x in KERNEL_SHAPES if x["j"] != LONG or (x["i"] != LONG) == a.free_lengths]
+        # many queries only if fewer queries than keys are not possible
+        others = [x for x in KERNEL_SHAPES if (x["i"] != LONG if a.free_lengths else x["i"] == x["j"])]
         return plain + [x for x in others if raised_by(a, a.random_inputs(dtype=torch.float32, **x)) is None]
 
     found: list[dict[str, Any]] = a.once("shapes", find)
@@ -311,24 +314,29 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
     return first_failure(smallest_failure(a, _scale_scores(a, torch.float32, size), detect) for size in (1e4, 1e7))
 
 
-@fact(FACTS, "overflow", explained_by="outputs extreme-scores half-precision")
+@fact(FACTS, "overflow", explained_by="outputs extreme-scores half-precision finite-mask-value")
 def overflow(a: MeasuredAttention) -> Failure | None:
     """Large scores do not overflow: weights stay between 0 and 1.
 
-    Scores of 1e4 in float32, and of 40 and 4e4 in float16, give what float64 gives. In the last case, q . k
-    exceeds the largest float16 number before it is scaled.
+    Scores of 1e4 in float32, scores of about -1e3 for all keys, and scores of 40 and 4e4 in float16 give what float64
+    gives. In the last case, q . k exceeds the largest float16 number before it is scaled.
 
-    Usual causes: exp(scores) without subtracting the maximum of the row; (q @ k.mT) * scale in float16, in place of
-    (q * scale) @ k.mT
+    Usual causes: exp(scores) without subtracting the maximum of the row, or a running maximum that starts at 0 in
+    place of -inf; (q @ k.mT) * scale in float16, in place of (q * scale) @ k.mT
     """
-    for dtype, size in ((torch.float32, 1e4), (torch.float16, 40.0), (torch.float16, 4e4)):
-        inputs = _scale_scores(a, dtype, size)
-        early = ": q . k exceeds 65504 before it is scaled" if size == 4e4 else ""
-        detect = partial(_detect_extreme, a, f"scores of {size:.0f} in {dtype} overflow{early}")
-        grade = INEXACT if early else ""
-        if raised_by(a, inputs) is None and (found := smallest_failure(a, inputs, detect, grade=grade)) is not None:
-            return found
-    return None
+    low = _scale_scores(a, torch.float32, 1e3)
+    low = low.with_tensors(q=low.q.abs(), k=-low.k.abs())
+    calls = [
+        (_scale_scores(a, torch.float32, 1e4), "scores of 10000 in torch.float32 overflow", ""),
+        (low, "scores of -1000 in torch.float32, for all keys of a row, underflow", ""),
+        (_scale_scores(a, torch.float16, 40.0), "scores of 40 in torch.float16 overflow", ""),
+        (_scale_scores(a, torch.float16, 4e4), f"scores of 40000 in torch.float16 overflow{EARLY}", INEXACT),
+    ]
+    return first_failure(
+        smallest_failure(a, inputs, partial(_detect_extreme, a, words), grade=grade)
+        for inputs, words, grade in calls
+        if raised_by(a, inputs) is None
+    )
 
 
 def with_gradients(inputs: AttentionInputs) -> AttentionInputs:

@@ -163,6 +163,8 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object, po
         return None
     if not (type(q) is type(k) is type(v) is Tensor and (beta is None or type(beta) is float)):
         return None
+    if q.is_nested or k.is_nested or v.is_nested:  # they may have no shape
+        return None
     call = _prepared.find(q, k, v, mask, beta, positions)
     if call is None or torch.is_autocast_enabled("cpu" if q.is_cpu else "cuda"):
         return None

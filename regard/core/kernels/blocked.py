@@ -245,7 +245,7 @@ class FusedInputs(NamedTuple):
 def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
     """Yield the fused kernel's inputs for each group of query blocks.
 
-    Mask and score terms become one bias. An attention sink becomes an additional key.
+    Mask and score terms become one bias. An attention sink becomes one more column of it.
     """
     b, h, _, _, _, _, _ = request.sizes
     terms = request.bound_terms()
@@ -257,8 +257,6 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
             continue
         known, unseen = group._term_biases.get(constant), None
         if known is not None:
-            if sink is not None:
-                keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
             yield FusedInputs(blocks, keys, values, known, None)
             continue
         if not request.terms:
@@ -269,10 +267,12 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
         visible, hidden = repeat_for_heads(seen_by_mask, b, h), None
         # where blocks slide, all of them have the same distances: the bias of the first one serves all
         first = slice(1) if _has_equal_biases(request, plan, group) else slice(None)
-        bias = sum_terms(terms, _grid(request, plan.spans, group.rows[first], group.columns[first]), request.q)
-        bias = bias.expand(len(group.rows[first]), b, h, SIZE, group.columns.shape[1] * SIZE).flatten(1, 2)
+        grid = _grid(request, plan.spans, group.rows[first], group.columns[first])
+        shape = len(group.rows[first]), b, h, SIZE, group.columns.shape[1] * SIZE
+        bias = sum_terms(terms, grid, request.q).expand(shape).flatten(1, 2)
         if request.hides_by_score:
-            seen = visible & (bias != -math.inf)
+            by_terms = request.hidden_by_terms(grid)
+            seen = visible if by_terms is None else visible & ~by_terms.expand(shape).flatten(1, 2)
             unseen, hidden = ~visible_keys(seen, keys.shape[1]), ~seen.any(-1, keepdim=True)
             keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
             blocks = blocks.masked_fill(hidden, 0)
@@ -282,8 +282,6 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
         if constant is not None and added is not None and not added.is_inference():
             group._term_biases.clear()
             group._term_biases[constant] = added
-        if sink is not None:
-            keys, values = pad(keys, (0, 0, 0, 1)), pad(values, (0, 0, 0, 1))
         yield FusedInputs(blocks, keys, values, added, hidden, unseen)
 
 
@@ -338,7 +336,6 @@ def scatter_keys(
     total = grads[0].new_zeros(bg, blocks.index.numel() // SIZE, SIZE, c)
     for grad, part, group in zip(grads, inputs, plan.groups, strict=True):
         rows, run = group.columns.shape
-        grad = grad[:, :, : run * SIZE]  # without the key of an attention sink
         grad = grad if part.unseen is None else grad.masked_fill(part.unseen, 0)
         columns = group.columns.to(grad.device)
         for step in range(run):

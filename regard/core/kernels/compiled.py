@@ -168,14 +168,12 @@ class _Parts:
             dense = sdpa.get_dense_bias(request)
             q, k, v = request.q, request.k, request.v
             q, k, v = _fill_zeros(q, dense.blind), _fill_zeros(k, dense.unseen), _fill_zeros(v, dense.unseen)
-            if request.sink is not None:
-                k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
             added = cpu_flash.as_bias(dense.added, q.dtype)
             self.inputs = [blocked.FusedInputs(q, k, v, added, None)]
             self.rows = lambda x: [x]
             self.join = lambda outs: _fill_zeros(outs[0], dense.blind)
             self.split = lambda grad: [_fill_zeros(grad, dense.blind)]
-            self.add = lambda grads: _fill_zeros(grads[0][:, :, : request.k.shape[2]], dense.unseen)
+            self.add = lambda grads: _fill_zeros(grads[0], dense.unseen)
 
     def assemble(self, outs: list[Tensor]) -> Tensor:
         """Join the outputs of the fused-kernel calls to the output of the attention call."""

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from regard.core.input_checks import disable_autocast, is_autocasting
 from regard.core.kernels.gradients import (
+    add_sink_key,
     attention_by_rows,
     dense_row_attention,
     gradients_by_rows,
@@ -25,6 +26,7 @@ from regard.core.kernels.gradients import (
 from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.products import is_finite
 from regard.core.kernels.record import record_kernel
+from regard.core.kernels.request import transform_levels
 from regard.core.masks.plan_cache import planning
 
 # a named overload spares its search at every call
@@ -45,7 +47,8 @@ def flash_attention(
 ) -> Float[Tensor, "n h i c"]:
     """Compute softmax attention with torch's CPU flash kernel, with exact gradients of q, k and v.
 
-    added  boolean mask or additive bias, which gets no gradient; None for neither
+    added  boolean mask or additive bias, which gets no gradient, with one more column for an attention sink; None for
+           neither
     beta   the factor of q . k
     """
     arguments = (q, k, v, added if added is None else as_bias(added, q.dtype), causal, beta)
@@ -72,18 +75,38 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
 
     added  additive bias; a boolean mask is not possible
     """
-    if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+    out: Tensor
+    learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if _innermost_transform() is not None and (learning or needs_gradient(q, k, v)):
+        return None
+    if not learning:
         out, sums = _infer(q, k, v, added, causal, beta)
         fake = type(out) is not Tensor  # under a fake tensor mode: it has no values to read
         return out if fake or _is_exact(out, sums, q, k) else None
-    if _innermost_transform() is not None:
-        return None
     factor, scale = _factor_tensor(beta, q.dtype)
-    out, lse = _FORWARD(q if factor is None else q * factor, k, v, 0.0, causal, attn_mask=added, scale=scale)
+    keys, values = add_sink_key(k, v, added)
+    out, lse = _FORWARD(q if factor is None else q * factor, keys, values, 0.0, causal, attn_mask=added, scale=scale)
     # a key may hold an infinity that scores of -inf hide: then its gradients would be NaN
     read = (out, k) if k.shape[2] >= SHORTEST else (out, k, q)
-    exact = type(out) is not Tensor or (_is_small(lse, lse_limit(q)) and is_finite(*read))
-    return out if exact else None
+    if type(out) is not Tensor:
+        return out
+    if not (_is_small(lse, lse_limit(q)) and is_finite(*read)):
+        return None
+    out.grad_fn.register_hook(_make_differentiable)  # type: ignore[union-attr]
+    return out
+
+
+def _make_differentiable(grads: tuple[Tensor | None, ...], upstream: tuple[Tensor]) -> tuple[Tensor | None, ...] | None:
+    """Replace the gradients of torch's backward pass by differentiable ones if they are to be differentiated again.
+
+    torch's own gradients would raise an error then. A hook of the kernel's node, which has saved its inputs.
+    """
+    if not torch.is_grad_enabled():  # the usual case: create_graph=False
+        return None
+    node: Any = torch._C._current_autograd_node()
+    attention = dense_row_attention(node._saved_attn_mask, node._saved_is_causal, node._saved_scale)
+    found = gradients_by_rows(attention, upstream[0], node._saved_query, node._saved_key, node._saved_value)
+    return (*(None if own is None else new for own, new in zip(grads, found, strict=False)), *grads[3:])
 
 
 def as_bias(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -97,7 +120,7 @@ def as_bias(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> tuple[Tensor, Tensor]:
-    out, lse = _FORWARD(q, k, v, 0.0, causal, attn_mask=added, scale=beta)
+    out, lse = _FORWARD(q, *add_sink_key(k, v, added), 0.0, causal, attn_mask=added, scale=beta)
     return out, lse
 
 
@@ -125,6 +148,7 @@ def _infer(
     if q.dtype.itemsize == 2:
         return _kernel(q, k, v, added, causal, beta)
     grouped = q.shape[1] != k.shape[1]
+    k, v = add_sink_key(k, v, added)
     if added is not None and torch.is_autocast_enabled("cpu") and is_autocasting(q):  # it would round a float32 bias
         with disable_autocast(q):
             return scaled_dot_product_attention(q, k, v, added, 0.0, causal, scale=beta, enable_gqa=grouped), None
@@ -166,11 +190,14 @@ def backward(
     causal: bool,
     beta: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if is_finite(lse):
+    again = needs_gradient(grad, q, k, v, added)  # whether these gradients may be differentiated again
+    if not again and "Vmap" not in transform_levels() and is_finite(lse):
         factor, scale = split_scale(beta, q.dtype)
         scaled = q if factor == 1.0 else q * factor
-        of_q, of_k, of_v = _BACKWARD(grad, scaled, k, v, out, lse, 0.0, causal, attn_mask=added, scale=scale)
+        keys, values = add_sink_key(k, v, added)
+        of_q, of_k, of_v = _BACKWARD(grad, scaled, keys, values, out, lse, 0.0, causal, attn_mask=added, scale=scale)
         if is_finite(of_q):  # else a key may hold an infinity that scores of -inf hide
+            of_k, of_v = of_k[:, :, : k.shape[2]], of_v[:, :, : k.shape[2]]
             return of_q if factor == 1.0 else of_q * factor, of_k, of_v
     return gradients_by_rows(dense_row_attention(added, causal, beta), grad, q, k, v)
 

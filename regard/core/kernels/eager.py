@@ -13,7 +13,7 @@ from regard.core.kernels.products import (
     weighted_sum,
     weighted_sum_of_visible,
 )
-from regard.core.kernels.request import Request, center_bias, sum_terms, visible_keys
+from regard.core.kernels.request import Request, add_terms, visible_keys
 from regard.core.scores import BoundTerm
 from regard.core.softargmax import softargmax
 
@@ -55,7 +55,7 @@ def attention(
 
     rows  the rows of the call that q has; None if q has all of them
     """
-    b, h, g, _, j, _, _ = request.sizes
+    _, _, g, _, j, _, _ = request.sizes
     grid = request.grid(rows)
     visible = request.visible(grid)
     if visible is not None:
@@ -64,24 +64,16 @@ def attention(
         q = q.masked_fill(~visible.any(-1, keepdim=True), 0)
     nonfinite = has_nonfinite(q, k, v)
     scores = dot_products(q, k, nonfinite)
-    # softargmax applies a very large beta, after centring the scores; score terms are refused in that case
-    if not request.steep:
-        scores = scores * request.beta
+    # softargmax applies a very large beta, after centring the scores; its sign says which infinity is a hidden score
+    scores = scores * ((-1.0 if request.beta < 0 else 1.0) if request.steep else request.beta)
     sink = None if request.sink is None else request.sink.to(q.dtype)
     terms = _bound(request, q, rows)
-    if terms and all(term.additive or term.name == "sink" for term in request.terms):
-        added = center_bias(sum_terms(terms, grid, q), visible, sink, q.shape[2], j)
-        scores = (scores if sink is None else torch.nn.functional.pad(scores, (0, 1))) + added
-    else:
-        for term in terms:
-            scores = term(scores, grid)
-        if sink is not None:
-            scores = torch.cat([scores, sink[:, None, None].expand(b, h, q.shape[2], 1)], -1)
+    scores = add_terms(request, scores, terms, grid, visible, sink, nonfinite)
     if visible is not None:
         # a hidden score may be NaN
         hidden = ~visible if sink is None else torch.nn.functional.pad(~visible, (0, 1))
         scores = scores.masked_fill(hidden, -math.inf)
-    weights = softargmax(scores, beta=request.beta if request.steep else 1.0)[..., :j]
+    weights = softargmax(scores, beta=abs(request.beta) if request.steep else 1.0)[..., :j]
     nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf that terms added
     weights = torch.nn.functional.dropout(weights, request.dropout)
     if terms and not can_look_for_nonfinite(weights):

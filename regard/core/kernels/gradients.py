@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.base.errors import KernelRefusedError
 from regard.core.input_checks import disable_autocast
@@ -24,6 +25,7 @@ from regard.core.kernels.products import (
     weighted_sum,
     weighted_sum_of_visible,
 )
+from regard.core.kernels.request import in_transform
 from regard.core.softargmax import softargmax
 
 TRACED_LIMIT = 3e4  # limit of the bound on scores in compiled code
@@ -46,6 +48,20 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
         for x in tensors:
             if x is not None and x.requires_grad:
                 return True
+        if not torch.compiler.is_compiling() and in_transform():
+            return any(_needs_outer_gradient(x) for x in tensors if x is not None)
+    return False
+
+
+def _needs_outer_gradient(x: Tensor) -> bool:
+    """Return whether a tensor inside a torch.func transform requires a gradient of an outer transform or of autograd.
+
+    Its own `requires_grad` is about the innermost transform.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+        if x.requires_grad:
+            return True
     return False
 
 
@@ -78,13 +94,14 @@ def gradients_by_rows(
     grad       gradient of the attention output
     """
     exact = torch.promote_types(q.dtype, torch.float32)
-    if torch.is_grad_enabled():  # create_graph=True: these gradients may be differentiated again
-        q, k, v = (x if x.requires_grad else x.detach().requires_grad_() for x in (q, k, v))
+    if in_transform() or needs_gradient(grad, q, k, v):  # these gradients may be differentiated again
+        i = q.shape[2]
         with disable_autocast(q):
-            out = attention(q.to(exact), k.to(exact), v.to(exact), slice(0, q.shape[2]))
-        if out.requires_grad:  # not for a torch.func.vjp that is called after its transform has ended
-            own, of_keys, of_values = torch.autograd.grad(out, (q, k, v), grad.to(out.dtype), create_graph=True)
-            return own, of_keys, of_values
+            whole: Callable[..., Tensor] = lambda q, k, v: attention(q.to(exact), k.to(exact), v.to(exact), slice(0, i))  # noqa: E731
+            vjp: Callable[..., Any] = torch.func.vjp  # its annotation knows only the form with has_aux
+            out, pull = vjp(whole, q, k, v)
+            found: tuple[Tensor, Tensor, Tensor] = pull(grad.to(out.dtype))
+        return found
     of_q, of_k, of_v = torch.empty_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
     for rows in _row_slices(q, k):
         inputs = [x.detach().to(exact).requires_grad_() for x in (q[:, :, rows], k, v)]
@@ -97,17 +114,29 @@ def gradients_by_rows(
     return of_q, of_k.to(k.dtype), of_v.to(v.dtype)
 
 
+def has_sink(k: Tensor, added: Tensor | None) -> bool:
+    """Return whether a bias has one more column than there are keys: that of an attention sink."""
+    return True if added is not None and added.shape[-1] == k.shape[2] + 1 else False  # noqa: SIM210 (a guard)
+
+
+def add_sink_key(k: Tensor, v: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return k and v with one more key of zeros if there is an attention sink."""
+    return (pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))) if has_sink(k, added) else (k, v)
+
+
 def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout: float = 0.0) -> RowAttention:
     """Return a function of (q, k, v, rows) that computes softmax attention of some rows from explicit scores.
 
-    added  boolean mask or additive bias of all rows; None for neither
+    added  boolean mask or additive bias of all rows, with one more column for an attention sink; None for neither
     beta   the factor of q . k
     """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
-        nonfinite = has_nonfinite(q, k, v)
+        nonfinite, j = has_nonfinite(q, k, v), k.shape[2]
         scores = dot_products(q, k, nonfinite) * beta
         if added is not None:
+            # the score of a sink is what is added: a product with a key of zeros would be NaN for a query of infinity
+            scores = pad(scores, (0, 1)) if has_sink(k, added) else scores
             some = added[..., rows, :] if added.shape[-2] > 1 else added
             bias = torch.where(some, 0.0, -math.inf) if some.dtype == torch.bool else some
             # a hidden score is -inf even where q . k is NaN
@@ -115,7 +144,7 @@ def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout
         if causal:
             row = torch.arange(rows.start, rows.start + q.shape[2], device=q.device)[:, None]
             scores = scores.masked_fill(torch.arange(k.shape[2], device=q.device) > row, -math.inf)
-        weights = softargmax(scores)
+        weights, scores = softargmax(scores)[..., :j], scores[..., :j]
         nonfinite = nonfinite or has_nonfinite(weights)  # NaN or +inf in the bias
         weights = torch.nn.functional.dropout(weights, dropout)
         if added is not None and not can_look_for_nonfinite(weights):

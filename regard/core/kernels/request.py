@@ -102,10 +102,18 @@ class Request:
             return None
         grid = self.grid() if grid is None else grid
         i, j = grid.row.shape[0], self.k.shape[2]
-        seen = self.mask.see(grid)
-        for hidden in (term.hidden(grid) for term in self.terms if self.hides_by_score):
-            seen = seen if hidden is None else seen & ~hidden
+        seen, hidden = self.mask.see(grid), self.hidden_by_terms(grid) if self.hides_by_score else None
+        seen = seen if hidden is None else seen & ~hidden
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
+
+    def hidden_by_terms(self, grid: Grid) -> Bool[Tensor, "..."] | None:
+        """Return which query-key pairs at least one score term hides with -inf. None if no term does."""
+        found: Tensor | None = None
+        for term in self.terms:
+            hidden = term.hidden(grid)
+            if hidden is not None:
+                found = hidden if found is None else found | hidden
+        return found
 
     def bound_terms(self, tanh: Callable[[Tensor], Tensor] | None = None) -> list[BoundTerm]:
         """Return the score terms as functions of (scores, grid), bound to the queries; without attention sinks.
@@ -157,6 +165,36 @@ def center_bias(
     top = top.masked_fill(~top.isfinite(), 0)  # NaN and +inf stay where they are, and -inf stays hidden
     fresh = (visible is not None or sink is not None) and not added.requires_grad
     return added.sub_(top) if fresh else added - top
+
+
+def add_terms(
+    request: Request,
+    scores: Float[Tensor, "b h i j"],
+    terms: list[BoundTerm],
+    grid: Grid,
+    visible: Bool[Tensor, "#b #h i j"] | None,
+    sink: Float[Tensor, "h"] | None,
+    nonfinite: bool,
+) -> Float[Tensor, "b h i jj"]:
+    """Apply score terms in order. An attention sink is appended as one more column.
+
+    Terms that come after the last one that does more than add are summed up and centred by row (see `center_bias`).
+
+    terms      the terms of the request, bound to its queries
+    nonfinite  whether the scores may contain NaN or infinity. Then a term of -inf hides its key whatever the score is
+    """
+    first = 0  # of the terms that are summed up
+    for number, term in enumerate(request.terms):
+        if not term.additive and term.name != "sink":
+            first = number + 1
+    for bound in terms[:first]:
+        scores = bound(scores, grid)
+    if first == len(terms) and sink is None:
+        return scores
+    i, j = scores.shape[-2:]
+    added = center_bias(sum_terms(terms[first:], grid, scores), visible, sink, i, j)
+    scores = scores if sink is None else torch.nn.functional.pad(scores, (0, 1))
+    return torch.where(added == -math.inf, added, scores + added) if nonfinite else scores + added
 
 
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:

@@ -15,6 +15,7 @@ from regard.core.kernels.cpu_flash import as_bias, flash_attention, run_directly
 from regard.core.kernels.gradients import (
     TRACED_LIMIT,
     GradientGuard,
+    add_sink_key,
     can_poison_rows,
     dense_row_attention,
     keep_layout,
@@ -35,7 +36,6 @@ from regard.core.kernels.request import (
 )
 from regard.core.masks.algebra import Full
 from regard.core.masks.plan_cache import Memo, joint_key
-from regard.core.scores import Sink
 
 SUMMARY = "torch's fused attention; cuDNN first on Hopper"
 RANK = 2
@@ -145,8 +145,6 @@ def _run_dense(
         k, v = k.masked_fill(dense.unseen, 0), v.masked_fill(dense.unseen, 0)
     if dense.blind is not None:
         q = q.masked_fill(dense.blind, 0)
-    if request is not None and any(isinstance(term, Sink) for term in request.terms):
-        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
     out = fused_attention(q, k, v, beta, 0.0 if request is None else request.dropout, added=dense.added)
     return out if dense.blind is None or takes_empty_rows(q) else out.masked_fill(dense.blind, 0)
 
@@ -256,7 +254,8 @@ def fused_attention(
 ) -> Float[Tensor, "n h i e"]:
     """Compute torch's fused attention (`scaled_dot_product_attention`) with exact gradients.
 
-    added  boolean mask, or bias that is added to the scores; None for neither
+    added  boolean mask, or bias that is added to the scores, with one more column for an attention sink; None for
+           neither
     """
     c, e = q.shape[-1], v.shape[-1]
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # torch has no fused kernels for others
@@ -276,7 +275,7 @@ def fused_attention(
 def _on_cpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal: bool, added: Tensor | None) -> Tensor:
     empty = 0 in (*q.shape, k.shape[2])
     if empty or is_meta_or_fake(q) or (torch.compiler.is_compiling() and is_exporting()):
-        return _traced_on_cpu(q, k, v, beta, dropout, causal, added)
+        return _traced_on_cpu(q, *add_sink_key(k, v, added), beta, dropout, causal, added)
     if dropout or needs_gradient(added):  # torch has no fused kernel for these
         exact = torch.promote_types(q.dtype, torch.float32)
         attention = dense_row_attention(added, causal, beta, dropout)
@@ -318,10 +317,10 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
         # torch fills in -65504 for cuDNN, which scores below it would lose to
         added = torch.zeros_like(added, dtype=q.dtype).masked_fill_(~added, -math.inf)
     if not needs_gradient(q, k, v):
-        return _cudnn_first(q, k, v, added, dropout, causal, beta)
+        return _cudnn_first(q, *add_sink_key(k, v, added), added, dropout, causal, beta)
     steered = can_read_values(q)
     if steered and can_poison_rows(q, beta):
-        out = _cudnn_first(q, k, v, added, dropout, causal, beta)
+        out = _cudnn_first(q, *add_sink_key(k, v, added), added, dropout, causal, beta)
         poison_saved_lse(out)
         keep_layout(out)
         return out
@@ -332,7 +331,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
             dense_row_attention(added, causal, beta), lost if dropout or needs_gradient(added) else ""
         )
         passed = guard.enter(q, k, v)
-    out = _cudnn_first(*passed, added, dropout, causal, beta)
+    out = _cudnn_first(passed[0], *add_sink_key(*passed[1:], added), added, dropout, causal, beta)
     if guard is not None:
         out = guard.leave(out, score_bound(q, k, beta))
         keep_layout(out)

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.core.attend import attend
 from regard.lab.drawing import Figure, plot_lines
 from regard.lab.perturbations import PerturbationSetup, draw_first_order_error, first_order_error
-from regard.lab.settings import check_indices
+from regard.lab.settings import check_at_least, check_indices
 from regard.lab.verdict import Attention, Decision, Numbers, decide
 
 MATHS = r"q_i \to q_i + \epsilon: \Delta h_i = \beta \sum_j a_{ji} (v_j - h_i)(k_j \cdot \epsilon) + O(\epsilon^2)"
@@ -39,6 +39,7 @@ class Setup(PerturbationSetup):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_at_least(self, queries=2)
         check_indices("query", (self.query,), self.queries, "queries")
 
 

@@ -85,6 +85,10 @@ class Setup(RepeatedSetup):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, place=1, lengths=2)  # place 0 is marked by the border, whatever the encoding
+        check_at_least(self, vocab=4)  # with fewer tokens guessing is too good
+        if 2 * self.distance > self.length:
+            text = "distance must be at most half of length, so that it is met at several positions"
+            raise setting_error(self, text, "distance", "length")
         if self.lengths[:1] != (self.length,) or self.place >= self.length or self.distance >= self.length:
             text = f"lengths must begin with the training length {self.length}, and distance and place must be smaller"
             raise setting_error(self, text, "lengths", "distance", "place")

@@ -167,7 +167,14 @@ def verdict(numbers: Numbers) -> Decision:
     same = numbers["pairs at the small length"] == numbers["pairs with nonzero weight at the small length"]
     times = {name: seconds[-1] for name, seconds in numbers["seconds"].items()}
     share = {name: time / times["all pairs"] for name, time in times.items() if name != "all pairs"}
-    return decide(exact and linear and all_reached and same, growth=growth, share=share)
+    farthest = 2 * w * numbers["stride"] + 1 + 2 * g
+    long = 3 * farthest <= numbers["lengths"][-2] and 2 * w < numbers["small length"] - 1
+    return decide(
+        exact and linear and all_reached and same,
+        missing="" if long else "the lengths must be much longer than windows and global tokens",
+        growth=growth,
+        share=share,
+    )
 
 
 def draw(numbers: Numbers) -> Figure:

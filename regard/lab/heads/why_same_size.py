@@ -51,8 +51,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         check_at_least(self, length=2, depths=2)
-        if self.width not in self.outputs:
-            raise setting_error(self, f"outputs must contain the width, {self.width}", "outputs")
+        if self.width not in self.outputs or len(set(self.outputs)) == 1:
+            raise setting_error(self, f"outputs must contain the width, {self.width}, and another", "outputs")
 
 
 SMOKE = Setup(depths=(1, 4, 16))

@@ -37,6 +37,7 @@ from regard.base.validation import check_integer
 from regard.lab.drawing import COLOURS, Figure, make_figure, plot_shares
 from regard.lab.fitting import fit
 from regard.lab.seeds_interval import RepeatedSetup, estimates, mean_and_interval
+from regard.lab.settings import setting_error
 from regard.lab.verdict import Decision, Numbers, decide
 from regard.models.bert import BERT, BERTConfig
 from regard.nn.init import constant, fan_in, init_parameters, normal
@@ -94,6 +95,8 @@ class Setup(RepeatedSetup):
         check_integer("kinds", self.kinds, 2, "kinds of nouns, which pronouns distinguish")
         check_integer("nouns", self.nouns, 1)
         check_integer("verbs", self.verbs, 2)
+        if not 0.05 <= self.hidden <= 1:
+            raise setting_error(self, "hidden must be a share of words between 0.05 and 1", "hidden")
 
     @property
     def words(self) -> int:

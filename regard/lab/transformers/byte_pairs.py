@@ -10,7 +10,7 @@ Finding: {{ n.merges }} merges ({{ n["merges equal to the library"] }} equal tho
     }} tokens to {{ n.tokens[-1] }} ({{ n.words }} words): the first merge saves {{ n["pairs merged"][0] }}, the last {{
     n["pairs merged"][-1] }}. {{ n["texts decoded without loss"] }} of {{ n.texts }} texts are decoded without loss, and
     {{ n["texts encoded like the library"] }} are encoded as by the library. A token has {{ n["bytes per
-    token"]["training rhyme"]|fixed }} bytes on average in this rhyme and {{ n["bytes per token"]["another rhyme"]|fixed
+    token"]["training rhyme"]|fixed }} bytes on average in this text and {{ n["bytes per token"]["another rhyme"]|fixed
     }} in another.
 Budget: 3 seconds
 Source: 003, notebook 12.3
@@ -24,6 +24,7 @@ from itertools import pairwise
 
 import torch
 
+from regard.base.errors import ConfigError
 from regard.base.seeds import make_generator
 from regard.base.validation import check_integer
 from regard.lab.drawing import Figure, make_figure, mark_level, plot_lines
@@ -66,9 +67,12 @@ class Setup:
     def __post_init__(self) -> None:
         check_integer("merges", self.merges, 1)
         check_integer("texts", self.texts, 1)
-
-
-SMOKE = Setup(texts=20)
+        if _most_common_pair(Counter(tuple(word) for word in _split_words(self.text)))[1] < 2:
+            raise ConfigError(
+                "text must have a pair of letters twice in its words, so that there is something to merge"
+            )
+        if not self.other:
+            raise ConfigError("other must not be empty")
 
 
 def merge_pair(word: Word, pair: Pair, token: int) -> Word:
@@ -220,13 +224,19 @@ def _random_texts(setup: Setup) -> list[str]:
     return found
 
 
+SMOKE = Setup(texts=20)
+
+
 def verdict(numbers: Numbers) -> Decision:
     saved, rate, texts = numbers["pairs merged"], numbers["bytes per token"], numbers["texts"]
     same = numbers["merges"] == numbers["merges of the library"] == numbers["merges equal to the library"]
     same &= numbers["texts encoded like the library"] == numbers["texts decoded without loss"] == texts
     exact = [before - after for before, after in pairwise(numbers["tokens"])] == saved
     falling = saved == sorted(saved, reverse=True)
-    return decide(same and exact and falling and rate["training rhyme"] > rate["another rhyme"] > 1)
+    return decide(
+        same and exact and falling and rate["training rhyme"] > rate["another rhyme"] > 1,
+        missing="no pair that was merged is in the other text" * (rate["another rhyme"] == 1 < rate["training rhyme"]),
+    )
 
 
 def draw(numbers: Numbers) -> Figure:

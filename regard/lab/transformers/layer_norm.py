@@ -163,9 +163,15 @@ def verdict(numbers: Numbers) -> Decision:
     powers = all(abs(math.log(row[-1]) / math.log(gain) / depth - 1) < 0.2 for gain, row in lost)
     # narrow stacks and gains near 1 depend on the random weights
     clear = numbers["width"] >= 64 and all(gain <= 0.7 or gain >= 1.4 for gain in gains)
+    lacks = [
+        "the width must be at least 64, and every gain at most 0.7 or at least 1.4" * (not clear),
+        "gains above and below 1 are needed" * (not min(gains) < 1 < max(gains)),
+        "at least 8 layers are needed" * (depth < 8),
+        "the factor must be at least 2" * (factor < 2),
+    ]
     return decide(
         per_token and alone and same and divided and across and steady and powers,
-        missing="" if clear else "the width must be at least 64, and every gain at most 0.7 or at least 1.4",
+        missing="; ".join(filter(None, lacks)),
     )
 
 

@@ -68,7 +68,7 @@ def load_config(folder: Path, hf: Mapping[str, Any]) -> Config:
     family = find_family(str(hf["model_type"]))
     try:
         return family.read_config(hf)
-    except (ConfigError, ShapeError) as error:  # the types are right, but the values do not fit each other
+    except (ConfigError, ShapeError, ArithmeticError) as error:  # the types are right, but the values do not fit
         raise CheckpointError(f"{folder / CONFIG} has settings that no model can have: {error}") from None
 
 

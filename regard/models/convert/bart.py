@@ -76,8 +76,10 @@ class BARTFamily(Family):
 
         Regard's model computes sinusoidal positions and does not store them.
         """
-        some = next(iter(weights.values()), torch.zeros(0))
-        weights.setdefault("final_logits_bias", some.new_zeros(1, config.vocab))
+        # as long as the table of tokens: a damaged config.json may state any size
+        tables = [weights[name] for name in ("model.shared.weight", *_TIED) if name in weights]
+        if tables and "final_logits_bias" not in weights:
+            weights["final_logits_bias"] = tables[0].new_zeros(1, len(tables[0]))
         if config.positions != "learned":
             for name in (f"model.{stack}.embed_positions.weight" for stack in STACKS):
                 if name in weights:

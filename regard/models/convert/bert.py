@@ -7,6 +7,7 @@ DistilBERT (Sanh et al. 2019, arXiv:1910.01108) has no segments and no pooler: D
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.models.bert import BERTConfig
@@ -117,8 +118,10 @@ class DistilBERTFamily(Family):
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         """Add a segment embedding of zeros, which DistilBERT does not have."""
-        some = next(iter(weights.values()))
-        return {"distilbert.embeddings.token_type_embeddings.weight": some.new_zeros(1, config.width), **weights}
+        positions = weights.get("distilbert.embeddings.position_embeddings.weight")
+        if positions is None:
+            return weights
+        return {"distilbert.embeddings.token_type_embeddings.weight": torch.zeros_like(positions[:1]), **weights}
 
     def write_weights(self, weights: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
         segment = weights["segments.weight"]

@@ -4,19 +4,23 @@ A setting that is missing or null gets the default of transformers, if there is 
 so that the error for a damaged file names the setting.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from regard.base.errors import CheckpointError, ConfigError
+from regard.base.validation import LARGEST_FLOAT, LARGEST_INTEGER
 
 HFConfig = Mapping[str, Any]
 
 
 def get_int(hf: HFConfig, name: str, default: int | None = None) -> int:
     """Return a setting of a config.json that is a whole number of 0 or more. Without a default it is required."""
-    return int(_get(hf, name, default, lambda value: type(value) is int and value >= 0, "a whole number of 0 or more"))
+
+    def is_size(value: Any) -> bool:
+        return type(value) is int and 0 <= value <= LARGEST_INTEGER
+
+    return int(_get(hf, name, default, is_size, "a whole number of 0 or more, and no larger than a size can be"))
 
 
 def get_optional_int(hf: HFConfig, name: str, default: int | None = None) -> int | None:
@@ -29,9 +33,7 @@ def get_optional_int(hf: HFConfig, name: str, default: int | None = None) -> int
 
 def get_float(hf: HFConfig, name: str, default: float | None = None) -> float:
     """Return a setting of a config.json that is a finite number. Without a default it is required."""
-    return float(
-        _get(hf, name, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
-    )
+    return float(_get(hf, name, default, _is_finite_number, "a number"))
 
 
 def get_bool(hf: HFConfig, name: str, default: bool) -> bool:
@@ -103,6 +105,11 @@ def _get(hf: HFConfig, name: str, default: Any, is_valid: Callable[[Any], bool],
     if not is_valid(value):
         raise wrong_type(hf, name, wanted)
     return value
+
+
+def _is_finite_number(value: Any) -> bool:
+    # integers are compared, as isfinite overflows for large ones
+    return type(value) in (int, float) and -LARGEST_FLOAT <= value <= LARGEST_FLOAT
 
 
 def _is_list_of_words(value: Any) -> bool:

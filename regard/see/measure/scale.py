@@ -23,6 +23,8 @@ SCALES: dict[str, Callable[[int, int, int, int], float]] = {
     "1/sqrt(e) (the width of v)": lambda c, e, h, j: e**-0.5,
     "1/sqrt(j) (the number of keys)": lambda c, e, h, j: j**-0.5,
     "c^-1/4 (on q alone, or on k alone)": lambda c, e, h, j: c**-0.25,
+    "ln(2)/sqrt(c) (exp2 in place of exp)": lambda c, e, h, j: math.log(2) * c**-0.5,
+    "ln(j)/sqrt(c) (the logarithm of the number of keys)": lambda c, e, h, j: math.log(j) * c**-0.5,
     "c (multiplied)": lambda c, e, h, j: float(c),
     "1/h (the number of heads)": lambda c, e, h, j: 1 / h,
     "0 (the mean of all visible values)": lambda c, e, h, j: 0.0,

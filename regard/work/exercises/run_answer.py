@@ -12,6 +12,7 @@ import copy
 import importlib
 import json
 import os
+import struct
 import sys
 import traceback
 import types
@@ -24,11 +25,15 @@ import numpy as np
 
 CELL = "cell "  # the file name of a notebook cell in a traceback, followed by its number
 FORBIDDEN = "regard.work"
-# audit events of Python that start processes, load native code, signal processes, open connections or find objects
+# audit events of Python that start, signal or limit processes, load native code, open connections or find objects
 FORBIDDEN_EVENTS = ("subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.system", "os.kill", "ctypes.", "socket.",
-                    "pty.", "gc.")  # fmt: skip
+                    "pty.", "gc.", "resource.")  # fmt: skip
 FILE_EVENTS = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink",
-               "os.truncate", "shutil.")  # fmt: skip
+               "os.truncate", "shutil.", "sqlite3.connect")  # fmt: skip
+# Landlock, which restricts a process in the kernel of Linux: its system calls, and the bits of its rights
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF, NO_NEW_PRIVILEGES = 444, 445, 446, 38
+WRITE_FILE, READ_FILE, TRUNCATE = 1 << 1, 1 << 2, 1 << 14
+CHANGE_FOLDER = sum(1 << bit for bit in range(4, 14))  # remove, make and move its entries
 
 
 @dataclass(frozen=True)
@@ -240,9 +245,12 @@ def forbid_imports() -> None:
 
     # all that a hook uses is in its defaults: closures, globals and builtins can be replaced by a submission
     def hook(event: str, args: tuple[Any, ...], *, package: str = FORBIDDEN, within: str = f"{FORBIDDEN}.") -> None:
-        if event == "import" and (args[0] == package or args[0].startswith(within)):
+        if event != "import":
+            return
+        name = "".join(args[:1])  # of a subclass of str, whose methods may lie, an ordinary copy
+        if name == package or name.startswith(within):
             raise ImportError(f"{package} cannot be imported while answers are graded")
-        if event == "import" and args[0] == "_posixsubprocess":
+        if name == "_posixsubprocess":
             raise ImportError("processes cannot be started while answers are graded")
 
     for name in ("_posixsubprocess", "subprocess"):
@@ -250,11 +258,12 @@ def forbid_imports() -> None:
     sys.addaudithook(hook)
 
 
-def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
-    """Restrict what this process may do, before it runs a submission.
+def restrict(hidden: list[str], readable: list[str], megabytes: int) -> bool:
+    """Restrict what this process may do, before it runs a submission; return whether the kernel enforces it.
 
     It limits memory and file size, and forbids starting processes, native calls, network connections, reading
-    hidden files, and writing outside its own folder.
+    hidden files, and writing outside its own folder. Audit hooks of Python forbid it, and so does Landlock where
+    Linux has it, for native code too.
 
     hidden     folders that may not be read
     readable   folders inside hidden ones that may be read
@@ -262,6 +271,9 @@ def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
     """
     import resource
 
+    secret_folders = [Path(each) for each in hidden]
+    shown_folders = [each for each in map(Path, readable) if any(_is_inside(each, other) for other in secret_folders)]
+    enforced = lock_files(secret_folders, [*shown_folders, Path(__file__)])
     status = Path("/proc/self/status")
     used = int(status.read_text().partition("VmData:")[2].split()[0]) * 1024 if status.exists() else 0
     with contextlib.suppress(ValueError):  # macOS refuses the limit
@@ -273,26 +285,110 @@ def restrict(hidden: list[str], readable: list[str], megabytes: int) -> None:
 
     # these functions start a process without an audit event
     sys.modules["_posixsubprocess"].fork_exec = sys.modules["subprocess"]._fork_exec = refuse  # type: ignore[attr-defined]
-    shown = {each for folder in readable for each in _identify_all(Path(folder))}
-    secret = {each for folder in hidden for each in _identify_all(Path(folder))} - shown
+    # the target of a link in a shown folder is not shown
+    shown = {each for folder in shown_folders for each in _identify_all(folder, follow_links=False)}
+    secret = {each for folder in secret_folders for each in _identify_all(folder)} - shown
     # files are known by their inodes, because a submission can replace the functions that resolve paths
     forbid_files(
         frozenset(secret - {_identify(Path(__file__))}),  # this file stays readable: it is read to describe an error
         _identify(Path.cwd()),
         Path("/proc").stat().st_dev if status.exists() else None,
     )
+    return enforced
 
 
-def _identify_all(folder: Path) -> Iterator[tuple[int, int]]:
-    """Yield the device and inode numbers of a folder and all files in it, except for links to missing files."""
+def _is_inside(path: Path, folder: Path) -> bool:
+    return folder == path or folder in path.parents
+
+
+def landlock_version() -> int:
+    """Return the version of Landlock, with which the kernel restricts a process; 0 if the system has none."""
+    if sys.platform != "linux":
+        return 0
+    return max(0, _system_call(CREATE_RULESET, None, 0, 1))
+
+
+def _system_call(number: int, *arguments: Any) -> int:
+    import ctypes
+
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    values = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    result: int = call(ctypes.c_long(number), *values)
+    return result
+
+
+def _set_no_new_privileges() -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(NO_NEW_PRIVILEGES, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+
+
+def lock_files(hidden: list[Path], readable: list[Path]) -> bool:
+    """Forbid by Landlock to read hidden files and to write outside the current folder, also to native code.
+
+    Connections by TCP and signals to other processes are forbidden too, if the kernel can. Nothing can undo this in
+    the process. Returns False if the system has no Landlock.
+
+    hidden    folders that may not be read
+    readable  files and folders inside hidden ones that may be read
+    """
+    version = landlock_version()
+    if version == 0:
+        return False
+    handled = (WRITE_FILE | READ_FILE | CHANGE_FOLDER | TRUNCATE) & ((1 << {1: 13, 2: 14}.get(version, 15)) - 1)
+    everything = 0b11  # of the network: bind, connect; of other processes: abstract sockets, signals
+    attributes = struct.pack("=QQQ", handled, everything * (version >= 4), everything * (version >= 6))
+    rules = _system_call(CREATE_RULESET, attributes, len(attributes), 0)
+
+    def allow(path: Path | str, rights: int) -> None:
+        try:
+            opened = os.open(path, os.O_PATH)
+        except OSError:  # it may not be opened at all
+            return
+        rights &= handled if Path(path).is_dir() else handled & ~CHANGE_FOLDER
+        _system_call(ADD_RULE, rules, 1, struct.pack("=Qi", rights, opened), 0)
+        os.close(opened)
+
+    def allow_reading(path: Path) -> None:
+        """Allow to read everything in a folder except the hidden folders in it; links are followed nowhere."""
+        if path in hidden:
+            return
+        if not any(path in folder.parents for folder in hidden):
+            allow(path, READ_FILE)
+            return
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for entry in entries:
+                if not entry.is_symlink():
+                    allow_reading(path / entry.name)
+
+    # below a folder that cannot be listed, the folders of Python are known all the same
+    for root in {Path(each).resolve() for each in ("/", *sys.path, sys.prefix, sys.base_prefix)}:
+        allow_reading(root)
+    for path in readable:
+        allow(path, READ_FILE)
+    allow(Path.cwd(), handled)
+    allow(os.devnull, WRITE_FILE)
+    _set_no_new_privileges()
+    if _system_call(RESTRICT_SELF, rules, 0) != 0:
+        raise OSError("Landlock refuses to restrict the process")
+    os.close(rules)
+    return True
+
+
+def _identify_all(folder: Path, follow_links: bool = True) -> Iterator[tuple[int, int]]:
+    """Yield the device and inode numbers of a folder and all files in it, except for links to missing files.
+
+    follow_links  yield the target of a link, not the link itself
+    """
     yield _identify(folder)
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
-            yield _identify(path)
+            yield _identify(path, follow_links)
 
 
-def _identify(path: Path) -> tuple[int, int]:
-    found = path.stat()
+def _identify(path: Path, follow_links: bool = True) -> tuple[int, int]:
+    found = path.stat(follow_symlinks=follow_links)
     return found.st_dev, found.st_ino
 
 
@@ -316,19 +412,26 @@ def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], pr
         stat: Any = os.stat,
         is_instance: Any = isinstance,
         texts: Any = (str, bytes),
+        text: Any = str,
         missing: Any = OSError,
         refusal: Any = PermissionError,
         writing: int = os.O_WRONLY | os.O_RDWR | os.O_CREAT,
         forbidden_events: tuple[str, ...] = FORBIDDEN_EVENTS,
         file_events: tuple[str, ...] = FILE_EVENTS,
     ) -> None:
-        if event.startswith(forbidden_events):
+        # memory that is shared, not private, has no limit
+        if event.startswith(forbidden_events) or (event == "mmap.__new__" and args[0] == -1):
             raise refusal(f"{event} is not allowed while answers are graded")
         opens = event == "open"
         if not opens and not event.startswith(file_events):
             return
+        path: Any
         for path in args[:1] if opens else args:
-            if not is_instance(path, texts) or path in ("/dev/null", b"/dev/null"):
+            if not is_instance(path, texts):
+                continue
+            # methods of a subclass may lie: an ordinary copy is tested
+            path = "".join([path]) if is_instance(path, text) else b"".join([path])
+            if path in ("/dev/null", b"/dev/null"):
                 continue
             try:
                 found = stat(path)
@@ -340,7 +443,7 @@ def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], pr
             # an open folder is a way around this test: os.open(..., dir_fd=...)
             if opens and not is_folder and not args[2] & writing:
                 continue
-            slash, up = ("/", "..") if is_instance(path, str) else (b"/", b"..")
+            slash, up = ("/", "..") if is_instance(path, text) else (b"/", b"..")
             above: Any = path if is_folder else path.rpartition(slash)[0] or (slash if path[:1] == slash else up[:1])
             last = None
             while True:

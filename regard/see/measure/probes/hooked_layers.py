@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -137,6 +137,8 @@ def _attempts(
             filled_in=layer.filled_in,
             filled_values={each: FILLED_VALUES[each] for each in layer.filled_in if each in FILLED_VALUES}
             | ({each: "True everywhere" for each in layer.required if each in MASK_NAMES} if masked else {}),
+            inputs=dict(zip(inputs, layer.input_shapes(2, *options.lengths()[0]), strict=False)),
+            find_sources=partial(layer.find_sources, copies),
         )
         i, j = options.lengths()[0]
         yield probe, ProbeSizes(sizes.h, sizes.g, i, i if probe.square else j, sizes.c, sizes.e)
@@ -164,6 +166,12 @@ class _Chosen:
     time_first: bool
     split: bool = False  # bare weights have an axis for heads
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    read: dict[str, list[Tensor]] = field(default_factory=dict)  # the inputs of the projections in the last call
+
+    def keep_input(self, parts: str, x: Tensor) -> None:
+        """Note that a projection computes q, k or v from `x`."""
+        for part in parts:
+            self.read.setdefault(part, []).append(x)
 
     def output(self, parts: str) -> Tensor:
         """Return the output of a replaced projection: the chosen tensors, joined as in the layer.
@@ -183,9 +191,10 @@ class _Chosen:
         If the weight has an axis of heads, the tensors are returned as (b h n c) or (b n h c).
 
         parts  which of q, k and v the product computes: "q", "kv", "qkv" and so on
-        other  the input that is multiplied by the weight; its values are not used
+        other  the input that is multiplied by the weight
         axes   pair of axes: the axis of positions in `other` and that in the product
         """
+        self.keep_input(parts, other)
         one = self.tensors[parts[0]]
         if self.split and len(parts) == 1:
             return one if axes[1] == 2 else one.transpose(1, 2)
@@ -200,6 +209,7 @@ class _ChosenProjection(nn.Module):
         self.original, self.chosen, self.parts = original, chosen, parts
 
     def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
+        self.chosen.keep_input(self.parts, x)
         out = self.chosen.output(self.parts)
         if any(True for _ in self.original.children()):  # a module around a matrix may split heads too
             shape = first_tensor(self.original(x)).shape
@@ -265,12 +275,43 @@ class _LayerCall:
         filled = dict.fromkeys((*self.required, *(each for each in FILLED_VALUES if each in self.takes)))
         return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))
 
-    def call(self, copies: ModuleCopies, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
-        """Run the layer on zeros while its projections return q, k and v."""
+    def input_shapes(self, b: int, i: int, j: int) -> list[tuple[int, ...]]:
+        """Return the shapes of the sequence arguments: of x or the query, and of the memory, or the key and value."""
+        shapes = (b, i, self.sizes.d), (b, j, self.sizes.m), (b, j, self.sizes.m)
+        return [(n, batch, d) if self.chosen.time_first else (batch, n, d) for batch, n, d in shapes]
+
+    def find_sources(self, copies: ModuleCopies) -> dict[str, set[str]]:
+        """Return the names of the sequence arguments from which the layer computes q, k and v."""
+        (dtype, *_), device = dtypes_and_device(copies.reference, self.options)
+        sizes = ProbeSizes(self.sizes.h, self.sizes.g, *self.options.lengths()[0], self.sizes.c, self.sizes.e)
+        inputs = [
+            torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
+            for shape in self.input_shapes(sizes.b, sizes.i, sizes.j)
+        ]
+        with torch.enable_grad():
+            q, k, v = sizes.random_tensors(dtype, device)
+            self.call(copies, q, k, v, inputs=inputs)
+        named = dict(zip(self.inputs, inputs, strict=False))
+        return {
+            part: {name for name, x in named.items() if _depends(read, x)} for part, read in self.chosen.read.items()
+        }
+
+    def call(
+        self,
+        copies: ModuleCopies,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        inputs: Sequence[Tensor] | None = None,
+        **keywords: object,
+    ) -> Tensor:
+        """Run the layer while its projections return q, k and v.
+
+        inputs  the sequence arguments; None is zeros
+        """
         copy, sizes, time_first = copies.at(q.dtype), self.sizes, self.chosen.time_first
         b, i, j = len(q), q.shape[2], k.shape[2]
-        shapes = (b, i, sizes.d), (b, j, sizes.m), (b, j, sizes.m)
-        x, *others = (q.new_zeros(shape).transpose(0, 1) if time_first else q.new_zeros(shape) for shape in shapes)
+        x, *others = inputs or (q.new_zeros(shape) for shape in self.input_shapes(b, i, j))
         settings: dict[str, object] = {
             **dict.fromkeys(self.required),
             **dict(zip(self.inputs[1:], others, strict=False)),
@@ -284,7 +325,7 @@ class _LayerCall:
         for each in FILLED_VALUES:
             if each in self.takes and settings.get(each) is None:
                 settings[each] = _fill_in(each, copy, self, x)
-        self.chosen.tensors = {"q": q, "k": k, "v": v}
+        self.chosen.tensors, self.chosen.read = {"q": q, "k": k, "v": v}, {}
         try:
             out = first_tensor(copy(**{self.inputs[0]: x}, **settings))
         finally:
@@ -296,6 +337,15 @@ class _LayerCall:
                 f"not {(b, i, sizes.h * sizes.e)} for (b n (h e))"
             )
         return split_heads(out, sizes.h)
+
+
+def _depends(outputs: list[Tensor], x: Tensor) -> bool:
+    """Return whether autograd leads from one of the outputs to x."""
+    graphs = [out for out in outputs if out.requires_grad]
+    if not graphs:
+        return False
+    (gradient,) = torch.autograd.grad([out.sum() for out in graphs], x, allow_unused=True, retain_graph=True)
+    return gradient is not None
 
 
 # arguments of Hugging Face layers that are filled in, with what is passed

@@ -37,6 +37,10 @@ class Probe:
     filled_in: tuple[str, ...] = ()  # required arguments that the caller did not pass
     filled_values: Mapping[str, str] = field(default_factory=dict)  # what was passed for them, if not None
     note: str = ""  # what could not be called, in words
+    # for a layer with projections: the shapes of its sequence arguments, such as x, or query, key and value, and a
+    # function that finds from which of them the layer computes q, k and v
+    inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    find_sources: Callable[[], Mapping[str, set[str]]] = dict
     other_layout: str = ""  # a layout that mixes no sequences, if the expected layout mixes them
 
     def test_layout(self, sizes: "ProbeSizes") -> bool | Exception:
