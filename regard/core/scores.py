@@ -51,7 +51,10 @@ class ScoreTerm(ABC):
         return False
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """Return which query-key pairs this score term hides by adding -inf to their scores. None for no pair."""
+        """Return which query-key pairs this score term hides by adding -inf to their scores.
+
+        None if this kind of score term cannot hide pairs.
+        """
         return None
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -97,9 +97,13 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
 
 
 def _make_differentiable(grads: tuple[Tensor | None, ...], upstream: tuple[Tensor]) -> tuple[Tensor | None, ...] | None:
-    """Replace the gradients of torch's backward pass by differentiable ones if they are to be differentiated again.
+    """Replace the gradients of torch's backward pass by differentiable gradients, for second derivatives.
 
-    torch's own gradients would raise an error then. A hook of the kernel's node, which has saved its inputs.
+    This is a hook of the kernel's autograd node, which has saved the inputs of the kernel. Without create_graph=True
+    the hook changes nothing. With it, torch's own gradients would raise an error when they are differentiated.
+
+    grads     the gradients that torch's backward pass has computed
+    upstream  the gradient of the attention output
     """
     if not torch.is_grad_enabled():  # the usual case: create_graph=False
         return None

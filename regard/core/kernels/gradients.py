@@ -43,7 +43,10 @@ def lse_limit(q: Tensor) -> float:
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Return whether gradients are enabled and at least one of the tensors requires a gradient."""
+    """Return whether gradients are enabled and at least one of the tensors requires a gradient.
+
+    Inside torch.func transforms, gradients of outer transforms and of autograd count too.
+    """
     if torch.is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:
@@ -56,7 +59,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 def _needs_outer_gradient(x: Tensor) -> bool:
     """Return whether a tensor inside a torch.func transform requires a gradient of an outer transform or of autograd.
 
-    Its own `requires_grad` is about the innermost transform.
+    `x.requires_grad` itself says this for the innermost transform only.
     """
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
@@ -115,12 +118,12 @@ def gradients_by_rows(
 
 
 def has_sink(k: Tensor, added: Tensor | None) -> bool:
-    """Return whether a bias has one more column than there are keys: that of an attention sink."""
+    """Return whether a bias has one more column than there are keys. The additional column is an attention sink."""
     return True if added is not None and added.shape[-1] == k.shape[2] + 1 else False  # noqa: SIM210 (a guard)
 
 
 def add_sink_key(k: Tensor, v: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return k and v with one more key of zeros if there is an attention sink."""
+    """Return k and v, with one more key of zeros at the end if the bias `added` has a column for an attention sink."""
     return (pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))) if has_sink(k, added) else (k, v)
 
 

@@ -107,7 +107,7 @@ class Request:
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
 
     def hidden_by_terms(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """Return which query-key pairs at least one score term hides with -inf. None if no term does."""
+        """Return which query-key pairs at least one score term hides with -inf. None if no term can hide a pair."""
         found: Tensor | None = None
         for term in self.terms:
             hidden = term.hidden(grid)
@@ -176,12 +176,14 @@ def add_terms(
     sink: Float[Tensor, "h"] | None,
     nonfinite: bool,
 ) -> Float[Tensor, "b h i jj"]:
-    """Apply score terms in order. An attention sink is appended as one more column.
+    """Apply score terms in order, and append an attention sink as one more column of scores.
 
-    Terms that come after the last one that does more than add are summed up and centred by row (see `center_bias`).
+    The additive terms at the end, after the last term that is not additive, are first summed up and centred by row
+    (see `center_bias`), so that large values do not round the scores away.
 
     terms      the terms of the request, bound to its queries
-    nonfinite  whether the scores may contain NaN or infinity. Then a term of -inf hides its key whatever the score is
+    nonfinite  whether the scores may contain NaN or infinity. If True, a term of -inf hides its key, whatever the score
+               of this key is
     """
     first = 0  # of the terms that are summed up
     for number, term in enumerate(request.terms):
