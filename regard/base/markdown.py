@@ -33,7 +33,7 @@ def markdown_html(markdown: str) -> Markup:
 
 
 def typeset_symbols(words: str) -> Markup:
-    """Convert the names of Greek letters in a sentence, and indices and powers such as W_q^i, n^2 or p_{i,2k}."""
+    """Convert symbols in a sentence to HTML: names of Greek letters, and indices and powers such as W_q^i or n^2."""
     parts: list[str] = []
     for at, piece in enumerate(SYMBOL.split(_GREEK.sub(lambda name: GREEK[name[0]], words))):
         # the pieces at odd places are symbols with indices

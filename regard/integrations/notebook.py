@@ -162,6 +162,11 @@ def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[st
     """Yield the conventions under which a mask would have the visible pairs `other`.
 
     The tested conventions are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
+
+    rule   the mask
+    name   name of the mask in the sentences
+    other  visible pairs of the other mask
+    i, j   numbers of queries and keys
     """
     if i != j and _equal(_four_axes(rule.dense(i, j, positions=Positions(0, 0)), i, j), other):
         yield f"{name} counted queries from the first key (top-left) instead of to the last (bottom-right)"

@@ -161,7 +161,7 @@ class DualBlock(nn.Module):
 class GridBlock(nn.Module):
     """A DaViT block: x + attention, then x + feed-forward.
 
-    Before each, a depthwise convolution adds position information.
+    Before attention and before the feed-forward network, a depthwise convolution adds position information.
 
     window  side of the attention windows. Windows at the edge are padded with zeros, which are not masked. None
             makes the whole grid one sequence

@@ -230,7 +230,7 @@ class GenerationRun:
             keep_loop(self.adapter.module, loop)
 
     def _take_loop(self, steps: int, source: DecoderState | None) -> StepLoop:
-        """Return a `StepLoop` whose KV caches have room for some steps after the longest prompt."""
+        """Return a `StepLoop` whose KV caches have room for `steps` decoding steps after the longest prompt."""
         longest = max(map(len, self.prompts)) + steps
         capacity = min(self.adapter.context, _round_up(longest))
         sources = 0 if source is None else _round_up(source.memory[0].k.shape[2])

@@ -65,9 +65,9 @@ class SpeechConfig(Config):
     def latency(self) -> int:
         """The maximum delay, in frames, between a frame and the output of the row that contains it.
 
-        Chunk n is output with the last frame of chunk n + look_ahead: 4 * chunk * look_ahead frames after the last
-        frame of chunk n, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not
-        look ahead.
+        Chunk n is output when the last frame of chunk n + look_ahead has arrived. That is 4 * chunk * look_ahead frames
+        after the last frame of chunk n, and 4 * chunk * (look_ahead + 1) - 1 frames after its first frame, which waits
+        longest. Depth adds nothing, because later blocks do not look ahead.
         """
         return STEP * self.chunk * (self.look_ahead + 1) - 1
 

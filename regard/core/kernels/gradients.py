@@ -214,11 +214,11 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Return whether `poison_saved_lse` is enough to keep this GPU call from returning wrong gradients.
+    """Return whether wrong gradients of this GPU call can simply be set to NaN (by `poison_saved_lse`).
 
-    It is enough in half precision with an ordinary beta, where wrong gradients are rare. It cannot be used under
-    saved-tensor hooks, such as those of torch.utils.checkpoint: `poison_saved_lse` reads a saved tensor in the forward
-    pass, and the hooks would run then.
+    That is enough where wrong gradients are rare: in half precision with an ordinary beta. It is not possible under
+    saved-tensor hooks, such as those of torch.utils.checkpoint, because `poison_saved_lse` reads a saved tensor in the
+    forward pass and the hooks would run then.
     """
     return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 

@@ -58,6 +58,6 @@ def split_by_offset(request: Request) -> list[tuple[Int[Tensor, "_"], Request]]:
 
 
 def join_by_offset(outs: list[Tensor], parts: list[tuple[Int[Tensor, "_"], Request]]) -> Tensor:
-    """Return the outputs of the parts in the order of the sequences: the inverse of `split_by_offset`."""
+    """Join the outputs of the calls of `split_by_offset` to one output, in the original order of the sequences."""
     order = torch.cat([index for index, _ in parts]).argsort()
     return torch.cat(outs).index_select(0, order.to(outs[0].device))

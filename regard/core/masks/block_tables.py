@@ -220,8 +220,8 @@ def find_hidden_keys_and_empty_rows(
 ) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
     """Return which keys no query sees and which queries see no key. Each is None if there are none.
 
-    The keys of a fully visible block are seen, and its queries see a key, so they are not evaluated. Partly visible
-    blocks with other keys or queries are evaluated pair by pair.
+    The table already says that all keys of a fully visible block are seen, and that all its queries see a key. A partly
+    visible block is evaluated pair by pair, unless fully visible blocks settle all of its keys and queries.
     """
     spans = Spans(positions, i, j, table.size, table.steps)
     state = table.state if table.state.ndim == 3 else table.state[None]
