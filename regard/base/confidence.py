@@ -31,8 +31,7 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 
 def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Find by bisection the argument between `low` and `high` at which the increasing function `rising` equals
-    `target`.
+    """Solve rising(x) = target by bisection between `low` and `high`, for an increasing function `rising`.
 
     Bisection continues until no float lies between the two ends.
     """

@@ -38,8 +38,9 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
 
 
 def to_json(value: Any) -> Any:
-    """Convert a value to types that `json.dumps` accepts. A dataclass becomes a dictionary with its class name under
-    "kind".
+    """Convert a value to types that `json.dumps` accepts.
+
+    A dataclass becomes a dictionary that has the name of the class under "kind".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
@@ -121,7 +122,7 @@ def _convert(what: str, value: Any, option: Any) -> Any:
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union annotation such as int | None; any other annotation alone."""
+    """Return the members of a union annotation such as int | None. Any other annotation is its only member."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 

@@ -41,8 +41,8 @@ def count_flops() -> FlopCounterMode:
 def saved_tensor_bytes(exclude: Iterable[Tensor]) -> Iterator[dict[int, int]]:
     """Record the bytes of each storage that autograd saves for the backward pass inside the `with` block.
 
-    The `with` block gets a dictionary from storage addresses to bytes, which is filled as tensors are saved. Constants
-    of one number are not counted: calls share them.
+    The `with` block gets a dictionary from storage addresses to bytes, which is filled as tensors are saved. Scalars
+    without a grad_fn are not counted, because they are constants that many calls share.
 
     exclude  tensors whose storages are not counted, such as parameters
     """

@@ -49,7 +49,10 @@ def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> b
 
 
 def _read_regular(path: Path, most: int) -> tuple[os.stat_result, bytes]:
-    """Return the status of a file and its first `most` + 1 bytes; no bytes if it is no regular file or is larger."""
+    """Return the status of a file and its content, at most `most` + 1 bytes.
+
+    The content is empty if the file is not a regular file, or has more than `most` bytes by its status.
+    """
     with _open_without_waiting(path) as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:
@@ -65,7 +68,7 @@ def _read_block(opened: IO[bytes], size: int) -> bytes:
 
 
 def _open_without_waiting(path: Path) -> IO[bytes]:
-    """Open a file for reading. A pipe is opened at once too, and does not wait for a writer."""
+    """Open a file for reading without waiting: opening a pipe would otherwise wait until another process writes."""
 
     def open_handle(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
@@ -86,7 +89,7 @@ def is_folder(path: Path, error: Error = DataError) -> bool:
 def exists(path: Path, error: Error = DataError) -> bool:
     """Return whether a path exists. Raises `error` if that cannot be known.
 
-    Examples are a name that is too long, and a folder that may not be opened.
+    That cannot be known, for example, if the name is too long or the user has no permission to open its folder.
     """
     return _mode(path, error) != 0
 

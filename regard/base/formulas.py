@@ -56,8 +56,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A letter in a formula, with an optional subscript and an optional head number as superscript, such as W_Q of head
-    2.
+    """A letter in a formula, such as W_Q of head 2, with an optional subscript and an optional head number.
+
+    The head number is written as a superscript.
     """
 
     letter: str
@@ -220,7 +221,10 @@ _MINUS = "\u2212"
 
 
 def is_written_exactly(value: int | Fraction | float, digits: int = DIGITS) -> bool:
-    """Return whether a formula shows a number without rounding, as a short fraction or with `digits` decimals."""
+    """Return whether a formula shows a number without rounding, as a short fraction or with `digits` decimals.
+
+    False for every finite float, because a float may be rounded already.
+    """
     if isinstance(value, float):
         return math.isinf(value)
     return _is_short(Fraction(value)) or Fraction(value) * 10**digits % 1 == 0
@@ -245,8 +249,8 @@ def _is_short(value: Fraction) -> bool:
 def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
     """Split a number for printing; return (is negative, numerator, denominator), the last two as text.
 
-    A number that is not a short fraction is one decimal number. The denominator of a whole or decimal number is
-    "".
+    A short fraction has both parts. Any other number is written into the numerator, rounded if necessary, and its
+    denominator is "".
     """
     if isinstance(value, float) or not _is_short(Fraction(value)):
         shown = decimal(value, digits)
@@ -255,7 +259,7 @@ def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str
     return exact < 0, str(abs(exact.numerator)), "" if exact.denominator == 1 else str(exact.denominator)
 
 
-# precedence: an expression inside one of higher precedence is written in brackets
+# precedence of operators: an expression is written in brackets where a higher precedence than its own is required
 _LOWEST, _SUM, _PRODUCT, _ATOM = range(4)
 
 
@@ -288,8 +292,9 @@ def _precedence(each: Expression, flat: bool) -> int:
 
 @dataclass(frozen=True)
 class _Box:
-    """A rectangle of text with lines of equal length. The line with index `middle` is aligned with the rest of the
-    formula.
+    """A rectangle of text: one part of a formula, in lines of equal length.
+
+    The lines with index `middle` of neighbouring boxes are on the same line of the terminal.
     """
 
     lines: tuple[str, ...]
@@ -373,10 +378,10 @@ def _box(expression: Expression, digits: int) -> _Box:
 
 
 def _row_precedence(row: Sequence[Expression], at: int) -> int:
-    """Return the operator precedence with which element `at` of a parsed formula (`Row`) is printed.
+    """Return the required precedence of element `at` of a parsed formula (`Row`).
 
-    A fraction next to a factor gets the highest precedence, so that it is put in brackets. Others get the
-    lowest.
+    An element of lower precedence is printed in brackets. The highest precedence is required of a fraction next to a
+    factor, so the fraction gets brackets: (a/b) c. The lowest is required of any other element: no brackets.
     """
     near = [*[each for each in row[:at] if each != SPACE][-1:], *[each for each in row[at + 1 :] if each != SPACE][:1]]
     factor = any(not isinstance(each, Operator) for each in near)

@@ -51,7 +51,7 @@ def reject_keywords(name: str, unknown: Iterable[str], known: Iterable[str]) -> 
 
     name     name of the function, for the message
     unknown  the keywords; nothing is raised if there are none
-    known    the keywords that it has
+    known    the keywords that the function has
     """
     for word in unknown:
         hint = f"; {TRANSLATIONS[word]}" if word in TRANSLATIONS else suggest(word, known)

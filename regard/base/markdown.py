@@ -33,7 +33,7 @@ def markdown_html(markdown: str) -> Markup:
 
 
 def typeset_symbols(words: str) -> Markup:
-    """Convert the names of Greek letters in a sentence, and indices and powers such as W_q^i, n^2 or p_{i,2k}."""
+    """Convert symbols in a sentence to HTML: names of Greek letters, and indices and powers such as W_q^i or n^2."""
     parts: list[str] = []
     for at, piece in enumerate(SYMBOL.split(_GREEK.sub(lambda name: GREEK[name[0]], words))):
         # the pieces at odd places are symbols with indices
@@ -43,7 +43,7 @@ def typeset_symbols(words: str) -> Markup:
 
 
 def _formulas(latex: str) -> Markup:
-    """Convert formulas beside each other, of which a narrow page puts some on the next line."""
+    r"""Convert LaTeX formulas separated by \quad to MathML. They are side by side, and wrap on a narrow page."""
     return tag("div", *(Markup(mathml(parse_latex(each.strip()))) for each in latex.split(r"\quad")), class_="formulas")
 
 

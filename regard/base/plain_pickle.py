@@ -1,9 +1,9 @@
 """Safe loading of pickles that hold plain data: no code in the pickle is run.
 
-Python's own `pickle` runs whatever a pickle names. This reader interprets the opcodes that build dictionaries, lists,
-tuples, strings, bytes, integers and numpy arrays of uint8. It refuses any other opcode by name. A small file takes
-little time and memory: the number of opcodes is limited, keys are text, bytes or integers, and equal bytes are encoded
-once and shared.
+Python's own `pickle` calls any function that a pickle names. This reader interprets the opcodes that build
+dictionaries, lists, tuples, strings, bytes, integers, booleans, None and numpy arrays of uint8. It refuses any other
+opcode by name. A small file takes little time and memory: the number of opcodes is limited, keys are text, bytes or
+integers, and equal bytes are encoded once and shared.
 """
 
 import pickletools  # pickletools lists opcodes and runs none  # nosec B403
@@ -38,20 +38,20 @@ class NamedFunction:
 
 @dataclass
 class PartialArray:
-    """A numpy array of a pickle during loading; a later opcode may set its values."""
+    """A placeholder for a numpy array while a pickle is loaded. `values` is None until an opcode sets it."""
 
     values: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
 
 @dataclass
 class ByteDtype:
-    """A placeholder for the numpy dtype uint8, the only dtype that is allowed in a pickle."""
+    """A placeholder for the numpy dtype uint8. No other dtype is allowed in a pickle."""
 
 
 def load_plain_pickle(where: str, data: bytes) -> Any:
     """Load a pickle without executing anything in it. Raises DataError unless it holds plain data only.
 
-    Plain data are dictionaries, lists, strings, bytes, integers and uint8 arrays.
+    Plain data are dictionaries, lists, tuples, strings, bytes, integers, booleans, None and uint8 arrays.
 
     where  name of the file in error messages
     """
@@ -154,9 +154,9 @@ class _PickleMachine:
                 raise _RefusedOpcodeError("is not supported")
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """Return what a function named in the pickle would return. It is computed here; the function is not called.
+        """Return the result that a function named in the pickle would have, without calling the function.
 
-        Raises _RefusedOpcodeError unless it is one of the few known functions.
+        The result is computed here. Raises _RefusedOpcodeError unless the function is one of a few known ones.
         """
         kind = function.kind if isinstance(function, NamedFunction) else None
         match kind, arguments:

@@ -37,8 +37,9 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def _suggestion(self, name: str) -> str:
-        """Return a hint for an unknown name: similar names, else all names, or the first and last ones if there are
-        many.
+        """Return a hint for an unknown name: similar names, or else all names, if there are at most MAX_LISTED.
+
+        For a longer registry without similar names, the hint has the first and the last name of the alphabet.
         """
         if near := suggest(name, self._entries, most=3):
             return near

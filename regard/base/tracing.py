@@ -48,9 +48,9 @@ def is_meta_or_fake(tensor: Tensor) -> bool:
 
 
 def can_read_values(tensor: Tensor) -> bool:
-    """Return whether Python code may read the values of a tensor.
+    """Return whether Python code can read the values of a tensor.
 
-    It may not while torch.compile traces, inside torch.func transforms, and for fake and meta tensors.
+    It cannot while torch.compile traces, inside torch.func transforms, and for fake and meta tensors.
     """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return not (torch.compiler.is_compiling() or transformed or is_meta_or_fake(tensor))
@@ -66,8 +66,9 @@ def in_compiled_code() -> bool:
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Context manager: leave inference mode, so that autograd can save the tensors created inside. They need no
-    gradients.
+    """Context manager: leave inference mode, so that autograd can save the tensors created inside.
+
+    Gradients are disabled inside.
     """
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -14,8 +14,8 @@ from regard.base.errors import ConfigError, DtypeError, ShapeError
 class Positions:
     """The absolute positions of the queries and keys of one attention call. Queries have consecutive positions.
 
-    `cache.extend` returns this object. If `attend` gets none, the keys are at 0, 1, 2 ... and the queries at
-    the last of these positions.
+    `cache.extend` returns this object. Without it, `attend` takes 0, 1, 2 ... as the positions of the keys, and the
+    last of these as the positions of the queries.
 
     queries  position of the first query
     keys     position of the first key, if keys are consecutive, or a tensor with the position of every key

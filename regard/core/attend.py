@@ -83,7 +83,7 @@ def attend_with_weights(
 ) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i j"]]:
     """Return the output of `attend` and the attention weights; both have the same dropout.
 
-    `watch` and `intervene` see one call, and an edit of the weights changes both.
+    `watch` and `intervene` see one call. An edit of the weights changes the returned output and the returned weights.
     """
     if not kernels.is_observed():
         return _compute_with_weights(q, k, v, dropout, mask, scores, beta, positions)

@@ -50,8 +50,9 @@ class Cache(ABC):
 
     @abstractmethod
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Reorder the batch: sequence r becomes the previous sequence rows[r], as in beam search, or to drop
-        sequences.
+        """Reorder the batch, as for beam search: sequence r becomes the previous sequence rows[r].
+
+        `rows` may repeat sequences or leave some out, so that the batch grows or shrinks.
         """
 
     @property
@@ -128,10 +129,10 @@ class StaticCache(Cache):
 
 
 class SlidingWindowCache(Cache):
-    """A KV cache that drops every key that the mask hides from all later queries.
+    """A KV cache that drops the keys that the mask hides from all later queries.
 
-    The result equals that of a full cache, for every mask. With a mask that never hides earlier keys, such as
-    `causal()`, all keys are kept.
+    The result equals that of a full cache, for every mask. All keys are kept if the mask never hides earlier keys, as
+    `causal()`, or does not say which keys it hides: a mask without the method `box`, such as `Mask.of`.
 
     >>> cache = SlidingWindowCache(causal() & window(before=2))
     >>> cache.extend(k, v).k.shape, cache.tensors()[0].shape
@@ -169,8 +170,8 @@ class SlidingWindowCache(Cache):
 class Stream:
     """Streaming attention: push queries, keys and values in chunks of any size and get the outputs in order.
 
-    The output of a query is returned as soon as no later key can be visible to it. So the delay is the
-    look-ahead of the mask. Keys that no later query can see are dropped.
+    The output of a query is returned as soon as no later key can be visible to this query or an earlier one. So the
+    delay is the look-ahead of the mask. Keys that no later query can see are dropped.
 
     >>> stream = Stream(chunks(4, before=1))
     >>> stream.push(*torch.randn(3, 1, 2, 6, 8)).shape, stream.finish().shape
@@ -268,7 +269,7 @@ def select_rows(held: tuple[Tensor, ...], rows: Int[Tensor, "r"]) -> tuple[Tenso
 
 
 def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:
-    """Return for each key position whether some query at position `start` or later may see it."""
+    """Return for each key position whether some query at position `start` or later may see it. False is certain."""
     return _expand_flag(mask.box(start, FAR, keys, keys).none, keys).logical_not()
 
 

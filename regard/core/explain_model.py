@@ -94,7 +94,8 @@ def explain_model(model: nn.Module, inputs: Any) -> ModelExplanation:
 def _without_calls(model: nn.Module, ran: list[str], called: list[str]) -> tuple[str, ...]:
     """Return the names of attention modules that ran but in which `attend` was not called.
 
-    An attention module is one whose class name contains "Attention". Only innermost ones are listed.
+    A module counts as an attention module if its class name contains "Attention". Of nested attention modules, only
+    the innermost is listed.
 
     ran     names of all modules that ran
     called  names of the modules that called `attend`
@@ -133,8 +134,8 @@ def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterat
 
 
 def _pop(stack: list[str]) -> None:
-    """Remove the last element of a list and return None.
+    """Remove the last element of a list and return None, because a forward hook calls this function.
 
-    It is not returned, because a forward hook's return value replaces the module's output.
+    Any other return value of a forward hook would replace the output of the module.
     """
     stack.pop()

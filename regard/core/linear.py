@@ -2,9 +2,15 @@
 
     out_i = phi(q_i) S / (phi(q_i) . z),    S = sum_j phi(k_j) v_j^T,    z = sum_j phi(k_j)
 
-S and z do not grow with the sequence. There are three algorithms: parallel compares all queries and keys without S and
-z, chunked compares those inside a chunk of `chunk` keys, recurrent adds one key at a time. The chunked form computes
-its chunks as one batch. Feature maps are registered in FEATURE_MAPS.
+S and z do not grow with the sequence. There are three algorithms with the same result. With a causal mask:
+
+    parallel   compares every query with every earlier key of the call
+    chunked    compares queries and keys inside a chunk of `chunk` keys, and takes earlier chunks from S and z; several
+               chunks are computed in one batch
+    recurrent  adds one key at a time to S and z
+
+Without a causal mask, S and z are summed over all keys before the queries read them: at once, by chunks or key by key.
+Feature maps are registered in FEATURE_MAPS.
 """
 
 import math
@@ -62,14 +68,16 @@ class FeatureMap(ABC):
     def query_features(self, q: Float[Tensor, "b h i c"]) -> Float[Tensor, "b h i r"]:
         """Return phi(q), or ln phi(q) if `logarithmic`.
 
-        Each query may have a factor of its own, which cancels in the output.
+        A subclass may multiply the features of each query by any positive factor: an output is the quotient of two
+        sums that both contain the factor of its query, so the factor cancels.
         """
         return self(q)
 
     def key_features(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b g j r"]:
         """Return phi(k), or ln phi(k) if `logarithmic`.
 
-        All keys may have one common factor, which cancels in the output.
+        A subclass may multiply the features of all keys by the same positive factor: an output is the quotient of two
+        sums over keys, so a factor that is common to all keys cancels.
         """
         return self(k)
 
@@ -238,7 +246,8 @@ def linear_attend(
     chunk     number of keys that the chunked form processes at once; default `features.chunk`
     state     the state that the previous call returned; positions continue where it ends
     kernel    "triton", the chunked form on a GPU, or "torch", all forms on every device; default triton for
-              bfloat16 and float16 where it can compute the call. A kernel that cannot raises its reasons
+              bfloat16 and float16 where it can compute the call. A named kernel that cannot compute the call
+              raises KernelRefusedError with the reasons
 
     Sums are computed in float32 or better, also under autocast, which only casts q, k and v. A query that
     shares no feature with any visible key gets zeros.
@@ -296,7 +305,10 @@ def _choose_kernel(
     form: str | None,
     chunk: int | None,
 ) -> str:
-    """Return the kernel for a linear attention call. Raises KernelRefusedError if the named one cannot compute it."""
+    """Return the kernel for a linear attention call: the named one, or Triton where it can run and is exact enough.
+
+    Raises KernelRefusedError if the named kernel cannot compute the call.
+    """
     if kernel not in (None, *KERNELS):
         raise ConfigError(
             f"kernel must be one of {', '.join(map(repr, KERNELS))}, or None to choose one, not {kernel!r}"
@@ -329,10 +341,10 @@ def _attend_with_triton(
     state: LinearState | None,
     size: tuple[int, int, int, int],
 ) -> LinearResult:
-    """Compute a causal call with the Triton kernels.
+    """Compute a causal linear attention call with the Triton kernels.
 
-    The kernels themselves apply the feature maps in _MAP_CODES; others are applied before. Keys that are not `visible`
-    get features of 0.
+    If every key is visible, the kernels apply the feature maps in _MAP_CODES themselves. Otherwise torch applies the
+    feature map first, and sets the features of keys that are not `visible` to 0.
 
     size  sizes of the state: (b, h, number of features, width of v)
     """
@@ -353,9 +365,9 @@ def _attend_with_triton(
 def _attend_with_torch(
     features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: linear_triton.Sums
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same as the Triton kernels with torch operations, which have derivatives of any order.
+    """Compute the result of the Triton kernels with torch operations, which have derivatives of any order.
 
-    Returns the outputs and the sums after the last token, without their peak.
+    Returns the outputs and the two sums after the last token, `weighted` and `total` of `LinearState`.
 
     computed  whether q and k are features already
     sums      sums of earlier tokens, with their peak
@@ -376,7 +388,7 @@ def _attend_causally(
     step: int,
     nonfinite: bool,
 ) -> LinearResult:
-    """Compute causal linear attention from features: the outputs, and the recurrent state after them.
+    """Compute causal linear attention from features. Returns the outputs, and the state after the last key.
 
     step       number of keys that are processed at once
     nonfinite  whether the inputs may contain NaN or infinity
@@ -441,10 +453,10 @@ def _read_chunks(
     step: int,
     nonfinite: bool,
 ) -> LinearResult:
-    """Compute the causal outputs of all chunks of `step` keys at once.
+    """Compute causal linear attention for several chunks of `step` keys in one batch.
 
-    Returns the outputs and the state after them. A query sees all earlier chunks, whose sums are one cumulative
-    sum, and its own chunk up to its own key.
+    Returns the outputs and the state after the last chunk. A query sees its own chunk up to its own key, and all
+    earlier chunks, whose sums are computed by one cumulative sum.
 
     nonfinite  whether the inputs may contain NaN or infinity
     """
@@ -472,9 +484,9 @@ def _read_log_chunk(
 ) -> Float[Tensor, "b h n e"]:
     """Compute the outputs of one chunk of causal linear attention from logarithmic features (see `Performer`).
 
-    A query sees all keys of the state, and its own chunk causally. Logarithms are added pair by pair, and the largest
-    of a row is subtracted. If queries and keys were each scaled by their own maximum, both factors could underflow
-    where their product does not.
+    A query sees all keys of the state, and its own chunk causally. Logarithms of queries and keys are added pair by
+    pair, and the largest sum of each row is subtracted before exp. If queries and keys were each scaled by their own
+    maximum, both factors could underflow where their product does not.
     """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)

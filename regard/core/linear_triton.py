@@ -1,9 +1,9 @@
 """Causal linear attention on a GPU with Triton kernels, forward and backward.
 
-Linear attention with `features` of type `Elementwise` is computed from q, k and v themselves; other feature maps pass
-their features, or the logarithms of their features. The kernels are those of `linear_triton_kernels`, for logarithms
-those of `log_linear_triton_kernels`. Inside torch.compile the same kernels run as operators,
-`regard::linear_attention` and its backward.
+The kernels of `linear_triton_kernels` compute the features of q and k themselves, if the feature map is one of theirs.
+For any other feature map, the features are passed in place of q and k. The kernels of `log_linear_triton_kernels` take
+logarithms of features. Inside torch.compile the same kernels run as the operators `regard::linear_attention` and
+`regard::linear_attention_backward`.
 """
 
 import math
@@ -92,9 +92,10 @@ def run(
 ) -> tuple[Float[Tensor, "b h n e"], Sums]:
     """Compute causal linear attention. Returns the outputs and the sums after the last token.
 
-    sums       sums of earlier tokens, which for logarithms are divided by exp(peak); and the peak
+    sums       sums of earlier tokens: (matrix, vector, peak), as in `LinearState`. If q and k are logarithms of
+               features, matrix and vector are divided by exp(peak)
     map_code   the feature map that the kernels apply to q and k, see `linear_triton_kernels`
-    reference  computes the same with operations of torch, for second derivatives
+    reference  function that computes the same with torch operations; it is used for second derivatives
     """
     given = [x.contiguous() for x in sums]
     if torch.compiler.is_compiling():
@@ -138,7 +139,7 @@ def choose_tile(kernel: str, widest: int, dtype: torch.dtype) -> Tile:
 
 
 def choose_length(n: int, heads: int) -> int:
-    """Return the number of tokens in a segment: a power of two, such that there are enough programs."""
+    """Return the number of tokens in a segment: a power of two, for about PROGRAMS segments of all heads together."""
     most = max(SHORTEST, min(LONGEST, n * heads // PROGRAMS))
     return 1 << int(math.log2(most))
 
@@ -193,10 +194,12 @@ class _Launch:
         return {**self.known, "M": tile.chunk, "num_warps": tile.warps, "num_stages": tile.stages}
 
     def accumulate(self, sums: Tensor, start: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
-        """Return, for each segment, `start` plus the sums of all earlier segments; and `start` plus the sums of all.
+        """Return the cumulative sums before each segment, and the total: `start` plus the sums of all segments.
+
+        The cumulative sum before a segment is `start` plus the sums of all earlier segments.
 
         sums     the sums of each segment
-        start    a matrix, a vector and, for logarithms, the peak
+        start    a matrix, a vector and, for logarithms of features, the peak
         reverse  whether to add up later segments instead of earlier ones
         """
         c, e = self.known["C"], self.known["W"]
@@ -223,13 +226,15 @@ class _Launch:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, vector: Tensor, peak: Tensor, map_code: int, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Forward pass of causal linear attention: the outputs, the sums after the last token, and the sum of weights of
-    each row with its level.
+    """Forward pass of causal linear attention, computed with Triton kernels.
 
-    The peak and the level are empty unless features are logarithms.
+    Returns the outputs; matrix, vector and peak after the last token; the sum of weights of each row; and the level of
+    each row. The sum of weights of a row is stored divided by exp(level). Peak and level are empty unless q and k are
+    logarithms of features.
 
     matrix, vector, peak  the sums of earlier tokens
-    keep                  whether the sums of weights are returned, which the backward pass needs; else they are empty
+    keep                  whether to return the sums of weights and the levels, which the backward pass needs. False
+                          returns empty tensors in place of both
     """
     with select_device(q):
         record_kernel(KERNEL)

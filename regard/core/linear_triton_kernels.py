@@ -69,7 +69,7 @@ def _rows(X, rows, n, stride_n, stride_c, WIDTH: tl.constexpr, PADDED: tl.conste
 def _keys(
     X, rows, n, stride_n, stride_c, MAP: tl.constexpr, OPERAND: tl.constexpr, C: tl.constexpr, R: tl.constexpr
 ):  # fmt: skip
-    """Load keys and compute their features, which are 0 beyond the end."""
+    """Load keys and compute their features. Rows and columns beyond the end of the tensor have features of 0."""
     phi = _phi(_rows(X, rows, n, stride_n, stride_c, C, R).to(tl.float32), MAP, tl.float32 == OPERAND)
     if MAP == ELU_PLUS_ONE:
         phi = tl.where((rows[:, None] < n) & (tl.arange(0, R)[None, :] < C), phi, 0.0)
@@ -157,9 +157,10 @@ def accumulate(
     SUMS, BEFORE, MATRIX, VECTOR, MATRIX_AFTER, VECTOR_AFTER, segments,
     REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add up MATRIX and VECTOR and the sums of all segments before each one, or after each one if REVERSE.
+    """Compute cumulative sums over segments, which start with MATRIX and VECTOR.
 
-    The sums of all are stored as MATRIX_AFTER and VECTOR_AFTER.
+    BEFORE gets, for each segment, the start plus the SUMS of all earlier segments, or of all later ones if REVERSE.
+    MATRIX_AFTER and VECTOR_AFTER get the start plus the SUMS of all segments.
     """
     both = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -231,7 +232,8 @@ def sum_queries(
 ):  # fmt: skip
     """Compute the gradient of the sum of weights of each row, and the sums of each segment that key gradients need.
 
-    These are phi(q) times the gradients of the weighted sums, and phi(q) times those of the sums of weights.
+    The sums over the rows of a segment are: phi(q)^T times the gradients of the weighted sums of values, and phi(q)
+    times the gradients of the sums of weights.
     """
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H
@@ -254,8 +256,9 @@ def sum_queries(
 
 @triton.jit
 def _of_found(GRAD, MASS, rows, n, stride_n, stride_c, OPERAND: tl.constexpr, W: tl.constexpr, E: tl.constexpr):
-    """Compute the gradients of the weighted sums of values: the gradients of the outputs, divided by the sums of
-    weights.
+    """Compute the gradients of the weighted sums of values: the gradients of the outputs, divided by MASS.
+
+    MASS holds the sum of weights of each row, by which the forward pass divides the weighted sums.
     """
     grad = _rows(GRAD, rows, n, stride_n, stride_c, W, E).to(tl.float32)
     mass = tl.load(MASS + rows, mask=rows < n, other=0.0)

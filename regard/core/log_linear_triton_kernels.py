@@ -45,9 +45,7 @@ def _add(matrix, vector, peak, logs, values, extra, OPERAND: tl.constexpr, PRECI
 
 @triton.jit
 def _load_sums(SUMS, C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr):
-    """Load the sums of keys before a segment: a matrix (features, width of v), a vector (features) and the peak of each
-    feature.
-    """
+    """Load the sums of keys before a segment: a matrix (features, width of v), a vector and a peak (features)."""
     matrix, vector = linear._load_sums(SUMS, C, W, R, E)
     features = tl.arange(0, R)
     return matrix, vector, tl.load(SUMS + C * W + C + features, mask=features < C, other=float("-inf"))
@@ -88,7 +86,10 @@ def accumulate(
     SUMS, BEFORE, MATRIX, VECTOR, PEAK, MATRIX_AFTER, VECTOR_AFTER, PEAK_AFTER, segments,
     REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, E: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Add up the sums of all segments before each one, or after each one if REVERSE, for some features."""
+    """Compute cumulative sums over segments for FEATURES features, as `linear_triton_kernels.accumulate` does.
+
+    PEAK and PEAK_AFTER are the peaks of the start and of the result.
+    """
     both = tl.program_id(1).to(tl.int64)
     features, columns = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES), tl.arange(0, E)
     real = features < C

@@ -28,9 +28,10 @@ _SMALL = 1024  # largest number of elements of a tensor whose contents become pa
 class ScoreTerm(ABC):
     """Base class of score terms: functions that change the attention scores before the softargmax (softmax).
 
-    additive  whether the term only adds a value to the score of each pair
-    relative  whether its effect depends only on the head and the distance of query and key
-    reads_queries  whether `bind` needs the values of q; if not, it may get an empty tensor of the same dtype
+    additive       whether the term only adds a value to the score of each pair
+    relative       whether the effect of the term depends only on the head and the distance of query and key
+    reads_queries  whether `bind` needs the values of q. If False, kernels may pass an empty tensor of the same dtype
+                   in place of q
     """
 
     name: str
@@ -50,8 +51,9 @@ class ScoreTerm(ABC):
         return False
 
     def hidden(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """Return which query-key pairs this score term hides by adding -inf to their scores. None if it never hides
-        any.
+        """Return which query-key pairs this score term hides by adding -inf to their scores.
+
+        None if this kind of score term cannot hide pairs.
         """
         return None
 
@@ -77,7 +79,7 @@ TERMS: Registry[Callable[..., ScoreTerm]] = Registry("score term")
 class Sizes(NamedTuple):
     """The sizes for which an example of a score term is made: heads, queries, keys and width of a head.
 
-    tensor  makes a tensor of the sizes it is called with
+    tensor  function that makes a tensor of given sizes
     """
 
     h: int
@@ -507,7 +509,7 @@ def _additive_example(sizes: Sizes) -> ScoreTerm:
 def as_terms(scores: "ScoreTerm | Tensor | Sequence[ScoreTerm | Tensor] | None") -> tuple[ScoreTerm, ...]:
     """Convert the argument `scores=` to a tuple of score terms.
 
-    It is a term, a tensor to add, a list of these, or None.
+    The argument is a score term, a tensor to add to the scores, a list of these, or None.
     """
     if scores is None:
         return ()

@@ -61,7 +61,7 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
 
 
 def as_beta(beta: float) -> float:
-    """Check an inverse temperature and return it as a float. Raises ConfigError if it is no number or -inf."""
+    """Check an inverse temperature and return it as a float. Raises ConfigError if it is -inf, NaN or not a number."""
     number = check_number(
         "beta", beta, "the inverse temperature: 0 for the mean of what is visible, inf for hard attention"
     )

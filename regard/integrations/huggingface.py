@@ -1,8 +1,9 @@
 """Hugging Face transformers: `attn_implementation="regard"`, so that its models run on `regard.attend`.
 
 `register()` adds two functions to the registries of transformers. The mask function translates the rule of a model
-(causal, sliding window, chunks, packed documents, padding) into a mask of regard. No N x N matrix is built. The
-attention function calls `attend` with it.
+(causal, sliding window, chunks, packed documents, padding) into a mask of regard. An N x N matrix is built only for a
+static cache in compiled code, and for a mask function that cannot be translated. The attention function calls `attend`
+with the mask.
 """
 
 import sys
@@ -246,8 +247,8 @@ def _tensor_offset_mask(
 def _read_rule(function: Callable[..., Any], batch: int, custom: bool) -> Mask:
     """Convert a mask function of transformers to a mask of regard.
 
-    custom  whether a model adds a mask function of its own; under torch.compile this cannot be translated
-            symbolically
+    custom  whether a model adds a mask function of its own. Under torch.compile such a function is evaluated on every
+            pair, because it cannot be translated
     """
     if torch.compiler.is_compiling():
         return MaskModMask(function, batch) if custom else read_mask_mod(function)
@@ -276,8 +277,8 @@ _READERS: dict[str, Callable[..., Mask]] = {
 def _make_rules_readable(masking_utils: Any) -> None:
     """Patch the mask functions of transformers that index a tensor, so that regard can translate them.
 
-    For symbolic positions they return a mask of regard. For tensors of positions they return what they did
-    before.
+    For symbolic positions the patched functions return a mask of regard. For tensors of positions they return the same
+    as before.
     """
     for name, read in _READERS.items():
         factory = getattr(masking_utils, name)

@@ -107,8 +107,8 @@ def show(
     mask     a mask of regard; a boolean tensor, True meaning visible; an additive tensor; the (b, n)
              attention_mask of a tokenizer; a mask_mod; a BlockMask; or the mask of a Hugging Face model
     against  a second mask, in any of these formats, to compare with the first
-    queries  number of queries; by default that of a tensor, or 12
-    keys     number of keys; by default that of a tensor, or `queries`
+    queries  number of queries; default: the size of a tensor or BlockMask, or 12 if no mask has a size
+    keys     number of keys; default: the size of a tensor or BlockMask, or `queries` if no mask has a size
 
     >>> print(regard.show(causal(), against=torch.ones(3, 3).tril(-1).bool()).summary)
     3 cells differ; the first is query 0, key 0: visible in causal(), hidden in boolean (3, 3)
@@ -159,9 +159,14 @@ def _explain(
 
 
 def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[str]:
-    """Yield the conventions (off by one, other alignment) under which a mask would equal the visible pairs of another.
+    """Yield the conventions under which a mask would have the visible pairs `other`.
 
-    These are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
+    The tested conventions are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
+
+    rule   the mask
+    name   name of the mask in the sentences
+    other  visible pairs of the other mask
+    i, j   numbers of queries and keys
     """
     if i != j and _equal(_four_axes(rule.dense(i, j, positions=Positions(0, 0)), i, j), other):
         yield f"{name} counted queries from the first key (top-left) instead of to the last (bottom-right)"
@@ -283,7 +288,8 @@ def _four_axes(visible: Tensor, i: int, j: int) -> Tensor:
 def _sizes(mask: Any, against: Any, queries: int | None, keys: int | None) -> tuple[int, int]:
     """Return the numbers of queries and keys to draw.
 
-    Arguments come first, then the sizes of a tensor, a BlockMask or the data in a mask, then the default of 12.
+    The arguments `queries` and `keys` have precedence. Without them, the sizes are those of a tensor, a BlockMask or
+    the data in a mask, and otherwise 12.
     """
     found: list[tuple[int, int]] = []
     for each in (mask, against):

@@ -16,9 +16,7 @@ _ORIGINAL = "_replaced_by_regard"  # the layer of torch, kept for `restore`
 
 @dataclass(frozen=True)
 class Replacement:
-    """The report of `replace`: the modules that were replaced, those that were not, and the largest change of the
-    output.
-
+    """The report of `replace`: replaced modules, modules that were left out, and the largest change of the output.
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> replace(layer, example=(torch.zeros(1, 5, 16),)).replaced
     ('self_attn',)
@@ -40,12 +38,13 @@ class Replacement:
 def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Replacement:
     """Replace every torch.nn.MultiheadAttention in a model by regard's, in place.
 
-    Those in encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
+    Modules inside encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
     dicts and hook handles stay valid. Encoders and encoder layers no longer use torch's fast path for inference, which
-    would not call the attention module. Outputs at padding, which that path sets to zero, are then those of training.
+    would not call the attention module. The fast path also sets outputs at padding to zero; without it, these outputs
+    are computed as in training.
 
-    example  arguments of the model. The model is run on them before and after, in eval mode without the fast path,
-             and the outputs are compared, except entries that were NaN before
+    example  arguments of the model. The model is run on them before and after the replacement, in eval mode without the
+             fast path, and the outputs are compared, except entries that were NaN before
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> report = regard.integrations.torch.replace(layer, example=(torch.randn(1, 5, 16),))
@@ -129,9 +128,10 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, n
 
 
 def _fast_path_switches(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield every encoder and encoder layer, and the name of the attribute that switches off its fast path if it is 0.
+    """Yield every encoder and encoder layer, and the name of an attribute: the value 0 switches off torch's fast path.
 
-    The fast path of a layer does not call the attention module. That of an encoder passes nested tensors to it.
+    The fast path of a layer does not call the attention module. The fast path of an encoder passes nested tensors to
+    its layers.
     """
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):

@@ -14,9 +14,9 @@ class BeamSearch(Strategy):
     """Beam search: return the best of `num_beams` hypotheses per prompt.
 
     At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of
-    the best `num_beams`, those that end are finished; the best `num_beams` that do not end are continued. The
-    texts and scores are those of Hugging Face's beam search. Graves 2012, arXiv:1211.3711; Sutskever et al.
-    2014.
+    the best `num_beams` continuations, those that end become finished hypotheses. The best `num_beams` continuations
+    that do not end are extended in the next step. The texts and scores are those of Hugging Face's beam search.
+    Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
 
     length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
                     0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
@@ -46,9 +46,7 @@ class BeamSearch(Strategy):
         return sorted(finished, key=self.score, reverse=True)
 
     def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
-        """Return whether beam search should go on, because a running hypothesis may become better than the worst
-        finished one.
-
+        """Return whether beam search should go on: a running hypothesis may become better than the worst finished one.
         running   the best running hypothesis
         finished  finished hypotheses, the best first
         """

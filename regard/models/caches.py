@@ -38,7 +38,7 @@ class Caches:
         return iter(self.layers)
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the batch after a step of beam search: sequence r becomes the previous sequence rows[r]."""
+        """Reorder the batch of every cache, as for beam search: sequence r becomes the previous sequence rows[r]."""
         for cache in self.layers:
             cache.reorder(rows)
 

@@ -78,13 +78,15 @@ def capture_refusals(model: GPT | GenerationAdapter, strategy: Strategy | None =
 
 
 class StepLoop:
-    """A decoding loop: its buffers, and one decoding step as a function or a CUDA graph. Has no reference to the model.
+    """A decoding loop: its buffers, and one decoding step as a function or a CUDA graph.
 
-    choice    chooses the next tokens
+    It has no reference to the model, so that a cached loop does not keep the model in memory.
+
+    choice    the `DeviceStrategy` that chooses the next tokens
     rows      number of sequences
     capacity  maximum number of positions
-    sources   number of source tokens for which an encoder-decoder has room
-    graph     whether the step is captured; False runs it eagerly, on any device
+    sources   maximum number of source tokens of an encoder-decoder
+    graph     whether the step is captured as a CUDA graph; False runs the step eagerly, on any device
     """
 
     def __init__(
@@ -134,9 +136,10 @@ class StepLoop:
     ) -> None:
         """Copy the decoding state after the prompts into the buffers. In beam search, every prompt has several rows.
 
-        caches  KV caches that hold the prompts
-        source  of an encoder-decoder: keys, values and lengths of the source
-        tokens  the first new token of each sequence, at `positions`
+        caches     KV caches that hold the prompts
+        source     decoding state of an encoder-decoder, with the keys, values and lengths of the source; else None
+        tokens     the first new token of each sequence
+        positions  the position of that token
         """
         state, repeats = self.state, self.choice.rows_per_prompt
 
@@ -241,8 +244,9 @@ def look_ahead(loop: StepLoop, model: GPT | Transformer, steps: int) -> Iterator
 def read_prompts(
     adapter: GenerationAdapter, prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Float[Tensor, "r w"], Caches, DecoderState | None]:
-    """Run the model on all prompts in one pass. Returns the logits after each, the KV caches and the source.
+    """Run the model on all prompts in one pass. Returns the logits after each prompt, and the decoding state.
 
+    The decoding state is the KV caches and, for an encoder-decoder, a `DecoderState` with the source; else None.
     Shorter prompts are padded on the right: their tokens do not see the padding, and later tokens overwrite it.
     """
     length = max(map(len, prompts))
@@ -257,8 +261,9 @@ def read_prompts(
 
 
 def draw_uniform(strategy: StepwiseStrategy, rows: int, steps: int) -> Float[Tensor, "n r"]:
-    """Return uniform random numbers for sampling in all steps. Each prompt has its own stream, independent of the
-    others.
+    """Return uniform random numbers for sampling in all steps, from an independent stream for each prompt.
+
+    Strategies other than `Sample` draw nothing and get an empty tensor.
     """
     if not isinstance(strategy, Sample):
         return torch.zeros(0, rows, dtype=torch.float64)

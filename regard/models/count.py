@@ -1,6 +1,4 @@
-"""Count the parameters, multiply-adds and memory of a model, with torch's counters in a forward pass on fake
-tensors.
-"""
+"""Count the parameters, multiply-adds and memory of a model, in a forward pass on fake tensors."""
 
 import re
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Count:
     multiply_adds      multiply-adds of one forward pass: half the FLOPs that torch's FlopCounterMode counts
     attention_entries  query-key pairs that the masks leave visible, over all layers, heads and sequences
     cache_bytes        size of the KV cache after the pass
-    activation_bytes   size of the tensors that autograd saves for the backward pass, without parameters
+    activation_bytes   size of the tensors that autograd saves for the backward pass, without parameters and buffers
     """
 
     batch: int

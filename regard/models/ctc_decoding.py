@@ -1,7 +1,6 @@
-"""Greedy decoding for connectionist temporal classification (CTC): the best token of each row, without repeats and
-blanks.
+"""Greedy decoding for connectionist temporal classification (CTC). Graves et al. 2006.
 
-Graves et al. 2006.
+The best token of each row of logits is chosen. Then repeats are merged and blanks removed.
 """
 
 from collections.abc import Sequence

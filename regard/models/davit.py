@@ -1,7 +1,7 @@
 """DaViT: alternating window attention and channel attention. Ding et al. 2022, arXiv:2204.03645.
 
-The cost of both is linear in the area of the image. From stage to stage the grid gets coarser and the number of
-channels grows.
+The cost of both kinds of attention is linear in the area of the image. From stage to stage the grid gets coarser and
+the number of channels grows.
 """
 
 from dataclasses import dataclass
@@ -161,9 +161,9 @@ class DualBlock(nn.Module):
 class GridBlock(nn.Module):
     """A DaViT block: x + attention, then x + feed-forward.
 
-    Before each, a depthwise convolution adds position information.
+    Before attention and before the feed-forward network, a depthwise convolution adds position information.
 
-    window  side of the attention windows. At the edge they are padded with zeros, which are not masked. None
+    window  side of the attention windows. Windows at the edge are padded with zeros, which are not masked. None
             makes the whole grid one sequence
     """
 
@@ -195,9 +195,7 @@ class GridBlock(nn.Module):
 
 
 def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """Apply a convolution to a grid of positions (b y x d). The output has the dtype of the weights, also under
-    autocast.
-    """
+    """Apply a convolution to a grid of positions (b y x d). Under autocast too, the output has the weights' dtype."""
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

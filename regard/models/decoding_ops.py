@@ -1,7 +1,7 @@
 """The operations of one decoding step, for one new token of each of several sequences.
 
-Each is implemented with torch operations, as in the modules, and as a Triton kernel for a GPU. None waits for the GPU
-or depends on the values of tensors, so that a CUDA graph can capture it.
+Each operation is implemented with torch operations, as in the modules, and as a Triton kernel for a GPU. No operation
+waits for the GPU or branches on the values of tensors, so that a CUDA graph can capture the step.
 """
 
 from dataclasses import dataclass, field
@@ -32,13 +32,15 @@ KEYS_PER_TILE = 128  # of the attention kernel
 class StepState:
     """The tensors of one decoding step. They are allocated once and changed in place, as CUDA graphs require.
 
-    tokens       the tokens to read
-    positions    their positions
-    caches       KV caches of all blocks, with room for `capacity` positions: keys and values of each block in turn
-    memory       keys and values of the source in each block of an encoder-decoder
-    lengths      number of source tokens of each sequence
-    biases       scores by head and distance, one table for all layers that share the score term
-    triton       whether the Triton kernels are used
+    tokens     the next token of each sequence, which the step reads
+    positions  the position of that token
+    caches     KV caches of all blocks, with room for `capacity` positions: keys and values of each block in turn
+    memory     keys and values of the source in each block of an encoder-decoder
+    lengths    number of source tokens of each sequence
+    biases     for each score term a table of biases by head and distance, which all layers with this term share
+    triton     whether the Triton kernels are used
+    rotations  cosines and sines of each rotary embedding
+    scratch    temporary tensors by name and size
     """
 
     tokens: Int[Tensor, "r"]
@@ -61,13 +63,16 @@ class StepState:
         return KeysValues(self.caches[2 * block], self.caches[2 * block + 1])
 
     def table(self, positions: nn.Module) -> Float[Tensor, "n d"]:
-        """Return the position embeddings of all positions of the cache, computed once; the module has no parameters."""
+        """Return the embeddings of all positions of the cache by `positions`, a module without parameters.
+
+        They are computed at the first call.
+        """
         if ("positions",) not in self.scratch:
             self.scratch["positions",] = (positions(torch.arange(self.capacity, device=self.tokens.device)),)
         return self.scratch["positions",][0]
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Replace sequence r of the KV caches by sequence rows[r], for every r."""
+        """Reorder the batch of the KV caches in place, for beam search: sequence r becomes sequence rows[r]."""
         count, every = self.caches.shape[:2]
         # whole sequences as rows of one matrix, which torch copies much faster than along another axis
         flat = self.caches.view(count * every, -1)
@@ -102,7 +107,7 @@ def project(
 
 
 def embed(state: StepState, embedding: TokenEmbedding, table: Float[Tensor, "n d"] | None) -> Float[Tensor, "r d"]:
-    """Return the embeddings of the tokens to read, plus their position embeddings if a table of these is given."""
+    """Return the embeddings of `state.tokens`, plus the position embeddings in `table` if it is given."""
     last = 0 if table is None else len(table) - 1  # a text that has ended may be beyond it
     if not state.triton:
         x = embedding(state.tokens[:, None])[:, 0]
@@ -181,13 +186,13 @@ def choose_and_append(
 ) -> None:
     """Choose the next token of each sequence with a Triton kernel, by greedy decoding or by sampling.
 
-    The token becomes the next input, and is recorded with its log-probability in float64, which is NaN if a logit is
-    NaN or infinity.
+    The chosen token becomes the next input. The token and its log-probability in float64 are written into `records`.
+    The log-probability is NaN if a logit of the sequence is NaN or +inf, or if all its logits are -inf.
 
-    step         index of the row of the records, which is increased
-    records      tokens (n r) and log-probabilities (n r)
+    step         index of the row of `records` to write; the function adds 1 to it
+    records      tokens (n r) and log-probabilities (n r) of all steps
     uniform      random numbers of each step, to sample from softmax(logits / temperature); None is greedy decoding
-    temperature  in float64
+    temperature  temperature of sampling, in float64
     """
     from regard.models import decoding_triton_kernels as kernels
 
@@ -216,7 +221,10 @@ def choose_and_append(
 def append(
     state: StepState, tokens: Tensor, values: Tensor, step: Int[Tensor, "1"], records: tuple[Tensor, ...]
 ) -> None:
-    """Make `tokens` the next inputs, and record them with their log-probabilities."""
+    """Make `tokens` the next inputs, and write them and their log-probabilities `values` into row `step` of `records`.
+
+    Adds 1 to `step` and to all positions.
+    """
     for record, row in zip(records, (tokens, values), strict=True):
         record.index_copy_(0, step, row[None])
     step += 1
@@ -237,7 +245,7 @@ def rotation_table(rotary: Rotary, head_width: int, capacity: int, like: Tensor)
 def activation_name(activation: Any) -> str | None:
     """Return the name of an activation function, or None if it is not registered.
 
-    A copied model has its own partial objects, which are not equal to the registered ones.
+    Partial objects are compared by their contents, because a copied model has copies of the registered objects.
     """
 
     def contents(function: Any) -> Any:
@@ -278,13 +286,18 @@ def _project_triton(
 
 
 def _numbers_and_scales(weight: Tensor | Int8Weight, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a weight as the kernels take it: its numbers, and the scales of its rows, for which x is a dummy."""
+    """Return the matrix of a weight and the scales of its rows, as the Triton kernels take them.
+
+    A weight that is not quantized has no scales. x is then returned in their place, and the kernels do not read it.
+    """
     return (weight.values, weight.scales) if isinstance(weight, Int8Weight) else (weight, x)
 
 
 def _outputs_per_program(outputs: int, inputs: int, gated: bool) -> int:
-    """Return how many outputs a Triton program computes: few enough to use all multiprocessors, in whole memory
-    transactions.
+    """Return how many outputs of a linear layer one Triton program computes.
+
+    The number is small, so that there are programs for all multiprocessors. With a gate it is halved, because each
+    output reads two weight matrices.
     """
     size = 4 if inputs <= 1024 else 2
     size = 8 if size == 4 and outputs > 8192 else size
@@ -338,7 +351,12 @@ def _attention_triton(
 
 
 def _splits(programs: int, keys: int, block: int) -> int:
-    """Return the number of Triton programs that divide the keys of one head, enough for all multiprocessors."""
+    """Return among how many Triton programs the keys of one head are divided: enough for all multiprocessors.
+
+    programs  number of programs without division: one for each head of each sequence
+    keys      maximum number of keys
+    block     number of keys that a program reads at once
+    """
     wanted = -(-2 * _multiprocessors() // programs)
     return max(1, min(wanted, -(-keys // block), 32))
 
@@ -367,7 +385,7 @@ def _norm_arguments(norm: nn.Module | None, x: Tensor) -> tuple[str, Tensor, Ten
 
 
 def _scratch(state: StepState, key: tuple[Any, ...], make: Any) -> tuple[Tensor, ...]:
-    """Return temporary tensors that all layers share, allocated at the first call."""
+    """Return the temporary tensors for `key`, which all layers share. The first call allocates them with `make()`."""
     if key not in state.scratch:
         state.scratch[key] = make()
     return state.scratch[key]

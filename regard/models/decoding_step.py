@@ -102,7 +102,10 @@ def decoding_step(model: GPT | Transformer, state: StepState) -> Float[Tensor, "
 
 
 def _position_table(module: nn.Module | None, state: StepState) -> Tensor | None:
-    """Return the position embeddings of all positions; embeddings without parameters are computed once."""
+    """Return the embeddings of all positions, or None if the model adds none.
+
+    The embeddings of a module without parameters are computed once for all steps.
+    """
     if module is None or isinstance(module, LearnedPositions):
         return None if module is None else module.weight
     return state.table(module)

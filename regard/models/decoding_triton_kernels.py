@@ -1,10 +1,12 @@
-"""Triton kernels for one decoding step of a few sequences: linear layers, attention to a KV cache, greedy choice.
+"""Triton kernels for one decoding step of a few sequences: linear layers, attention to a KV cache, choice of tokens.
 
-All sums are in float32, and results are rounded to the dtype of the model where its modules round them.
+Sums are in float32, those of the choice of tokens in float64. Results are rounded to the dtype of the model where its
+modules round them.
 
-With EARLY, a kernel starts before the one before it has ended (programmatic dependent launch). It reads weights, and
-what was written at least two kernels ago, and waits before it reads or writes anything else. Each kernel waits, and
-lets the next one start only afterwards; so when a kernel starts, all but the last one before it have ended.
+With EARLY, a kernel starts before the previous kernel has ended (programmatic dependent launch). It first reads weights
+and what was written at least two kernels ago. Then it waits until the previous kernel has ended (`_wait`), lets the
+next kernel start, and reads and writes everything else. So when a kernel starts, only the previous kernel may still
+run.
 """
 
 import triton
@@ -150,7 +152,7 @@ def embed(
     TOKENS, POSITIONS, WEIGHT, TABLE, Y, scale, last,
     K: tl.constexpr, K_ALL: tl.constexpr, SCALED: tl.constexpr, PLACED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Look up the embedding of one token, and add that of its position, at most `last`."""
+    """Look up the embedding of one token and add the embedding of its position. Later positions count as `last`."""
     _wait(EARLY)
     row, feature = tl.program_id(0), tl.arange(0, K_ALL)
     inside = feature < K
@@ -212,11 +214,11 @@ def attention(
     SPLITS_ALL: tl.constexpr, BLOCK: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     OWN: tl.constexpr, WINDOW: tl.constexpr, BIASED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one query head of each sequence to a KV cache, whose keys are divided among SPLITS programs.
+    """Compute attention of one query head of one sequence to a KV cache. SPLITS programs divide the keys.
 
-    OWN: X holds query, key and value of the new token, LENGTH its position. The key and the value are stored in
-    the cache. Otherwise X holds the query, and LENGTH is the number of keys. BIAS is a score for each head and
-    distance. The program that arrives last adds the parts of all.
+    With OWN (self-attention), X holds query, key and value of the new token, and LENGTH is its position; the key and
+    the value are stored in the cache. Without OWN (cross-attention), X holds the query, and LENGTH is the number of
+    keys. BIAS has a score for each head and distance. The program that ends last combines the results of all programs.
     """
     b, h, split = tl.program_id(1), tl.program_id(0), tl.program_id(2)
     g = h // (H // G)
@@ -311,9 +313,10 @@ def choose(
 ):  # fmt: skip
     """Choose the next token of each sequence, and compute its log-probability in float64.
 
-    With DRAW it is drawn from softmax(logits / temperature) by a random number in [0, 1). Otherwise it is the most
-    likely token, the first of equal ones. It is recorded at STEP and becomes the next to read. The log-probability is
-    NaN if a logit is NaN or infinity. ARRIVED counts the programs of each row, and then the rows.
+    With DRAW, the token is drawn from softmax(logits / temperature) by a random number in [0, 1). Without DRAW it is
+    the most likely token, the first of equally likely ones. The token and its log-probability are recorded in row STEP,
+    and the token becomes the next input. The log-probability is NaN if a logit is NaN or +inf, or if all logits of the
+    sequence are -inf. ARRIVED counts, for each row of logits, the programs that have ended, and the finished rows.
     """
     _wait(EARLY)
     part, row = tl.program_id(0), tl.program_id(1)

@@ -1,6 +1,6 @@
 """Greedy decoding, sampling and beam search on the device, as part of a decoding step in a CUDA graph.
 
-The host reads no values in between. The chosen tokens are written into tensors (`records`) with one row for each step,
+The host reads no values between two steps. Each step writes the chosen tokens into its row of tensors (`records`),
 which the host reads later.
 """
 
@@ -66,7 +66,7 @@ class DeviceSampling(DeviceStrategy):
             return
         exact = logits.double()
         total = exact.logsumexp(-1, keepdim=True)
-        # a row with NaN or infinity gets some token and the log-probability NaN, which the host finds
+        # a row with NaN, +inf or only -inf gets some token and the log-probability NaN, which the host finds
         finite = total.isfinite()
         tokens = self.strategy.choose(logits.masked_fill(~finite, 0.0), self.uniform.index_select(0, self.step)[0])
         values = (exact.gather(1, tokens[:, None]) - total).masked_fill(~finite, torch.nan)[:, 0]
@@ -76,9 +76,9 @@ class DeviceSampling(DeviceStrategy):
 class DeviceBeamSearch(DeviceStrategy):
     """Beam search on the device: chooses the best continuations of all hypotheses of each prompt.
 
-    Each prompt has `num_beams` rows; those without a hypothesis have the log-probability -inf. The records are the
-    `count` best continuations of each prompt, the best first: row (n p count), token, log-probability of the token,
-    and whether the hypothesis exists.
+    Each prompt has `num_beams` rows; a row without a hypothesis has the log-probability -inf. The records describe the
+    `count` best continuations of each prompt, the best first, in four tensors (n p count): row of the continued
+    hypothesis in its prompt, token, log-probability of the token, and whether the continuation exists.
     """
 
     def __init__(
@@ -155,14 +155,17 @@ def make_device_strategy(
 def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> int:
     """Return how many continuations of each prompt a step of beam search compares.
 
-    A hypothesis has at most one continuation for each stop sequence, so this many include `num_beams` that do not end.
+    Each hypothesis has at most one continuation that ends in a given stop sequence. So among the returned number of
+    best continuations, at least `num_beams` do not end.
     """
     return strategy.num_beams * (1 + max(len(stop), 1))
 
 
 def strategy_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
-    """Return the settings of a strategy that a CUDA graph depends on, without random numbers and the score of finished
-    texts.
+    """Return the settings of a strategy on which a CUDA graph depends.
+
+    Seeds and the score of finished texts are not among them: the random numbers are inputs of the graph, and the host
+    computes the score.
     """
     if isinstance(strategy, BeamSearch):
         return strategy.num_beams, tuple(stop)

@@ -61,7 +61,7 @@ def generate(
                     beam search, see `BeamSearch`
     strategy        "greedy", "sample", "beam", or an object such as KthLargest(2). By default the keywords
                     above decide; without any of them it is greedy decoding
-    stop            token ids, and sequences of token ids, that end a text; those in a prompt do not count
+    stop            token ids, and sequences of token ids, that end a text; occurrences in a prompt do not count
     use_cache       False runs the whole sequence through the model for every token instead of using a KV cache
     capture         whether one decoding step is captured as a CUDA graph and replayed. None captures if possible, for
                     16 new tokens or more; True raises an error with the reasons if it is not possible. Only rounding
@@ -81,9 +81,9 @@ def generate(
 def stream_tokens(
     model: GPT | GenerationAdapter, tokens: Prompts, **options: Unpack[GenerationOptions]
 ) -> Iterator[GeneratedToken]:
-    """Yield each new token of `generate` as soon as it is known.
+    """Yield each new token of `generate` as soon as it is known. The arguments are those of `generate`.
 
-    With beam search, all come when the search has ended. The arguments are those of `generate`.
+    Beam search yields the tokens of a prompt when the search of this prompt has ended.
     """
     return _prepare(model, tokens, **options).tokens()
 
@@ -108,7 +108,8 @@ class GenerationRun:
     """The checked arguments of one call of `generate`, and the decoding loops.
 
     reader    runs the model token by token; None if a captured step decodes
-    captured  whether the step is captured as a CUDA graph; False with reader=None runs the same loop without a graph
+    captured  whether a decoding step is captured as a CUDA graph. If False and `reader` is None, the same step runs
+              without a graph
     """
 
     adapter: GenerationAdapter
@@ -229,7 +230,7 @@ class GenerationRun:
             keep_loop(self.adapter.module, loop)
 
     def _take_loop(self, steps: int, source: DecoderState | None) -> StepLoop:
-        """Return a `StepLoop` whose KV caches have room for some steps after the longest prompt."""
+        """Return a `StepLoop` whose KV caches have room for `steps` decoding steps after the longest prompt."""
         longest = max(map(len, self.prompts)) + steps
         capacity = min(self.adapter.context, _round_up(longest))
         sources = 0 if source is None else _round_up(source.memory[0].k.shape[2])
@@ -290,11 +291,12 @@ class GenerationRun:
         finished: list[Hypothesis],
         strategy: BeamSearch,
     ) -> list[tuple[int, Hypothesis]]:
-        """Return the hypotheses of a prompt that are continued, each with the row that it came from.
+        """Extend the hypotheses of one prompt by a token. Returns pairs (row of the extended hypothesis, new one).
 
-        Those that end are added to `finished`, of which the best are kept. An empty result ends the search.
+        New hypotheses that end are not returned but added to `finished`, which keeps the best `num_beams`. An empty
+        result means that the search of this prompt has ended.
 
-        likely  the most likely continuations, the best first: row, token and its log-probability
+        likely  the most likely continuations, the best first: row, token and log-probability of the token
         """
         beams = strategy.num_beams
         extended = [(row, self._extend(rows[row], token, value)) for row, token, value in likely]
@@ -306,10 +308,10 @@ class GenerationRun:
         return []
 
     def _next_logits(self, rows: list[Hypothesis]) -> tuple[list[int], Float[Tensor, "r w"], Float[Tensor, "r w"]]:
-        """Run the model on the tokens that it has not read yet.
+        """Run the model on the next tokens of all sequences.
 
-        Returns the indices of the sequences that have been read completely, the logits of their next tokens, and
-        the log-probabilities.
+        Returns the indices of the sequences that the model has now read completely, the logits of the next token of
+        these sequences, and the log-probabilities.
         """
         assert self.reader is not None
         with torch.no_grad(), eval_mode(*self.parts):
@@ -317,7 +319,10 @@ class GenerationRun:
         return ready, logits, _log_probabilities(logits)
 
     def _select(self, rows: list[Hypothesis], parents: list[int], following: list[Hypothesis]) -> list[Hypothesis]:
-        """Return `following` after reordering the KV cache so that following[r] continues rows[parents[r]]."""
+        """Reorder the KV cache for the next step: sequence r continues rows[parents[r]]. Returns `following` unchanged.
+
+        following  the hypotheses of the next step; following[r] continues rows[parents[r]]
+        """
         if following and parents != list(range(len(rows))):
             assert self.reader is not None
             self.reader.reorder(parents)
@@ -336,7 +341,10 @@ class GenerationRun:
 
 
 def _log_probabilities(logits: Float[Tensor, "r w"]) -> Float[Tensor, "r w"]:
-    """Return the log-probability of every token, in float64. Raises RegardError if a logit is NaN or infinity."""
+    """Return the log-probability of every token, in float64. A logit of -inf has the log-probability -inf.
+
+    Raises RegardError if a logit is NaN or +inf, or if all logits of a sequence are -inf.
+    """
     log_probabilities = logits.log_softmax(-1, dtype=torch.float64)
     if log_probabilities[:, 0].isnan().any():  # one bad logit makes its whole row NaN
         raise RegardError(NOT_FINITE)
@@ -346,9 +354,10 @@ def _log_probabilities(logits: Float[Tensor, "r w"]) -> Float[Tensor, "r w"]:
 def _best_continuations(
     rows: list[Hypothesis], log_probabilities: Float[Tensor, "r w"], count: int
 ) -> list[list[tuple[int, float, float]]]:
-    """Return the `count` most likely one-token continuations of each sequence.
+    """Return the `count` most likely one-token continuations of each sequence, without impossible ones.
 
-    Each is a token, its log-probability and the log-probability of the whole sequence.
+    A continuation is (token, log-probability of the token, log-probability of the whole sequence). It is impossible if
+    the last number is -inf.
     """
     before = torch.tensor([row.log_probability for row in rows], dtype=torch.float64, device=log_probabilities.device)
     totals = before[:, None] + log_probabilities

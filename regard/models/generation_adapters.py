@@ -1,6 +1,6 @@
 """Adapters for autoregressive decoding: one interface to every model that predicts the next token.
 
-`GenerationAdapter` is all that `generate` knows of a model. `BatchReader` feeds it sequences of different lengths.
+`GenerationAdapter` is all that `generate` knows of a model. `BatchReader` runs it on sequences of different lengths.
 """
 
 from abc import ABC, abstractmethod
@@ -51,9 +51,7 @@ class GenerationAdapter(ABC):
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "b n"], state: Any) -> Float[Tensor, "b w"]:
-        """Run the model on the next tokens with the KV cache; update the state and return the logits after the last
-        token.
-        """
+        """Run the model on the next tokens, update the KV cache and return the logits after the last token."""
 
     @abstractmethod
     def full_pass(self, tokens: Int[Tensor, "b n"], rows: Int[Tensor, "b"]) -> Float[Tensor, "b w"]:
@@ -142,8 +140,8 @@ TokenLists = Sequence[Sequence[int]]
 class BatchReader:
     """Runs a model on a batch of sequences of different lengths without padding; each token has its own position.
 
-    The first pass reads as many tokens as the shortest prompt has. Then the shortest sequences are extended
-    while the others still read their own prompts, so that the KV cache has no gaps.
+    The first pass reads as many tokens as the shortest prompt has. Then the shortest sequences are extended with new
+    tokens while the longer ones still read their own prompts, so that the KV cache has no gaps.
     """
 
     def __init__(self, adapter: GenerationAdapter, prompts: int, capacity: int, use_cache: bool) -> None:
@@ -168,7 +166,7 @@ class BatchReader:
         return ready, logits if len(ready) == len(texts) else logits[ready]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Reorder the batch and its KV cache: sequence r becomes the previous sequence rows[r]."""
+        """Reorder the batch and its KV cache, for beam search: sequence r becomes the previous sequence rows[r]."""
         index = torch.tensor(rows, device=self.device)
         self.rows = self.rows[index]
         if self.state is not None:

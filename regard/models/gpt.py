@@ -45,7 +45,7 @@ class Sinusoidal:
 class DotProductAttention:
     """Setting of GPTConfig: multi-head scaled dot-product attention.
 
-    kv_heads              number of key and value heads (grouped-query attention); None is that of query heads
+    kv_heads              number of key and value heads (grouped-query attention); None is the number of query heads
     head_width            width of one head; None is width // heads
     qk_norm               norm of each query and key head, "rms" or "layer"; None is no norm
     query_key_value_bias  whether the query, key and value projections have a bias; None is the `bias` of the

@@ -11,8 +11,8 @@ from regard.core.masks.forms.padding import PaddingMask
 def token_positions(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
     """Return the position ids of n tokens from column `start` on: (n), or (b n) for left-padded sequences.
 
-    Positions are counted from the first real token of each sequence, so that padding on either side changes
-    nothing.
+    Positions are counted from the first real token of each sequence, so that the positions of real tokens do not
+    depend on the padding. Padding tokens on the left get position 0.
     """
     columns = torch.arange(start, start + n, device=device)
     before = _left_padding(padding, device)
@@ -20,7 +20,10 @@ def token_positions(padding: Mask | None, start: int, n: int, device: torch.devi
 
 
 def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tensor, "b d"]:
-    """Return the vector of the first real token of each sequence; for an empty sequence the last vector."""
+    """Return the vector of the first real token of each sequence.
+
+    If left padding leaves no real token, return the last vector of the sequence.
+    """
     before = _left_padding(padding, x.device)
     if before is None:
         return x[:, 0]

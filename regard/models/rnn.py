@@ -29,8 +29,8 @@ class RNNConfig(Config):
     """Settings of a recurrent (LSTM) encoder-decoder.
 
     vocab      number of tokens; source and target share the vocabulary
-    attention  "dot": the decoder attends to the source by dot products; None: it gets only the encoder's last
-               state
+    attention  "dot": the decoder attends to the source by dot products; None: the decoder gets only the
+               encoder's last state
     """
 
     vocab: int
@@ -176,7 +176,7 @@ def _last_indices(source: Tensor, padding: Mask | None) -> Tensor | None:
 
 
 def _select_rows(rows: Float[Tensor, "b n d"], last: Int[Tensor, "b"]) -> Float[Tensor, "b d"]:
-    """Return x[b, last[b]] for each sequence b, or zeros if last[b] is -1."""
+    """Return rows[b, last[b]] for each sequence b, or zeros if last[b] is -1."""
     found = rows.gather(1, last.clamp(min=0)[:, None, None].expand(-1, 1, rows.shape[2]))[:, 0]
     return found * (last >= 0)[:, None]
 

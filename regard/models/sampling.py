@@ -120,8 +120,9 @@ class Sample(StepwiseStrategy):
         return (index if tokens is None else tokens.gather(-1, index))[:, 0]
 
     def candidates(self, logits: Float[Tensor, "b w"]) -> tuple[Int[Tensor, "b k"] | None, Float[Tensor, "b k"]]:
-        """Return the token ids that can be drawn, in ascending order, and their probabilities; None as ids means all
-        tokens.
+        """Return the ids of the tokens that can be drawn, in ascending order, and their probabilities.
+
+        None in place of the ids means all tokens.
         """
         tokens = None
         if self.top_k is not None:
@@ -159,10 +160,9 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
 
 
 def top_tokens_by_keys(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
-    """Return the k most likely token ids as `top_tokens` does, without branching on values, so without waiting for a
-    GPU.
+    """Return the k most likely token ids as `top_tokens` does, without waiting for a GPU.
 
-    Each logit and its token id make one integer, so that no two are equal.
+    Nothing branches on values. Each logit and its token id are joined into one integer, so that no two are equal.
     """
     if logits.dtype == torch.float64:  # it needs all bits of an integer
         return rank_tokens(logits)[..., :k]
@@ -176,8 +176,9 @@ def top_tokens_by_keys(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b
 def nucleus_mask(
     logits: Float[Tensor, "b w"], probabilities: Float[Tensor, "b w"], top_p: float
 ) -> Bool[Tensor, "b w"]:
-    """Return a Boolean mask of the nucleus of top-p sampling: the fewest most likely tokens with a total of at least
-    top_p.
+    """Return a boolean mask of the nucleus of top-p sampling.
+
+    The nucleus is the smallest set of most likely tokens whose probabilities sum to at least top_p.
     """
     vocab = logits.shape[-1]
     k = vocab if logits.device.type == "cuda" else 256  # a second round would wait for the GPU

@@ -158,8 +158,9 @@ def build_with_weights(
 
 
 def pretrained_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a model, given its path, or the name of a pretrained or downloaded model; raise
-    CheckpointError if there is none.
+    """Return the folder of a model, given its path or the name of a pretrained or downloaded model.
+
+    Raises CheckpointError if there is none.
     """
     folder = find_folder(path)
     if folder is None:
@@ -168,8 +169,9 @@ def pretrained_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path | None:
-    """Return the folder of a model, given its path, or the name of a pretrained or downloaded model; None if there is
-    none.
+    """Return the folder of a model, given its path or the name of a pretrained or downloaded model.
+
+    None if there is none.
     """
     folder, name = Path(path), str(path)
     if folder.suffix in PICKLED or exists(folder, CheckpointError):

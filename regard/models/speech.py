@@ -65,9 +65,9 @@ class SpeechConfig(Config):
     def latency(self) -> int:
         """The maximum delay, in frames, between a frame and the output of the row that contains it.
 
-        Chunk n is output with the last frame of chunk n + look_ahead: 4 * chunk * look_ahead frames after the last
-        frame of chunk n, and 4 * chunk - 1 more after its first. Depth adds nothing, because later blocks do not
-        look ahead.
+        Chunk n is output when the last frame of chunk n + look_ahead has arrived. That is 4 * chunk * look_ahead frames
+        after the last frame of chunk n, and 4 * chunk * (look_ahead + 1) - 1 frames after its first frame, which waits
+        longest. Depth adds nothing, because later blocks do not look ahead.
         """
         return STEP * self.chunk * (self.look_ahead + 1) - 1
 
@@ -83,9 +83,7 @@ class CausalConvolution(nn.Module):
         self.convolution = nn.Conv1d(width, out, 3, stride=2)
 
     def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs that are complete after x, and the state for the next call, which is the last one or two
-        rows.
-        """
+        """Return the outputs that are complete after x, and the state for the next call: the last one or two rows."""
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
         if not ready:

@@ -67,8 +67,8 @@ class TransformerConfig(Config):
     ff_dropout       dropout inside the feed-forward network
     beta             inverse temperature of attention; None is head_width ** -0.5
     bias             whether linear layers have a bias
-    order            "post" normalises after each residual sum, as in Vaswani et al. 2017; "pre" before
-                     attention and feed-forward, and at the end
+    order            "post" normalises after each residual sum, as in Vaswani et al. 2017; "pre" normalises before
+                     attention and feed-forward, and after the last block
     positions        "sinusoidal" as in Vaswani et al. 2017, "sinusoidal-half" with all sines before all
                      cosines, "learned", or RelativeBuckets(...)
     scale_embedding  whether token embeddings are multiplied by sqrt(width) before positions are added
@@ -209,9 +209,7 @@ class Transformer(Model):
         return DecoderState(self.decoder.project_memory(memory), source_padding, self.cache(capacity))
 
     def step(self, tokens: Int[Tensor, "b n"], state: "DecoderState") -> Float[Tensor, "b n w"]:
-        """Run the decoder on the next target tokens with the KV cache; update the state and return the logits after
-        each token.
-        """
+        """Run the decoder on the next target tokens, update the KV cache and return the logits after each token."""
         return self.decode(tokens, state.memory, source_padding=state.source_padding, cache=state.caches)
 
     def cache(self, capacity: int | None = None) -> Caches:
@@ -325,9 +323,10 @@ class DecoderState:
         return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.memory for x in pair)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Reorder source and target after a step of beam search: sequence r becomes the previous sequence rows[r].
+        """Reorder the batch, as for beam search: sequence r becomes the previous sequence rows[r].
 
-        `rows` may be longer or shorter than the batch.
+        The keys, values and lengths of the source and the KV cache of the target are reordered in the same way. `rows`
+        may repeat sequences or leave some out, so that the batch grows or shrinks.
         """
         self.memory = tuple(KeysValues(*(x.index_select(0, rows) for x in pair)) for pair in self.memory)
         if self.source_padding is not None:

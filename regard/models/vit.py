@@ -145,16 +145,18 @@ class ViT(Model):
         return pooled if self.head is None else self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
-        """Return hidden states after the final norm: of the class and distillation tokens, if any, then of the patches
-        row by row.
+        """Return the hidden states after the final norm.
+
+        The class and distillation tokens come first, if the model has them, then the patches row by row.
         """
         x = functional.dropout(self.embed(image), self.config.dropout, self.training)
         mask = self.mask(image.shape[3] // self.config.patch)
         return self.norm(run_blocks(self.blocks, x, recompute=self.gradient_checkpointing, mask=mask))
 
     def embed(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b n d"]:
-        """Return the input of the first block, with positions added: class and distillation tokens, if any, then
-        patches.
+        """Return the input of the first block, with positions added.
+
+        The class and distillation tokens come first, if the model has them, then the patches row by row.
         """
         grid = self.patches(image)
         # in the dtype of the parameters: autocast lowers the convolution, but the residual stream stays exact

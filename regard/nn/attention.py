@@ -39,7 +39,7 @@ class Attention(nn.Module):
     head_width    width per head; default width // heads
     memory_width  width of the memory, for cross-attention; default `width`
     bias          whether the input projections have a bias
-    out_bias      whether the output projection has one; default `bias`
+    out_bias      whether the output projection has a bias; default `bias`
     rotary        rotary positions, made by `regard.rotary`
     scores        a score term such as alibi(heads=8), a module such as LearnedSinks(heads=8), or another function that
                   returns a term, such as the `forward` of a module that several layers share
@@ -185,9 +185,7 @@ class Attention(nn.Module):
         return self.out(merge_heads(heads))
 
     def term(self) -> ScoreTerm | None:
-        """Return the score term of this layer, computed from its current parameters if it is learned; None if it has
-        none.
-        """
+        """Return the score term of this layer, or None. A learned term is computed from its current parameters."""
         return self.scores() if callable(self.scores) else self.scores
 
     def stream(self, mask: Mask) -> Stream:

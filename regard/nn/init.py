@@ -122,8 +122,9 @@ def _find_initializer(name: str, tensor: Tensor, table: Initializers) -> Initial
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
-    """Return (fan_out, fan_in) of a weight: the numbers of outputs and inputs, times the kernel size of a
-    convolution.
+    """Return (fan_out, fan_in) of a weight: the numbers of outputs and inputs.
+
+    For a convolution, both are multiplied by the number of entries of its kernel.
     """
     if tensor.ndim < 2:
         raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} has no inputs and outputs; use normal or constant")

@@ -3,8 +3,8 @@
     small = quantize_int8(model)  # a copy for inference; `model` is unchanged
     small.generate(tokens, max_new_tokens=64)
 
-Weight-only quantization: every output has a scale, the largest of its weights over 127, and its weights are rounded to
-multiples of the scale. Activations stay as they are, except on a CPU, where products read them in bfloat16.
+Weight-only quantization: the weights of each output are rounded to multiples of a scale, which is the largest of their
+absolute values divided by 127. Activations stay as they are, except on a CPU, where products read them in bfloat16.
 """
 
 import copy
@@ -36,7 +36,7 @@ class Int8Weight:
         return self.values.shape
 
     def __getitem__(self, rows: slice) -> "Int8Weight":
-        """Return some of the outputs."""
+        """Return the weights and scales of some outputs, those with the indices `rows`."""
         return Int8Weight(self.values[rows], self.scales[rows])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "o i"]:
@@ -45,7 +45,7 @@ class Int8Weight:
 
 
 def quantize_weight(weight: Float[Tensor, "o i"]) -> Int8Weight:
-    """Round a weight matrix to int8. No number moves by more than half a scale of its row."""
+    """Round a weight matrix to int8. Each weight changes by at most half the scale of its row."""
     weight = weight.detach().float()
     if not weight.isfinite().all():
         raise ConfigError("a weight is NaN or infinity, which int8 cannot hold")
@@ -57,8 +57,9 @@ def quantize_weight(weight: Float[Tensor, "o i"]) -> Int8Weight:
 def int8_linear(x: Float[Tensor, "*n i"], weight: Int8Weight, bias: Float[Tensor, "o"] | None) -> Float[Tensor, "*n o"]:
     """Return x @ weight.T + bias.
 
-    On a CPU without gradients, torch's int8 kernel reads the weights as they are. It takes and returns bfloat16; the
-    scales are applied afterwards, in float32. Elsewhere the weights are converted to the dtype of x first.
+    On a CPU without gradients, torch's int8 kernel reads the weights as they are, if the number of inputs is a multiple
+    of VECTOR. The kernel takes and returns bfloat16; the scales are applied afterwards, in float32. In all other cases
+    the weights are converted to the dtype of x first.
     """
     needs_gradients = torch.is_grad_enabled() and x.requires_grad
     if x.device.type != "cpu" or x.shape[-1] % VECTOR or needs_gradients:

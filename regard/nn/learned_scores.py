@@ -34,7 +34,7 @@ class LearnedDistances(nn.Module):
     """Learned relative position keys: see `regard.shaw`.
 
     head_width    width of one head of q and k
-    max_distance  all distances of at least this use the last entry
+    max_distance  all distances of at least this share one key in each direction
 
     >>> positions = regard.nn.LearnedDistances(head_width=8, max_distance=16)
     >>> regard.nn.Attention(32, heads=4, scores=positions)(torch.randn(1, 5, 32)).shape

@@ -28,8 +28,9 @@ class LinearCache(Cache):
         self.state: LinearState | None = None
 
     def extend(self, k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]) -> CachedKeysValues:
-        """Count the new positions and return k and v unchanged. They are not stored: the layer updates `state` with
-        them.
+        """Count the new positions and return k and v unchanged.
+
+        k and v are not stored here. The layer itself adds them to `state`.
         """
         positions = Positions(queries=self.length, keys=self.length)
         self.length += k.shape[2]

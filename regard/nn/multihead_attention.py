@@ -87,7 +87,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         The weights are (b, i, j), or (b, h, i, j) without `average_attn_weights`.
 
         query             (i, b, d), (b, i, d) with batch_first, or (i, d) without a batch
-        key, value        the same with j positions
+        key, value        shapes as for query, with j positions
         key_padding_mask  (b, j), True where a key is padding, or floats to add to the scores
         attn_mask         (i, j) or (b h, i, j), True where a pair is hidden, or floats to add; or a mask of regard
         is_causal         whether each query sees only the keys up to its own index; ignored if `attn_mask` is given

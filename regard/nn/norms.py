@@ -8,9 +8,9 @@ from regard.base.validation import check_integer, check_number
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch.nn.RMSNorm that first casts x to the dtype of its weight, because torch has no fused kernel for mixed
-    dtypes.
+    """torch.nn.RMSNorm that first casts x to the dtype of its weight.
 
+    The cast is needed because torch has no fused kernel for an input and a weight of different dtypes.
     >>> regard.nn.RMSNorm(4)(torch.tensor([2.0, 2.0, -2.0, 2.0])).tolist()
     [1.0, 1.0, -1.0, 1.0]
     """

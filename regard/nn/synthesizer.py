@@ -2,9 +2,10 @@
 
 dense     scores_ij = relu(A x_i) . w_j + b_j: predicted from the query token
 random    scores_ij = R_ij: a learned matrix, the same for every input
-dot       scores_ij = beta q_i . k_j: the usual scores, to be mixed with the others
+dot       scores_ij = beta q_i . k_j: the scores of scaled dot-product attention
 
-All are computed by `attend`: w_j is the key of position j, and b_j one more coordinate of it, times a constant 1 in q.
+All are computed by `attend`. For "dense" the key of position j is (w_j, b_j), and the query of token i is
+(relu(A x_i), 1), so that their dot product is the score.
 """
 
 from inspect import signature

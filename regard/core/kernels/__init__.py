@@ -28,22 +28,19 @@ from regard.core.masks.algebra import Mask
 class Kernel(Protocol):
     """The interface of an attention kernel.
 
-    Each module of this package that defines RANK is a kernel with its file name.
+    Each module of this package that defines RANK is a kernel. The name of the kernel is the name of the file.
     """
 
     SUMMARY: str
     RANK: int  # position in explanations, the fastest kernel first
 
     def refusals(self, request: Request) -> list[str]:
-        """Return every reason why this kernel cannot compute the attention call exactly.
-
-        The list is empty if it can.
-        """
+        """Return every reason why this kernel cannot compute the attention call exactly; an empty list if it can."""
 
     def work(self, request: Request) -> float:
         """Return the estimated cost: the number of scores to compute times the time per score.
 
-        The lowest cost is chosen.
+        `choose_kernel` compares these costs.
         """
 
     def memory(self, request: Request) -> int:
@@ -65,11 +62,11 @@ _observers: ContextVar[tuple[tuple[Observer, Context], ...]] = ContextVar("obser
 
 
 def choose_kernel(request: Request) -> str:
-    """Return the name of the kernel for an attention call: the fused kernel with the least estimated work.
+    """Return the name of the kernel for an attention call: usually the fused kernel with the least estimated work.
 
-    `eager` is chosen if no fused kernel can compute the call exactly, and for small calls on a GPU in float32 or with
-    score terms.
-    Raises KernelRefusedError if no kernel can compute the call.
+    Work is not compared where the fastest kernel is known: `sdpa` for full and causal masks without score terms, `flex`
+    for long calls on a GPU. `eager` is chosen if no fused kernel can compute the call exactly, and for small calls on a
+    GPU in float32 or with score terms. Raises KernelRefusedError if no kernel can compute the call.
     """
     fused = len(sdpa.refusals(request)) == 0
     if fused and request.plain:
@@ -99,8 +96,8 @@ def run_kernel(request: Request, name: str | None, passed: "Arguments | None" = 
 
     Raises KernelRefusedError with the reasons if the named kernel cannot compute the call exactly.
 
-    passed  mask, beta and positions as they were passed, if the call has no other options: the choice of kernel is then
-            remembered for later calls
+    passed  the arguments mask, beta and positions of `attend`, under which the chosen kernel is cached for later calls.
+            None if the call has other options, such as score terms; then nothing is cached
     """
     chosen = choose_kernel(request) if name is None else None
     if chosen is not None:
@@ -121,13 +118,16 @@ def run_kernel(request: Request, name: str | None, passed: "Arguments | None" = 
 
 
 def is_observed() -> bool:
-    """Return whether attention calls are observed now, by `observe_requests`. Those of compiled code are not."""
+    """Return whether `observe_requests` observes attention calls now. False in compiled code."""
     return not torch.compiler.is_compiling() and bool(_observers.get())
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Context manager: run kernels without reporting them, inside the context of each observer."""
+    """Context manager: switch off the observers, so that calls inside are not reported, and enter their contexts.
+
+    `observe_requests` gets the context of an observer as its argument `context`.
+    """
     observers = _observers.get()
     with ExitStack() as stack:
         for _, context in observers:
@@ -138,7 +138,7 @@ def unobserved() -> Iterator[None]:
 
 
 def notify_observers(name: str, request: Request, out: Tensor) -> Tensor:
-    """Report an attention call to the observers and return its output, which they may replace.
+    """Report an attention call to the observers. Returns its output, or what an observer returned in its place.
 
     name  name of the kernel that ran
     """
@@ -153,10 +153,11 @@ Arguments = tuple[Mask | Tensor | None, float | None, Positions | None]  # mask,
 
 
 def run_prepared(q: object, k: object, v: object, mask: object, beta: object, positions: object) -> Tensor | None:
-    """Repeat an earlier attention call that had no score terms and no dropout; return None if there was none.
+    """Compute an attention call with the cached kernel and plan of an earlier call. None if there is no such call.
 
-    This spares all checks and the choice of a kernel, which take most of the time of small calls. After None, `attend`
-    takes the usual path.
+    The earlier call had the same mask, beta, positions, shapes and dtypes, no score terms and no dropout. The checks of
+    `attend` and the choice of a kernel, which take most of the time of small calls, are left out. After None, `attend`
+    does both.
     """
     if torch.compiler.is_compiling() or _observers.get() or in_transform():
         return None
@@ -173,7 +174,10 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object, po
 
 
 def _prepare(name: str, request: Request, passed: Arguments) -> PreparedCall | None:
-    """Return a function that repeats an attention call, and cache it for later calls; None if that is impossible."""
+    """Return a function of q, k and v that repeats an attention call, and cache the function for later calls.
+
+    Returns None, and caches nothing, if the call cannot be repeated safely.
+    """
     q, k, v = request.q, request.k, request.v
     mask, beta, positions = passed
     if isinstance(mask, Tensor) or not (beta is None or type(beta) is float):

@@ -56,7 +56,7 @@ class BlockGroup:
     _term_biases: dict[Hashable, Tensor] = field(default_factory=dict)  # the last one
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
-        """Return the mask as an additive mask: 0 where visible, -inf where hidden. Small ones are cached."""
+        """Return the mask as an additive mask: 0 where visible, -inf where hidden. A small result is cached."""
         found = self._biases.get(dtype)
         if found is None:
             with outside_inference_mode():
@@ -70,7 +70,7 @@ class BlockGroup:
     def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
         """The mask `visible`, except that rows that see no key see all keys.
 
-        For fused kernels that need a finite score in every row.
+        Some fused kernels need this mask, because they need a finite score in every row.
         """
         with outside_inference_mode():
             return self.visible | ~self.visible.any(-1, keepdim=True)
@@ -79,8 +79,8 @@ class BlockGroup:
     def sliding(self) -> tuple[int, int] | None:
         """The first query block and its first key block, if the key blocks form a sliding window; else None.
 
-        In a sliding window, each query block sees the key blocks of the block before it, shifted by one. Views can
-        then replace copies.
+        In a sliding window, each query block sees the key blocks of the previous query block, shifted by one block.
+        Then views of q, k and v replace copies.
         """
         if not self.columns.shape[1]:
             return None
@@ -92,9 +92,7 @@ class BlockGroup:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """The blocks to compute for one mask and one size: groups of query blocks, and the key blocks that each group
-    reads.
-    """
+    """The blocks to compute for one mask and one size: groups of query blocks, and the key blocks of each group."""
 
     spans: Spans  # the blocks that rows and columns of the groups index
     groups: tuple[BlockGroup, ...]
@@ -105,7 +103,7 @@ class GatherPlan:
     def order(self) -> Int[Tensor, "q"] | None:
         """The index of each query block in the concatenated outputs of all groups.
 
-        None if they are already in order.
+        None if the concatenated outputs are already in the order of the query blocks.
         """
         with outside_inference_mode():
             order = torch.cat([group.rows for group in self.groups])
@@ -148,7 +146,7 @@ def work(request: Request) -> float:
         least = 2e5 * len(groups)
         if least >= sdpa.work(request):
             return least  # as for a step of generation, which must not wait for block tables
-        return sum(work(_stand_in(request, *group)) for group in groups)
+        return sum(work(_request_for_estimate(request, *group)) for group in groups)
     if request.q.device.type != "cpu" and request.mask.tensors():
         return (
             2.0 * b * h * i * j
@@ -158,10 +156,11 @@ def work(request: Request) -> float:
     return 1.5 * b * h * visited * SIZE * SIZE + 2e5
 
 
-def _stand_in(request: Request, positions: Positions, index: Tensor) -> Request:
-    """Return an attention call with as many sequences as `index` lists, to estimate the cost of those sequences.
+def _request_for_estimate(request: Request, positions: Positions, index: Tensor) -> Request:
+    """Return an attention call for estimating the cost of the sequences that `index` lists. It is not for computing.
 
-    It has q, k and v of the first sequences instead, because selecting the listed ones would copy them.
+    The call has the masks of the listed sequences, and q, k and v of as many sequences from the start of the batch.
+    The estimate does not read the values of q, k and v, and selecting those of the listed sequences would copy them.
     """
     n = len(index)
     q, k, v = request.q[:n], request.k[:n], request.v[:n]
@@ -172,7 +171,7 @@ def memory(request: Request) -> int:
     if request.positions.offsets is not None:
         copied = sum(x.numel() * x.element_size() for x in (request.q, request.k, request.v))
         groups = offsets.group_by_offset(request.positions)
-        return copied + max(memory(_stand_in(request, *group)) for group in groups)
+        return copied + max(memory(_request_for_estimate(request, *group)) for group in groups)
     b, h, g, _, _, c, e = request.sizes
     table = _get_block_table(request)
     size, visited = request.q.element_size(), _visited_blocks(table)
@@ -203,7 +202,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall | None:
     """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
 
-    None if the plan is large.
+    None if the plan has more than MOST_PREPARED mask entries: the cache of prepared calls would take much memory.
     """
     plan, mask, beta, positions = get_plan(request), request.mask, request.beta, request.positions
     if plan.pairs > MOST_PREPARED:
@@ -230,9 +229,9 @@ class FusedInputs(NamedTuple):
     """The inputs of the fused kernel for one group of query blocks.
 
     added   additive mask and bias; None if the group sees no key
-    hidden  rows that score terms hide from every key; their outputs are set to 0 afterwards. None if there are
-            none
-    unseen  keys that score terms hide from every row; they are set to 0. None if there are none
+    hidden  rows in which score terms hide every key; the outputs of these rows are set to 0 afterwards. None if
+            there is no such row
+    unseen  keys that score terms hide from every row; k and v are already 0 there. None if there is no such key
     """
 
     q: Float[Tensor, "r bh s c"]
@@ -287,9 +286,10 @@ def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
 
 
 def _terms_key(request: Request, plan: GatherPlan) -> Hashable | None:
-    """Return a cache key of what the score terms add in every block of a plan.
+    """Return a cache key of the biases that the score terms add in the blocks of a plan.
 
-    None if they are learned or may hide keys, if the plan is large, or on a GPU.
+    None if these biases must not be cached: a term is learned, depends on q or may hide keys, the plan is large, or
+    the call is not on the CPU.
     """
     b, h = request.q.shape[:2]
     if not request.terms or request.hides_by_score or b * h * plan.visited * SIZE * SIZE > _KEEP_TERMS:
@@ -368,7 +368,7 @@ def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h
 def repeat_for_heads(visible: Shaped[Tensor, "#r #b s l"], b: int, h: int) -> Shaped[Tensor, "#r #bh s l"]:
     """Repeat each sequence's mask for its h heads, so that axis b becomes b * h.
 
-    A mask shared by all is not repeated.
+    A mask with b = 1, which all sequences share, is returned unchanged.
     """
     return visible.expand(-1, b, -1, -1).repeat_interleave(h, 1) if visible.shape[1] > 1 else visible
 
@@ -393,7 +393,7 @@ def _key_blocks(k: Float[Tensor, "bg n c"], group: BlockGroup) -> Float[Tensor, 
 
 
 def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> bool:
-    """Return whether the sum of the score terms is the same for all query blocks of a `BlockGroup`."""
+    """Return whether the sum of the score terms is known to be the same for all query blocks of a `BlockGroup`."""
     relative = all(term.relative for term in request.terms)
     return relative and group.sliding is not None and not plan.spans.steps and request.positions.consecutive
 
@@ -401,8 +401,8 @@ def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> 
 def _grid(request: Request, spans: Spans, rows: Int[Tensor, "r"], columns: Int[Tensor, "r m"]) -> Grid:
     """Return the `Grid` of the pairs of some query blocks and the key blocks gathered for each.
 
-    Its axes (r, b, h, s, l) are the query block, the batch, the head, the query in the block, and the key in the
-    gathered key blocks.
+    The axes (r, b, h, s, l) of the grid are the query block, the batch, the head, the query in its block, and the key
+    in the gathered key blocks.
 
     rows     indices of the query blocks
     columns  indices of the key blocks of each query block
@@ -474,8 +474,9 @@ def _group_by_pattern(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Group query blocks that have equal masks, so that they share one mask.
 
-    Yields rows, columns and mask of each group. Blocks are evaluated in chunks, so that a long sequence never
-    needs all of its pairs in memory.
+    Yields query blocks, key blocks and mask of each group. At most _ALIKE groups share a mask; the remaining query
+    blocks form a last group, in which each has its own mask. Blocks are evaluated in chunks, so that a long sequence
+    never needs all of its pairs in memory.
 
     look  function from query block and key block indices to their boolean masks
     """

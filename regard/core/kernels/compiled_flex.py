@@ -34,7 +34,10 @@ def can_trace(request: Request) -> bool:
 
 
 def traced_density(request: Request, size: int) -> float:
-    """Return the fraction of blocks with visible pairs as a constant; for symbolic lengths, that of 8,192 positions."""
+    """Return the fraction of blocks with visible pairs, as a constant for torch.compile.
+
+    If a length is symbolic, the fraction is that of the same mask for 8,192 queries and keys.
+    """
     at = request.positions
     lengths: Any = (request.q.shape[2], request.k.shape[2], at.queries, at.keys)  # keys are consecutive
     for length in lengths:  # a plain loop, which torch.compile can trace
@@ -50,7 +53,10 @@ def _density(mask: str, size: int, i: int, j: int, queries: int, keys: int) -> f
 
 
 def may_hide_rows(request: Request) -> bool:
-    """Return whether a key may be hidden from all queries, or all keys from a query, judged by the mask alone."""
+    """Return whether some query may see no key, or some key may be seen by no query, judged by the mask alone.
+
+    True may be a false alarm. False is certain.
+    """
     if isinstance(request.mask, Full):
         return False
     window, at = request.mask.as_window(), request.positions
@@ -64,10 +70,13 @@ def may_hide_rows(request: Request) -> bool:
 def trace_block_mask(
     request: Request, size: int, training: bool, mask_mod: Callable[..., Tensor]
 ) -> "tuple[BlockMask, Tensor | None, Tensor | None]":
-    """Return the block mask of a call, keys that no query sees and queries that see no key, inside compiled code.
+    """Return the BlockMask of an attention call inside compiled code, and which keys and which queries are hidden.
 
-    size      positions of a block
-    training  whether the backward pass needs the lists of query blocks too
+    The second result marks keys that no query sees, the third queries that see no key. Both are None if `may_hide_rows`
+    is False.
+
+    size      number of positions in a block
+    training  whether the BlockMask also lists the query blocks of each key block, which the backward pass needs
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -91,7 +100,8 @@ def trace_block_mask(
 def list_blocks(state: Tensor) -> list[Tensor]:
     """Return the lists of a BlockMask for a block table (b q k): counts and indices of its partial and full blocks.
 
-    They are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices, for each row of key blocks.
+    The four tensors are kv_num_blocks, kv_indices, full_kv_num_blocks and full_kv_indices. They list, for each query
+    block q, its key blocks k.
     """
     lists = []
     for kind in (SOME, ALL):

@@ -1,7 +1,8 @@
 """torch's flash attention on the CPU, with exact gradients at large scores and the rules for NaN and infinity.
 
-The same two functions run in three settings: as an autograd function, as one that torch.func can transform, and as the
-operator `regard::cpu_attention` in compiled code. Where torch's kernel is not exact they compute row by row.
+`run_directly` calls torch's kernel, and autograd uses the kernel's own backward pass. Where that is not exact, and in
+torch.func transforms, the functions `forward` and `backward` run as an autograd function. In compiled code they run as
+the operator `regard::cpu_attention`. Where torch's kernel is not exact, both compute a slice of rows at a time.
 """
 
 import math
@@ -67,7 +68,10 @@ def flash_attention(
 
 
 def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor | None:
-    """Compute `flash_attention` by torch's kernel and its backward pass. None if they would not be exact.
+    """Compute `flash_attention` with torch's kernel, whose own backward pass gives the gradients.
+
+    Returns None if the output or the gradients may be inexact, and if gradients are needed inside a torch.func
+    transform.
 
     added  additive bias; a boolean mask is not possible
     """
@@ -95,9 +99,13 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
 def _make_differentiable(
     grads: tuple[Tensor | None, ...], upstream: tuple[Tensor | None]
 ) -> tuple[Tensor | None, ...] | None:
-    """Replace the gradients of torch's backward pass by differentiable ones if they are to be differentiated again.
+    """Replace the gradients of torch's backward pass by differentiable gradients, for second derivatives.
 
-    torch's own gradients would raise an error then. A hook of the kernel's node, which has saved its inputs.
+    This is a hook of the kernel's autograd node, which has saved the inputs of the kernel. Without create_graph=True
+    the hook changes nothing. With it, torch's own gradients would raise an error when they are differentiated.
+
+    grads     the gradients that torch's backward pass has computed
+    upstream  the gradient of the attention output; None if it is zero everywhere
     """
     if not torch.is_grad_enabled() or upstream[0] is None:  # the usual case: create_graph=False
         return None
@@ -123,17 +131,18 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
 
 
 def _is_exact(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor) -> bool:
-    """Return whether the kernel's output can be trusted: it is finite, the log-sum-exp too, and q and k of few keys.
+    """Return whether the output of torch's kernel is certain to be exact, judged by NaN and infinity.
 
-    In half precision, the kernel returns zeros for a row with a score of +inf; its log-sum-exp is +inf. With fewer keys
-    than the width of a vector register, it returns zeros for a row of NaN.
+    The output must be finite. A finite output can still be wrong in two cases. In half precision the kernel returns
+    zeros for a row with a score of +inf, so the log-sum-exp must be finite too. With fewer keys than the width of a
+    vector register it returns zeros for a row of NaN, so q and k must be finite too.
     """
     read = (out,) if lse is None else (out, lse)
     return is_finite(*read) if k.shape[2] >= SHORTEST else is_finite(*read, q, k)
 
 
 def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float) -> Tensor:
-    """Compute the attention output from explicit scores, a slice of rows at a time. It has no gradients."""
+    """Compute the attention output from explicit scores, without gradients, a slice of rows at a time."""
     with torch.no_grad():
         return attention_by_rows(dense_row_attention(added, causal, beta), q, k, v)
 
@@ -201,9 +210,9 @@ def backward(
 
 @lru_cache(maxsize=64)
 def _factor_tensor(beta: float, dtype: torch.dtype) -> tuple[Tensor | None, float]:
-    """Return `split_scale` with its first factor as a tensor, by which torch multiplies in half the time.
+    """Return the two factors of `split_scale`, the first as a tensor, or as None if it is 1.
 
-    The tensor is None if the factor is 1.
+    torch multiplies by a tensor of one number in half the time that it needs for a Python number.
     """
     factor, scale = split_scale(beta, dtype)
     with planning(), torch.inference_mode(False):
@@ -214,7 +223,7 @@ def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
     """Split beta into two factors: one to multiply q with, and a power of two as the scale of the kernel.
 
     The kernel rounds score * scale differently in the forward and in the backward pass, which makes gradients
-    several times less exact than those of the naive method. Multiplying by a power of two rounds nothing. In
+    several times less exact than those of naive attention. Multiplying by a power of two rounds nothing. In
     half precision beta is not split, because the product of q and the first factor would be rounded.
     """
     mantissa, exponent = math.frexp(beta)
@@ -244,7 +253,10 @@ class _FlashAttention(torch.autograd.Function):
 
 @register_once("library")
 def _register_operators(library: torch.library.Library) -> None:
-    """Register the custom operators `regard::cpu_attention...` for compiled code. Their results are contiguous."""
+    """Register the custom operators `regard::cpu_attention...` for compiled code.
+
+    The results are made contiguous, because torch.compile assumes the strides of the fake results.
+    """
     inputs, rest = "Tensor q, Tensor k, Tensor v, Tensor? added", "bool causal, float beta"
     gradients = f"cpu_attention_backward(Tensor grad, {inputs}, Tensor out, Tensor lse, {rest})"
 

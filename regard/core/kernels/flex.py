@@ -42,8 +42,9 @@ FINE = 64  # skips more of a sparse mask
 
 
 def _tiles(width: int) -> dict[str, int]:
-    """Return flex_attention's kernel options for sparse masks, which set small tiles (measured on an H200, see
-    docs/log.md).
+    """Return the kernel options of flex_attention for sparse masks: small tiles, the fastest measured on an H200.
+
+    The measurements are in docs/log.md.
 
     width  width of a head
     """
@@ -100,9 +101,9 @@ def work(request: Request) -> float:
 
 
 def is_surely_best(request: Request) -> bool:
-    """Return whether FlexAttention is faster than a dense mask even if no block can be skipped.
+    """Return whether a call is so large that FlexAttention beats a dense mask even if it can skip no block.
 
-    True for long inputs.
+    Large means more than 10^7 query-key pairs, summed over sequences and heads.
     """
     b, h, _, i, j, _, _ = request.sizes
     return b * h * i * j > 1e7
@@ -125,9 +126,9 @@ def _density(request: Request) -> float:
 
 
 def _takes_small_tiles(request: Request) -> bool:
-    """Return whether small tiles are possible.
+    """Return whether flex_attention can use small tiles for this call.
 
-    They need half precision, heads of width at most 128 and at least one block of queries.
+    Small tiles need half precision, heads of width at most 128 and at least one block of queries.
     """
     _, _, _, i, _, c, e = request.sizes
     return request.q.element_size() == 2 and max(c, e) <= 128 and i >= COARSE
@@ -136,8 +137,8 @@ def _takes_small_tiles(request: Request) -> bool:
 def _choose_tiles(request: Request, sparse: bool) -> dict[str, int]:
     """Return kernel options of flex_attention: small tiles for sparse masks, and in the forward pass for score terms.
 
-    With a term, flex's own tiles of 128 x 128 leave no registers free: a soft-cap took 1.8 times as long, and the
-    table of `t5_buckets` did not fit into shared memory.
+    With a score term, flex's own tiles of 128 x 128 leave no registers free: with them a soft-cap took 1.8 times as
+    long, and the table of `t5_buckets` did not fit into shared memory.
     """
     tiles = _tiles(max(request.q.shape[-1], request.v.shape[-1]))
     if sparse:
@@ -165,7 +166,7 @@ def _needs_gradient(request: Request) -> bool:
 class BlockMaskPlan:
     """A cached FlexAttention call: BlockMask, compiled function and options.
 
-    Calls with equal mask and sizes share it.
+    Calls with equal mask and sizes share one plan.
     """
 
     blocks: "BlockMask | None"
@@ -243,7 +244,9 @@ def _run_plan(request: Request, plan: BlockMaskPlan) -> Float[Tensor, "b h i e"]
 
 
 def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None:
-    """Return which keys an additive term hides from every query with -inf. None if its values do not vary by key.
+    """Return which keys an additive term hides from every query with -inf.
+
+    None if the values of the term are the same for all keys.
 
     g  number of key heads; a key is hidden in a key head if it is hidden in all query heads that share it
     """
@@ -255,7 +258,10 @@ def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None
 
 
 def _has_default_beta(request: Request) -> bool:
-    """Return whether beta is c ** -0.5. The default may be compiled in as a constant."""
+    """Return whether beta is the default c ** -0.5, which is compiled in as a constant.
+
+    Any other beta is passed as a tensor, so that a new value does not compile again.
+    """
     return bool(request.beta == request.q.shape[-1] ** -0.5)
 
 

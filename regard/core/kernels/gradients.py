@@ -3,8 +3,9 @@
 A fused kernel keeps one number for each row, the log-sum-exp, and its backward pass computes the weights again as
 exp(score - lse). In float32 a log-sum-exp of 1e9 has no digits left below 64, so these weights are wrong: the forward
 pass is right, the gradients are not. All kernels of torch do this: flash attention on the CPU, and flash, cuDNN,
-memory-efficient and flex attention on a GPU. Up to `lse_limit` their gradients are about as exact as those of the naive
-method. Beyond it they are computed here from the scores themselves, some rows at a time.
+memory-efficient and flex attention on a GPU. Up to a log-sum-exp of `lse_limit`, their gradients are about as exact as
+those of naive attention, which computes the whole score matrix. Above it, this module computes the gradients as naive
+attention does, some rows of scores at a time.
 """
 
 import math
@@ -42,7 +43,10 @@ def lse_limit(q: Tensor) -> float:
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Return whether gradients are enabled and at least one of the tensors requires a gradient."""
+    """Return whether gradients are enabled and at least one of the tensors requires a gradient.
+
+    Inside torch.func transforms, gradients of outer transforms and of autograd count too.
+    """
     if torch.is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:
@@ -55,7 +59,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 def _needs_outer_gradient(x: Tensor) -> bool:
     """Return whether a tensor inside a torch.func transform requires a gradient of an outer transform or of autograd.
 
-    Its own `requires_grad` is about the innermost transform.
+    `x.requires_grad` itself says this for the innermost transform only.
     """
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
@@ -114,12 +118,12 @@ def gradients_by_rows(
 
 
 def has_sink(k: Tensor, added: Tensor | None) -> bool:
-    """Return whether a bias has one more column than there are keys: that of an attention sink."""
+    """Return whether a bias has one more column than there are keys. The additional column is an attention sink."""
     return True if added is not None and added.shape[-1] == k.shape[2] + 1 else False  # noqa: SIM210 (a guard)
 
 
 def add_sink_key(k: Tensor, v: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return k and v with one more key of zeros if there is an attention sink."""
+    """Return k and v, with one more key of zeros at the end if the bias `added` has a column for an attention sink."""
     return (pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))) if has_sink(k, added) else (k, v)
 
 
@@ -154,16 +158,16 @@ def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout
 
 
 class GradientGuard:
-    """Replaces wrong gradients of a fused attention call on a GPU by those of the naive method.
+    """Replaces wrong gradients of a fused attention call on a GPU by the gradients of naive attention.
 
     Fused gradients are wrong if scores are too large. The forward pass does not synchronise: the largest score
-    is copied to pinned memory asynchronously and read in the backward pass. If the naive method cannot replace
-    the call, the backward pass raises KernelRefusedError.
+    is copied to pinned memory asynchronously and read in the backward pass. If naive attention cannot repeat the call,
+    because it has dropout for example, the backward pass raises KernelRefusedError.
     """
 
     def __init__(self, attention: RowAttention, refusal: str = "") -> None:
         self.attention = attention
-        self.refusal = refusal  # why the naive method cannot replace this call
+        self.refusal = refusal  # why naive attention cannot repeat this call
         self.grad: Tensor | None = None
 
     def enter(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,10 +214,11 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Return whether `poison_saved_lse` alone keeps this GPU call from returning wrong gradients.
+    """Return whether wrong gradients of this GPU call can simply be set to NaN (by `poison_saved_lse`).
 
-    It does in half precision with an ordinary beta. It cannot be used under saved-tensor hooks, such as those
-    of torch.utils.checkpoint, because these would run when the saved tensor is read in the forward pass.
+    That is enough where wrong gradients are rare: in half precision with an ordinary beta. It is not possible under
+    saved-tensor hooks, such as those of torch.utils.checkpoint, because `poison_saved_lse` reads a saved tensor in the
+    forward pass and the hooks would run then.
     """
     return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 
@@ -254,8 +259,8 @@ def poison_saved_lse(out: Tensor) -> None:
 def poison_large_rows(out: Tensor, largest: Tensor) -> None:
     """Make the gradients of a row NaN if its |log-sum-exp| (`largest`) is above WRONG_LSE.
 
-    Compiled flex_attention saves the log-sum-exp for its backward pass. It is set to NaN in place. If it is not
-    found, a hook sets the gradient of the output to NaN, which costs a copy of it.
+    The log-sum-exp that compiled flex_attention has saved for its backward pass is set to NaN in place. If the saved
+    tensor is not found, a hook sets the gradient of the output to NaN, which costs a copy of this gradient.
     """
     kept = [
         x for x in getattr(out.grad_fn, "saved_tensors", ()) if x.shape == largest.shape and x.dtype == largest.dtype

@@ -19,7 +19,10 @@ _TERMS = (Additive, Alibi, Shaw, Sink, Softcap, T5Buckets)
 
 
 def group_by_offset(positions: Positions) -> list[tuple[Positions, Int[Tensor, "_"]]]:
-    """Return the positions of each distinct offset, and the indices of the sequences that have it, on the CPU."""
+    """Group the sequences by query offset. Returns (positions, indices of the sequences) for each distinct offset.
+
+    The indices are CPU tensors.
+    """
     assert positions.offsets is not None
     values, which = positions.offsets.cpu().unique(return_inverse=True)
     return [
@@ -42,7 +45,10 @@ def refusals(request: Request) -> list[str]:
 
 
 def split_by_offset(request: Request) -> list[tuple[Int[Tensor, "_"], Request]]:
-    """Split a call into one for each distinct offset. Returns pairs: the indices of its sequences, and their call."""
+    """Split an attention call into one call for each distinct query offset of its sequences.
+
+    Returns pairs (indices of the sequences with this offset, the call for these sequences).
+    """
     parts = []
     for positions, index in group_by_offset(request.positions):
         q, k, v = (x.index_select(0, index.to(x.device)) for x in (request.q, request.k, request.v))
@@ -52,6 +58,6 @@ def split_by_offset(request: Request) -> list[tuple[Int[Tensor, "_"], Request]]:
 
 
 def join_by_offset(outs: list[Tensor], parts: list[tuple[Int[Tensor, "_"], Request]]) -> Tensor:
-    """Return the outputs of the parts in the order of the sequences: the inverse of `split_by_offset`."""
+    """Join the outputs of the calls of `split_by_offset` to one output, in the original order of the sequences."""
     order = torch.cat([index for index, _ in parts]).argsort()
     return torch.cat(outs).index_select(0, order.to(outs[0].device))

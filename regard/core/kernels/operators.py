@@ -10,9 +10,12 @@ Register = Callable[[Library], None]
 
 
 def register_once(name: str) -> Callable[[Register], Register]:
-    """Call the decorated function with a library of operators, unless an earlier import of its module has done so.
+    """Return a decorator that calls a function once with a new torch.library.Library, to register operators.
 
-    name  name of the library, which is kept as an attribute of `torch.ops.regard`: operators live as long as it
+    If the module is imported again, the function is not called, because operators cannot be registered twice.
+
+    name  name under which the library is stored in `torch.ops.regard`, because operators exist only as long as
+          their library
     """
 
     def decorate(register: Register) -> Register:
@@ -36,8 +39,8 @@ def define_operator(
     """Define the operator `regard::NAME`.
 
     schema   such as "NAME(Tensor x) -> Tensor"
-    compute  computes its results
-    fake     makes tensors of the shapes and dtypes of its results
+    compute  function that computes the results of the operator
+    fake     function that makes tensors with the shapes and dtypes of the results, for tracing
     key      dispatch key of `compute`
     """
     name = schema.partition("(")[0]

@@ -17,9 +17,9 @@ _FULL = Full()
 class PreparedCalls:
     """A cache of the last `most` prepared calls: attention calls whose kernel and plan are known.
 
-    They are found by the mask and by everything else that the checks of `attend` read: shapes, dtypes, devices,
+    The key of a call is its mask and everything else that the checks of `attend` read: shapes, dtypes, devices,
     layouts, beta and positions. A mask object that was used before is found by its identity, if its tensors have not
-    changed. Another object is found by its key, which is built from all its parts.
+    changed. Any other mask object is found by `Mask.key`, which is built from all parts of the mask.
     """
 
     def __init__(self, most: int) -> None:

@@ -18,9 +18,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Return whether all values are finite.
+    """Return whether all values are finite. True is certain.
 
-    It reads the sum of the values, so a sum that overflows counts as infinite.
+    False may be a false alarm: only the sum of the values is tested, and a sum of large finite values can overflow.
     """
     if not _dispatch_modes():
         return _has_finite_sum(tensors)
@@ -37,10 +37,10 @@ def _has_finite_sum(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def has_nonfinite(*tensors: Tensor) -> bool:
-    """Return whether a tensor may contain NaN or infinity.
+    """Return whether NaN or infinity was found in a tensor. True may be a false alarm, see `is_finite`.
 
-    False if reading the values is impossible or slow (a GPU). Inside torch.func transforms all values of the batch are
-    read.
+    False is certain only if `can_look_for_nonfinite`. If reading the values is impossible, or slow as on a GPU, the
+    result is False without a look. Inside torch.func transforms all values of the batch are read.
     """
     return can_look_for_nonfinite(tensors[0]) and not is_finite(*map(_unwrap, tensors))
 
@@ -78,7 +78,7 @@ def weighted_sum(
 ) -> Float[Tensor, "b h i e"]:
     """Compute the product of attention weights and v.
 
-    visible  if given, NaN and infinity in v reach only the rows that see that key
+    visible  which keys each row sees. If given, NaN and infinity in v reach only the rows that see their key
     """
     rows = _group_rows(weights, v.shape[1])
     with disable_autocast(v):
@@ -90,10 +90,11 @@ def weighted_sum(
 def weighted_sum_of_visible(
     weights: Float[Tensor, "b h i j"], v: Float[Tensor, "b g j e"], scores: Float[Tensor, "b h i j"]
 ) -> Float[Tensor, "b h i e"]:
-    """Compute the product of attention weights and v if scores may contain NaN or +inf, without reading any values.
+    """Compute the product of attention weights and v for scores that may contain NaN or +inf.
 
-    A row of NaN gives NaN gradients to the keys that it sees, and to no others. The product leaves such a row out,
-    because 0 * NaN would be NaN; its NaN comes from the sum of its weights and of these keys.
+    Does not branch on values. A row with NaN weights gives an output of NaN, and NaN gradients to the keys that the
+    row sees and to no other keys. The product leaves such a row out, because 0 * NaN would bring NaN to hidden keys
+    too. The NaN of the row is computed from its visible weights and values only.
 
     scores  -inf where a key is hidden
     """

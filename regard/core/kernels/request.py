@@ -107,7 +107,7 @@ class Request:
         return seen.expand(*seen.shape[:-2], i, j).reshape(*(1,) * (4 - seen.ndim), *seen.shape[:-2], i, j)
 
     def hidden_by_terms(self, grid: Grid) -> Bool[Tensor, "..."] | None:
-        """Return which query-key pairs at least one score term hides with -inf. None if no term does."""
+        """Return which query-key pairs at least one score term hides with -inf. None if no term can hide a pair."""
         found: Tensor | None = None
         for term in self.terms:
             hidden = term.hidden(grid)
@@ -150,8 +150,8 @@ def center_bias(
     """Return the bias to add to scores, shifted so that the largest value of each row is 0.
 
     Hidden keys get -inf. An attention sink is appended as one more column. The shift does not change the
-    softmax, which depends on differences within a row only. Without it, a row of -1e9 would round the scores
-    away.
+    softmax, which depends on differences within a row only. Without the shift, a bias of -1e9 in a whole row would
+    round the scores away.
     """
     bias = torch.zeros((), dtype=sink.dtype, device=sink.device) if bias is None and sink is not None else bias
     assert bias is not None
@@ -176,12 +176,14 @@ def add_terms(
     sink: Float[Tensor, "h"] | None,
     nonfinite: bool,
 ) -> Float[Tensor, "b h i jj"]:
-    """Apply score terms in order. An attention sink is appended as one more column.
+    """Apply score terms in order, and append an attention sink as one more column of scores.
 
-    Terms that come after the last one that does more than add are summed up and centred by row (see `center_bias`).
+    The additive terms at the end, after the last term that is not additive, are first summed up and centred by row
+    (see `center_bias`), so that large values do not round the scores away.
 
     terms      the terms of the request, bound to its queries
-    nonfinite  whether the scores may contain NaN or infinity. Then a term of -inf hides its key whatever the score is
+    nonfinite  whether the scores may contain NaN or infinity. If True, a term of -inf hides its key, whatever the score
+               of this key is
     """
     first = 0  # of the terms that are summed up
     for number, term in enumerate(request.terms):
@@ -200,7 +202,7 @@ def add_terms(
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
     """Return which keys at least one query of their sequence sees.
 
-    Kernels set others to 0, as they may contain NaN.
+    Kernels set the other keys to 0, because these keys may contain NaN.
     """
     seen = visible.any(-2)
     if seen.shape[1] > 1:
@@ -227,6 +229,6 @@ def in_transform() -> bool:
 def transform_levels() -> tuple[str, ...]:
     """Return the names of the active torch.func transforms, outermost first.
 
-    In compiled code: those while tracing.
+    Compiled code keeps the names that were active when torch.compile traced it.
     """
     return tuple(level.key().name for level in torch._C._functorch.get_interpreter_stack() or [])

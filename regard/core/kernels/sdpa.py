@@ -166,8 +166,8 @@ class DenseBias:
 def takes_empty_rows(q: Tensor) -> bool:
     """Return whether the fused kernel gives zeros to a row in which every score is -inf, and zero gradients.
 
-    torch's kernel for the CPU does. Other kernels may give NaN, so that such a row has to see all keys, and its output
-    is set to 0 afterwards.
+    True for torch's kernel on the CPU. Other kernels may give NaN. For them, callers let such a row see all keys, and
+    set the output of the row to 0 afterwards.
     """
     return q.device.type == "cpu" and not is_exporting()
 
@@ -177,7 +177,10 @@ _KEEP = 1 << 22  # largest number of entries of a matrix that is cached
 
 
 def get_dense_bias(request: Request) -> DenseBias:
-    """Return the dense mask and bias of an attention call. On the CPU, those that depend on no tensor are cached."""
+    """Return the dense mask and bias of an attention call.
+
+    On the CPU, small results for masks without tensors and for constant score terms are cached.
+    """
     terms = [term.key() for term in request.terms]
     _, h, g, i, j, _, _ = request.sizes
     constant = i > 1 and None not in terms and request.positions.consecutive

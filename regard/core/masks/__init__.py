@@ -21,7 +21,7 @@ globals().update({name: constructor(name) for name in FORMS})
 
 
 def as_mask(mask: "Mask | Bool[Tensor, '*bh i j'] | None") -> Mask:
-    """Convert the argument `mask=` to a Mask: a Mask stays, a boolean matrix becomes a DenseMask, None `full()`."""
+    """Convert the argument `mask=` to a Mask. A boolean matrix becomes a `DenseMask`, None becomes `full()`."""
     if mask is None:
         return Full()
     if isinstance(mask, Mask):

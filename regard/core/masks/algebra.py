@@ -80,10 +80,9 @@ class Mask:
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        """Return for each pair of a query block and a key block whether none or all of its pairs are visible, as `box`
-        does for one.
+        """Return `box` for every pair of a query block and a key block: whether none or all of its pairs are visible.
 
-        Masks without `box` are evaluated pair by pair.
+        If a mask does not define `box`, every query-key pair is evaluated.
         """
         if type(self).box is Mask.box:
             return spans.evaluate(self)
@@ -98,7 +97,7 @@ class Mask:
         return None
 
     def row_pieces(self) -> RowPieces | None:
-        """Return where the bounds of `key_range` are linear in i. None if they are not, or if nothing is known.
+        """Return the rows between which the bounds of `key_range` are linear in i. None if no such rows are known.
 
         Used to count the pairs of a billion positions.
         """
@@ -201,7 +200,7 @@ class Mask:
     def opaque(self) -> bool:
         """Return whether a user's function or a matrix is part of the mask.
 
-        Its pattern is known only by evaluating it.
+        The pattern of such a mask is known only by evaluating every pair.
         """
         return any(child.opaque() for child in self.children())
 
@@ -219,9 +218,10 @@ class Mask:
     def key(self) -> Hashable | None:
         """Return a hashable key under which results for this mask are cached. None if they must not be cached.
 
-        Masks without tensors have equal keys if their settings are equal. A mask with tensors uses their ids and
-        versions, because comparing contents would synchronise with the device. A cache must keep a reference to
-        the mask, so that no other tensor gets the same id.
+        Masks without tensors have equal keys if their settings are equal. The key of a mask with a tensor contains the
+        values of the tensor if it is on the CPU. On other devices, where reading values would synchronise, it contains
+        the id and version of the tensor. A cache must keep a reference to the mask, so that no other tensor gets that
+        id.
         """
         if not self.tensors() and not self.opaque():
             return self
@@ -516,7 +516,7 @@ class Or(Combination):
 
 @dataclass(frozen=True, repr=False)
 class Not(Mask):
-    """The mask `~a`: a pair is visible if it is hidden in a."""
+    """The mask `~a`: a pair is visible if the mask `a` hides it."""
 
     part: Mask
 

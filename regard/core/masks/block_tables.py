@@ -181,10 +181,9 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """Return the block table with the fewest non-empty blocks, for positions in order or sorted by the periods of the
-    mask.
+    """Return the cheapest block table of a mask, for positions in order or sorted by the periods of the mask.
 
-    A sorted table is returned only if it saves more than the sorting costs.
+    Sorting may leave fewer non-empty blocks. A sorted table is returned only if it saves more than sorting costs.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
@@ -203,7 +202,7 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 def _cost(table: BlockTable) -> float:
     """Return the cost of attention with a block table: its non-empty blocks, plus sorting if it has steps.
 
-    Unit: one block.
+    The unit is the cost of computing one block.
     """
     return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 
@@ -221,7 +220,8 @@ def find_hidden_keys_and_empty_rows(
 ) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
     """Return which keys no query sees and which queries see no key. Each is None if there are none.
 
-    All keys and queries of a fully visible block are known to be seen. Only others are evaluated pair by pair.
+    The table already says that all keys of a fully visible block are seen, and that all its queries see a key. A partly
+    visible block is evaluated pair by pair, unless fully visible blocks settle all of its keys and queries.
     """
     spans = Spans(positions, i, j, table.size, table.steps)
     state = table.state if table.state.ndim == 3 else table.state[None]
@@ -250,10 +250,10 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Return, for each sequence, block and slot, whether any row of `hit` of that sequence and block is True there.
+    """Reduce the rows of `hit` with `any`: one result row for each sequence and block, True where any of its rows is.
 
     like          a tensor with the shape of the result, (b blocks slots)
-    batch, block  the sequence and the block of each row of `hit`
+    batch, block  the sequence and the block to which each row of `hit` belongs
     hit           boolean, (rows slots)
     """
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
@@ -279,10 +279,10 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Return the slot of each row: its index in the blocks, one after the other. The rows are sorted by their
-    remainders.
+    """Return the slot of each row. Slots are numbered consecutively through all blocks; some stay empty.
 
-    All rows with the same remainders start in the current block if they fit there, else in a new block.
+    The rows are sorted by their remainders. Rows with the same remainders go into the current block if all of them fit
+    there, else they start a new block.
     """
     counts = torch.unique_consecutive(remainders, dim=1, return_counts=True)[1]
     gaps, end = [], 0

@@ -1,12 +1,16 @@
 """Count visible pairs exactly, without the matrix.
 
-An expression is a polynomial in the indicators of its forms (`~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b),
-so its count is a signed sum of counts of conjunctions. In a conjunction the ranges of keys intersect in one range,
-pairs must have equal labels, and listed keys are tested one by one. Windows have a closed form. Ranges whose bounds
-are linear in the query are summed run by run; other rules are evaluated some rows at a time. The number of terms of the
-sum doubles with every form. If all forms are ranges of keys, a long expression is instead evaluated once between each
-two neighbouring bounds. A mask with a form that defines none of `key_range`, `labels` and `listed_keys` is counted pair
-by pair, a few rows at a time.
+A mask expression is a polynomial in the indicators of its forms: `~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b.
+So its count is a signed sum of counts of conjunctions. The pairs of one conjunction are counted in one of these ways:
+
+    windows        by a formula
+    linear ranges  if the bounds of `key_range` are linear in the query, as arithmetic series (`_count_linear_rows`)
+    other rules    some rows at a time: the ranges of keys are intersected, keys with equal labels are counted by
+                   binary search, listed keys are tested one by one
+
+The number of terms of the polynomial doubles with every form. A long expression of ranges of keys is therefore not
+expanded: it is evaluated once between each two neighbouring bounds. A mask with a form that defines none of
+`key_range`, `labels` and `listed_keys` is counted pair by pair, a few rows at a time.
 """
 
 import itertools
@@ -79,9 +83,9 @@ def _split(span: range, size: int) -> Iterator[range]:
 
 
 def expand(mask: Mask) -> Polynomial | None:
-    """Expand a mask expression into a polynomial: a sum of products of masks, explained at the top of this module.
+    """Expand a mask expression into the polynomial that the docstring of this module explains.
 
-    None if it has too many terms.
+    Returns the integer factor of each product of masks, or None if the polynomial has too many terms.
     """
     match mask:
         case Full():
@@ -165,10 +169,11 @@ def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, seque
 
 
 def _count_linear_rows(term: frozenset[Mask], rows: range, period: int, columns: range, sequence: int) -> int:
-    """Count the pairs of rows in which every bound of a key range is linear in i, for rows `period` apart.
+    """Count the pairs that are visible in every mask of `term`, for rows in which all bounds of key ranges are linear.
 
-    The lowest key is then a maximum of lines and the end a minimum of lines. Runs of rows are halved until both are
-    one line and the range of keys is empty everywhere or nowhere; such a run is an arithmetic series.
+    The rows are divided into runs of rows `period` apart. Along a run, each bound is a line in i, so the first visible
+    key is a maximum of lines, and the end of the visible keys is a minimum of lines. A run is halved until both are one
+    line, and the range of keys is empty in all rows or in none. The numbers of keys are then an arithmetic series.
     """
     start = _positions(rows[:period])
     steps = (rows.stop - 1 - start) // period  # the rows of a run are start + n * period, n = 0 .. steps
@@ -248,7 +253,7 @@ def _count_rows(term: frozenset[Mask], i: Tensor, columns: range, sequence: int)
 def _count_labelled(labels: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor, low: Tensor, high: Tensor) -> int:
     """Count the pairs with equal labels whose key index is at least `low` and below `high`.
 
-    Keys are sorted by label. Then two binary searches per query count its keys.
+    Keys are sorted by label. Then two binary searches for each query count the keys with the label of the query.
     """
     joint = torch.zeros(len(i) + len(j), dtype=torch.long)
     for pair in labels:

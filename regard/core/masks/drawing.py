@@ -19,9 +19,9 @@ _MOST_CELLS = 64  # a wider matrix is pooled to at most this many cells a side
 def draw(
     mask: Mask, queries: int, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
 ) -> str:
-    """Draw a mask as text: rows are queries, columns are keys, the shade of a cell is the fraction of its pairs that
-    are visible.
+    """Draw a mask as text: rows are queries, columns are keys.
 
+    The shade of a cell shows the fraction of its pairs that are visible.
     If sequences differ, the first is drawn. With `ax`, the mask is also drawn on that matplotlib axis.
     """
     positions, keys = resolve_positions(queries, keys, positions)

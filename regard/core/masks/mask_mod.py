@@ -1,7 +1,8 @@
 """FlexAttention's mask_mod and BlockMask as masks of regard.
 
 A mask_mod is called once with symbolic positions, whose operators return masks. So `lambda b, h, q, kv: q >= kv` is
-read as `causal()`, and sparse kernels know its blocks. A function that cannot be read so is evaluated on every pair.
+read as `causal()`, and sparse kernels know its blocks. If the call with symbolic positions fails, the mask_mod is
+evaluated on every pair instead.
 """
 
 from collections.abc import Callable
@@ -58,15 +59,15 @@ def read_mask_mod(function: MaskMod) -> Mask:
 
 
 class NotSymbolicError(Exception):
-    """A FlexAttention mask_mod does something that symbolic positions do not support."""
+    """Raised if a FlexAttention mask_mod does something that symbolic positions do not support."""
 
 
 class TruthValueError(ConfigError):
-    """A FlexAttention mask_mod uses `and`, `or`, `not`, `if` or `a < b < c`, which no tensor supports either."""
+    """Raised if a FlexAttention mask_mod uses `and`, `or`, `not`, `if` or `a < b < c`, which tensors refuse too."""
 
 
 class _Symbol:
-    """The base of symbolic values. They have no truth value: `a and b` would return b alone."""
+    """Base class of symbolic values. Their truth value raises an error, because `a and b` would return b alone."""
 
     def __bool__(self) -> bool:
         raise TruthValueError(
@@ -177,7 +178,7 @@ class SymbolicIndex(_Symbol):
 class SymbolicDistance(_Symbol):
     """A symbolic distance in a mask_mod: sign * (q - kv) + offset, or with |q - kv| in place of q - kv.
 
-    magnitude  whether it is |q - kv|
+    magnitude  True for |q - kv|, False for q - kv
     """
 
     def __init__(self, sign: int, offset: int, magnitude: bool = False) -> None:

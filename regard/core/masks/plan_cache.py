@@ -16,8 +16,9 @@ T = TypeVar("T")
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Context manager: tensors made inside are real CPU tensors, even under a fake tensor mode, another default
-    device or inference mode. They need no gradients.
+    """Context manager: tensors made inside are real CPU tensors without gradients.
+
+    This holds also under a fake tensor mode, another default device or inference mode.
     """
     with _disable_current_modes(), torch.device("cpu"), outside_inference_mode():
         yield
@@ -39,9 +40,10 @@ def _keep_for_graph(result: object) -> None:
 
 
 class Memo(Generic[T]):
-    """A cache of the last `most` results.
+    """A cache of the last `most` results that depend on a mask.
 
-    The mask of each result is stored too. Keys contain the ids of its tensors, which must not be freed.
+    The mask of each result is stored too. Keys may contain the ids of its tensors, and a freed tensor would leave its
+    id to another one.
     """
 
     def __init__(self, most: int) -> None:

@@ -112,7 +112,8 @@ class RoBERTaFamily(Family):
 class DistilBERTFamily(Family):
     """The converter of DistilBERT, which has no segment embedding.
 
-    In regard's model the segment embedding is zero. On export it is added to the positions.
+    In regard's model the segment embedding is zero. On export, the segment embedding is added to the position
+    embeddings.
     """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:

@@ -47,9 +47,9 @@ def get_strings(hf: HFConfig, name: str) -> list[str]:
 
 
 def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
-    """Return a nested object of a config.json, with full names such as rope_parameters.factor.
+    """Return the settings of a nested object of a config.json by full names such as rope_parameters.factor.
 
-    Empty if it is missing.
+    The result also has model_type, for error messages. It has nothing else if the object is missing.
     """
     inner = _get(hf, name, {}, lambda value: isinstance(value, Mapping), "an object with settings")
     return {"model_type": hf.get("model_type"), **{f"{name}.{each}": value for each, value in inner.items()}}

@@ -51,7 +51,7 @@ class Family:
     def write_config(self, config: Config, model_type: str) -> dict[str, Any]:
         """Convert regard's configuration to a Hugging Face config.json.
 
-        Raises ConfigError if it cannot express a setting.
+        Raises ConfigError if the config.json cannot express a setting.
         """
         if not isinstance(config, self.config):
             raise ConfigError(f"it is built from a {self.config.__name__}, not {type(config).__name__}")
@@ -99,8 +99,9 @@ class Family:
         return read_weights(self.names, kept, ours, source)
 
     def clean_weights(self, weights: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
-        """Convert older or incomplete variants of Hugging Face's weights to the current format, before names are
-        translated.
+        """Convert older or incomplete variants of Hugging Face's weights to Hugging Face's current format.
+
+        The names are translated to regard's afterwards.
         """
         return weights
 

@@ -62,7 +62,9 @@ for _stack, _last in (("encoder", 1), ("decoder", 2)):
 
 
 class T5Family(Family):
-    """The converter of T5. Version 1.0 ties the output layer to the embeddings and scales its input; version 1.1 does
+    """The converter of T5, versions 1.0 and 1.1.
+
+    Version 1.0 ties the output layer to the embeddings and scales the input of the output layer. Version 1.1 does
     neither.
     """
 
@@ -86,9 +88,9 @@ class T5Family(Family):
         }
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add an untied output layer if it is missing, and rename `wi`, the first feed-forward layer, to `wi_1`.
+        """Add a missing output layer, copied from the shared embeddings, and rename feed-forward layer `wi` to `wi_1`.
 
-        An untied output layer is copied from the shared embeddings. `wi_1` is the name in models with a gate.
+        Only an untied model has an output layer of its own. `wi_1` is the name of that layer in models with a gate.
         """
         if not config.tied and "shared.weight" in weights:
             weights.setdefault("lm_head.weight", weights["shared.weight"])

@@ -1,7 +1,7 @@
 """Convert ViT, DeiT and DINOv2 of Hugging Face: models with a classifier, and base models as classes=0.
 
-The pooler of a base model is dropped; the features are its inputs. At another resolution than a model was trained for,
-results differ slightly: regard and timm interpolate positions with antialiasing, transformers without.
+The pooler of a base model is dropped; the features are the inputs of the pooler. At another resolution than a model
+was trained for, results differ slightly: regard and timm interpolate positions with antialiasing, transformers without.
 DeiT: Touvron et al. 2020, arXiv:2012.12877. DINOv2: Oquab et al. 2023, arXiv:2304.07193.
 """
 
@@ -81,8 +81,10 @@ class DeiTFamily(Family):
     """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Join the two classifiers into one layer. DeiTForImageClassification has only the classifier of the class
-        token.
+        """Join the two classifiers into one layer, which computes the mean of their logits.
+
+        DeiTForImageClassification has only the classifier of the class token. Zeros are added for the distillation
+        token, so that the logits depend on the class token only.
         """
         for part in ("weight", "bias"):
             both = [weights.pop(name) for name in _deit_heads(part) if name in weights]
@@ -108,7 +110,7 @@ LAYER_SCALES = {"layer_scale1.lambda1": "attention.output.dense", "layer_scale2.
 class DINOv2Family(Family):
     """The converter of DINOv2.
 
-    Its layer scale is multiplied into the output projections, as regard's ViT has none.
+    The layer scale of DINOv2 is multiplied into the output projections, because regard's ViT has no layer scale.
     """
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:

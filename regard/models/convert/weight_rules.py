@@ -21,8 +21,8 @@ class WeightRule:
     """How one tensor of regard corresponds to one or more tensors of another library, and how to convert them.
 
     theirs  names of the other library's tensors
-    read    function from their tensors to regard's
-    write   function from regard's tensor and configuration to theirs
+    read    function from the other library's tensors to regard's tensor
+    write   function from regard's tensor and configuration to the other library's tensors
     """
 
     theirs: tuple[str, ...]
@@ -61,8 +61,9 @@ def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
 
 
 def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
-    """Split the rows of regard's joint tensor into those of queries, keys and values; keys and values may have fewer
-    heads.
+    """Split the rows of regard's joint tensor into the rows of queries, keys and values.
+
+    Keys and values have fewer rows than queries in a model with fewer key and value heads.
     """
     kv_heads = getattr(getattr(config, "mixer", None), "kv_heads", None) or config.heads
     unit = len(whole) // (config.heads + 2 * kv_heads)

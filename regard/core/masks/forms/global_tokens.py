@@ -16,7 +16,7 @@ from regard.core.masks.forms.window import window
 
 @dataclass(frozen=True, repr=False)
 class FirstRows(Mask):
-    """The mask in which the first `size` queries see every key, and others none: i < size."""
+    """The mask in which the first `size` queries see every key, and the other queries see no key: i < size."""
 
     size: int
 

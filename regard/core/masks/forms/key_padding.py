@@ -63,7 +63,7 @@ class KeyPaddingMask(DataMask):
 def key_padding(real: Sequence[Sequence[int]] | Bool[Tensor, "b n"] | Integer[Tensor, "b n"]) -> Mask:
     """Padding mask from a boolean matrix: queries see only real keys, real[b, j].
 
-    It is the tokenizer's attention_mask.
+    This boolean matrix is the attention_mask that a tokenizer returns.
 
     real  one row per sequence, 1 or True where the key is real; a boolean tensor is used as it is, not copied
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PaddingMask(DataMask):
-    """The mask of `padding`: key j of sequence b is visible if j < data[b], or j >= width - data[b] with a width."""
+    """The mask of `padding`: key j of sequence b is visible if j < data[b].
+
+    If `width` is set (padding on the left), key j is visible if j >= width - data[b].
+    """
 
     data: Int[Tensor, "b"]
     side: Literal["right", "left"]
