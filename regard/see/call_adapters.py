@@ -246,7 +246,7 @@ def build_flex_record(
 
 
 def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
-    """Return whether a score_mod returns its score unchanged, like the default of flex_attention."""
+    """Return whether a score_mod returns the score unchanged, like the default score_mod of flex_attention."""
     graph = getattr(score_mod, "graph", None)
     if graph is None:
         return score_mod.__name__ == "_identity"
@@ -286,7 +286,7 @@ def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
 
 
 def expand_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Broadcast the batch axes of q, k and v, and their head axes as torch's attention does."""
+    """Expand q, k and v to one batch size, k and v to one number of heads, and q to at least as many heads as k."""
     b = max(x.shape[0] for x in (q, k, v))
     g = max(k.shape[1], v.shape[1])
     h = max(q.shape[1], g)
@@ -389,7 +389,7 @@ def _negligible(bound: float) -> float:
 
 
 def collapse_repeated(x: Tensor) -> Tensor:
-    """Reduce each leading axis (all but the last two) to size 1 if all entries along it are equal."""
+    """Shorten each leading axis (all but the last two) to size 1 if all entries along this axis are equal."""
     for axis in range(x.ndim - 2):
         if x.shape[axis] > 1 and (x.stride(axis) == 0 or bool((x == x.narrow(axis, 0, 1)).all())):
             x = x.narrow(axis, 0, 1)
@@ -502,7 +502,7 @@ def _keep_heads_in_mask(mask: Mask, heads: Int[Tensor, "r"]) -> Mask:
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
     """Return a recorded attention call reduced to the queries with these indices.
 
-    Masks and score terms that depend on positions become matrices.
+    Masks and score terms that depend on positions become matrices, because the remaining queries may have gaps.
     """
     j = record.k.shape[2]
     seen = to_four_axes(record.mask.see(pair_grid(record, rows)))

@@ -117,7 +117,7 @@ def is_library_function(function: Callable[..., Any]) -> bool:
 def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trusted: bool = False) -> Record:
     """Check that a record built from a function's arguments reproduces the function's output.
 
-    Returns the record with a note that says how it was made. Raises an error if the outputs differ.
+    Returns the record with a note that says how the record was made. Raises an error if the outputs differ.
 
     out             the output of the function, (b i h e)
     attention_mask  the argument of the function; a (b, n) mask excludes padded queries from the comparison

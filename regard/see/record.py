@@ -84,7 +84,7 @@ class Record(Statistics):
 
     @property
     def query_positions(self) -> Int[Tensor, "i"]:
-        """The positions of the recorded queries; their indices if the positions are unknown."""
+        """The positions of the recorded queries; if the positions are unknown, the indices of the queries."""
         i = self.q.shape[2]
         if self.rows_kept is None:
             return torch.arange(i, device=self.q.device) + self.positions.queries

@@ -49,7 +49,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadMap:
-    """The pooled attention map of one head; a cell is hidden if the mask hides all of its pairs."""
+    """The pooled attention map of one head; a cell is hidden if the mask hides all query-key pairs in it."""
 
     head: int
     values: Float[Tensor, "rows columns"]

@@ -156,9 +156,9 @@ def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x), with 0 in place of results near the smallest normal number; x is clamped in place.
+    """Return exp(x), but 0 where the result is near the smallest normal number or below. Overwrites x.
 
-    This avoids denormal numbers, which are about ten times as slow.
+    This avoids denormal numbers, with which arithmetic is about ten times as slow.
     """
     smallest = 2 * torch.finfo(x.dtype).tiny
     found = x.clamp_(min=math.log(smallest)).exp()

@@ -214,7 +214,7 @@ class Operation:
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
-        """Return whether the output contains entries of `source` themselves, not only sums or products of them."""
+        """Return whether entries of `source` are in the output unchanged, not only as part of sums or products."""
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()
         return self.name not in REDUCTIONS
@@ -232,7 +232,7 @@ STARTS = {*PRODUCTS, *SUMS, *TIMES, "einsum", "multi_dot", "tensordot", "softmax
 
 
 def can_start_trace(name: str) -> bool:
-    """Return whether a function can return scores or weights without a traced tensor among its arguments."""
+    """Return whether a function may return scores or weights if none of its arguments is a traced tensor."""
     return name in STARTS
 
 
@@ -592,8 +592,8 @@ def _changed_weights(name: str, root: object) -> Unsupported:
 def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
     """Convert the tensors that were added to the scores, each (b h i j), to a mask and score terms.
 
-    The values that hide keys are summed separately. If a row has no visible key, the keys whose sum is highest
-    get the weights.
+    Values that are low enough to hide a key are summed over all tensors and become the mask. All other values become
+    score terms. If the mask hides all keys of a row, the keys with the highest sum of the row get the weights.
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []
@@ -864,7 +864,10 @@ def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor],
 
 
 def _sums_with_another(at: int, letters: list[str], result: str, operands: list[Tensor]) -> bool:
-    """Return whether an einsum sums the last axis of operand `at` with another operand that is not a parameter."""
+    """Return whether an einsum contracts the last axis of operand `at` with another operand that may hold values.
+
+    The other operand must have at least three axes and must not be a parameter.
+    """
     others = [n for n in range(len(operands)) if n != at and not isinstance(operands[n], nn.Parameter)]
     key = letters[at][-1]
     return key not in result and any(key in letters[n] and operands[n].ndim >= 3 for n in others)

@@ -144,7 +144,10 @@ def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
 
 
 def _occupancy_options(width: int, q: Tensor) -> dict[str, int]:
-    """Return launch options that limit registers and stages, so that a multiprocessor runs three programs."""
+    """Return launch options that limit registers and stages, so that a multiprocessor can run three programs.
+
+    Returns {} in float32 and for widths above 128, where three programs do not fit.
+    """
     if q.element_size() != 2 or width > 128:
         return {}
     return {"maxnreg": 168} if width <= 64 else {"maxnreg": 168, "num_stages": 2}

@@ -212,7 +212,7 @@ class Watcher(TorchFunctionMode):
     def _is_disabled(self) -> bool:
         """Return whether the current call must not be recorded.
 
-        This is so if `_is_foreign` is true, or if a larger call that contains the current call is recorded.
+        A call is not recorded if `_is_foreign` is true, or if it runs inside a call that is recorded as a whole.
         """
         return self._disabled_depth > 0 or self._is_foreign()
 
@@ -250,7 +250,10 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Context manager: allow torch.compile again while a function runs that is recorded only by its arguments."""
+        """Context manager: allow torch.compile again while a function runs.
+
+        The function is recorded by its arguments, so its operations need not be intercepted.
+        """
         if threading.get_ident() != self._thread:
             yield
             return
@@ -524,7 +527,10 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _catch_errors(self) -> Iterator[None]:
-        """Context manager: turn an error while recording into a reason in `left_out`; the model continues."""
+        """Context manager: catch an error of recording and add it to `left_out`, so that the model continues.
+
+        A RegardError, which reports an invalid selection, is raised.
+        """
         try:
             yield
         except RegardError:
@@ -583,7 +589,7 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 
 def _ordinary_mode() -> AbstractContextManager[object]:
-    """Context manager: leave inference mode if it is on, so that copies are ordinary tensors."""
+    """Context manager: leave inference mode if it is on, so that tensors created inside are no inference tensors."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
@@ -618,7 +624,7 @@ def _replace_output(
 
 
 def _find_edited(out: Tensor | None) -> tuple[Record, Record] | None:
-    """Return the inputs of a call before and after an edit of its weights; None if no edit made the output `out`."""
+    """Return the inputs of the call before and after an edit, if the tensor `out` results from an edit; else None."""
     made, records = getattr(_edits, "latest", (lambda: None, None))
     return records if out is not None and made() is out else None
 

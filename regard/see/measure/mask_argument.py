@@ -80,10 +80,10 @@ def find_mask_argument(
 
     Returns the first format that hides the right keys, else the first that raises no error, else None.
 
-    read         function that returns the weights at q = 0 of a call with given keywords
+    read        function that returns the weights at q = 0 of a call with given keywords
     names       keywords to try
     shape       sizes b, h, i and j
-    axes_tried  shapes to try, such as "b 1 i j"
+    axes_tried  axes of masks to try, such as "b 1 i j"
     """
     visible = torch.ones(shape, dtype=torch.bool)
     visible[..., 1] = False

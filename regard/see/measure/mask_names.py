@@ -19,7 +19,10 @@ UNNAMED = "a mask without a name"
 
 @dataclass(frozen=True)
 class VisibleBand:
-    """A band of visible keys: `before` earlier keys, the query's own key, and `after` later keys; None is all."""
+    """A band of visible keys: `before` earlier keys, the key at the query's position, and `after` later keys.
+
+    None means all earlier keys, or all later keys.
+    """
 
     before: int | None
     after: int | None

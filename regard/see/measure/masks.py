@@ -99,7 +99,7 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 def _note_finite_mask_value(raw: RawWeights) -> None:
     """Add a note if the mask hides keys with a finite value such as -1e9.
 
-    Such keys get weight if all visible scores are lower than this value.
+    If all visible scores are lower than this value, the hidden keys get weight.
     """
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):
