@@ -83,7 +83,7 @@ class Report(TextDisplay):
 
     @property
     def ok(self) -> bool:
-        """True if no fact is broken or inexact; differences from our policy are allowed."""
+        """Whether no fact is broken or inexact; facts that differ from our policy do not count."""
         return not self.failures
 
     @property

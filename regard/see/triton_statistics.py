@@ -146,7 +146,7 @@ def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
 def _occupancy_options(width: int, q: Tensor) -> dict[str, int]:
     """Return launch options that limit registers and stages, so that a multiprocessor can run three programs.
 
-    Returns {} in float32 and for widths above 128, where three programs do not fit.
+    Returns {} in float32, or if the width is above 128.
     """
     if q.element_size() != 2 or width > 128:
         return {}
