@@ -1,7 +1,6 @@
-"""The CTC loss in one GPU kernel that does not read lengths on the host, so that a step can be captured as a CUDA
-graph.
+"""The CTC loss in one GPU kernel, so that a training step can be captured as a CUDA graph.
 
-torch's CTC loss reads lengths on the host.
+The CTC loss of torch cannot be captured, because it copies the lengths of the sequences to the CPU.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """The cross-entropy of a linear output layer, without holding the logits of all tokens at once.
 
-Logits are computed for some tokens at a time, and the gradients of these tokens at once, in the forward pass. So memory
+The forward pass computes logits for some tokens at a time, then their gradients, and discards the logits. So memory
 does not grow with tokens times vocabulary, and every product with the output weights is computed once.
 """
 

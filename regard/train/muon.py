@@ -1,5 +1,6 @@
-"""The Muon optimizer with batches: all matrices of one shape are orthogonalized together, not one after the other as in
-torch.optim.Muon.
+"""The Muon optimizer with batched matrix products: all matrices of one shape are orthogonalized together.
+
+torch.optim.Muon orthogonalizes them one after the other.
 """
 
 from typing import Any

@@ -464,8 +464,8 @@ def padding_leaks(d: DecoderUnderTest) -> Failure | None:
     Tokens padded on the right, with a padding mask, give the same logits as without padding. With padding on the left,
     the contents of the padding change no logits of real tokens.
 
-    Usual causes: the padding mask is not passed on, which causality hides on the right; or it replaces the causal
-    mask
+    Usual causes: the padding mask is not passed on (with padding on the right, a causal mask conceals this); or it
+    replaces the causal mask
     """
     _require_padding(d)
     right = _smallest_padding(lambda real, n, b: _padding_differs(d, "right", real, n, b))
