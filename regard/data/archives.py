@@ -20,7 +20,7 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 class Archive:
     """The files of a folder or of a tar archive.
 
-    members  path inside the folder or archive, by file name
+    members  for each file name, the path of the file inside the folder or archive
     """
 
     path: Path
@@ -34,8 +34,9 @@ class Archive:
         return iter(sorted(self.members))
 
     def check_all_read(self, read: Collection[str], expected: str) -> None:
-        """Raise DataError if the archive has files that were not read; files that describe the data set, such as a
-        README, may remain.
+        """Raise DataError if the archive has files that were not read.
+
+        Descriptions of the data set, such as a README, need not be read.
 
         read      names of the files that were read
         expected  what files were expected, for the error message

@@ -94,7 +94,7 @@ def _read_image_files(archive: Archive, split: str, size: Size) -> Images:
 def _read_subfolder(folder: Path, inner: Mapping[str, Archive], split: str, size: Size) -> Images:
     """Read the images of the subfolder named for the split, or of the only subfolder with image files.
 
-    inner  files of each subfolder, by its name
+    inner  for each name of a subfolder, the files in the subfolder
     """
     named = any(split_from_name(file) for archive in inner.values() for file in _image_files(archive))
     names = [*inner]
