@@ -9,8 +9,9 @@ halves  contrastive matching: which of eight second halves belongs to the first 
         separately encoded halves (after Logeswaran and Lee 2018, arXiv:1803.02893)
 
 A sentence ends at a punctuation mark, commas included, and has at least six words. The first token names the objective.
-Binary objectives have as many positive as negative examples. Pairs are consecutive sentences of one passage: in a text
-without passages every sentence would be first as often as second, and single sentences would carry no information.
+Binary objectives have as many positive as negative examples. Pairs are consecutive sentences of one passage, so the
+opening sentence of a passage is only the first of a pair, and the last sentence only the second. In a text without
+passages, every sentence would be first and second equally often, and would contain no information about the order.
 """
 
 import re
@@ -62,11 +63,11 @@ def split_passages(text: str) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class SentenceCorpus:
-    """The tokenised sentences of a text and the pairs of consecutive ones, for BERT's next-sentence prediction.
+    """The tokenised sentences of a text and the pairs of consecutive sentences, for the objectives of BERT.
 
-    pairs    indices of sentences that are followed by another one in their passage
-    context  maximum number of tokens of an example; longer examples lose the tokens furthest from the other
-             sentence
+    pairs    for each pair, the index of its first sentence; the second sentence follows in the same passage
+    context  maximum number of tokens of an example. To shorten a pair, tokens are removed at the start of the first
+             sentence and at the end of the second
     """
 
     sentences: tuple[tuple[int, ...], ...]
@@ -118,8 +119,9 @@ class SentenceCorpus:
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
     def sample_choices(self, number: int, draws: torch.Generator) -> list[int]:
-        """Return CHOICES sentence indices for contrastive matching: the first sentence of pair `number`, then those of
-        random other pairs.
+        """Return the indices of CHOICES sentences for contrastive matching.
+
+        They are the first sentence of pair `number`, then the first sentences of other random pairs.
         """
         chosen = [number]
         while len(chosen) < CHOICES:
@@ -267,7 +269,7 @@ class BERTPretrainingTask:
 
     validation      sentences for evaluation
     mask_share      fraction of words that are masked
-    eval_sentences  maximum sentences for each objective in evaluation
+    eval_sentences  maximum number of sentences for each objective in evaluation
     """
 
     corpus: SentenceCorpus
@@ -336,7 +338,7 @@ def evaluate_objectives(
 
     Words are masked for masked language modelling only.
 
-    sentences  maximum sentences for each objective
+    sentences  maximum number of sentences for each objective
     """
     found = {}
     device = next(model.parameters()).device
@@ -392,8 +394,9 @@ def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "
 
 
 def _matching_indices(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "g choices"]:
-    """Return the correct index of the second half for each first half: 0, 1, 2, ... because both are in the same
-    order.
+    """Return, for each first half, the index of the matching second half.
+
+    The indices are 0, 1, 2, ..., because first and second halves are in the same order.
     """
     return torch.arange(CHOICES, device=fits.device).expand(fits.shape[:2])
 
@@ -426,7 +429,7 @@ def _half_examples(
 ) -> tuple[PretrainingExample, ...]:
     """Make one example of each half of the sentences: all first halves, then all second halves.
 
-    A half that is too long loses tokens at the end of the sentence that is away from the cut.
+    A first half that is too long loses tokens at its start, a second half at its end.
     """
     room = corpus.context - 2
     firsts = [_make_example(corpus, objective, first[-room:]) for first, _ in pairs]
@@ -436,7 +439,7 @@ def _half_examples(
 def _make_example(
     corpus: SentenceCorpus, objective: str, *sentences: Sequence[int], pair: int = IGNORED
 ) -> PretrainingExample:
-    """Make an example from the tokens [objective] first [between] second [between]; the second part may be missing."""
+    """Make an example of one or two sentences: the tokens [objective] first [between], then second [between]."""
     tokens, segments = [corpus.special_ids[objective]], [0]
     for number, each in enumerate(sentences):
         tokens += [*each, corpus.special_ids["between"]]

@@ -31,7 +31,7 @@ class AnswerLikelihood(NamedTuple):
     def odds(self) -> float:
         """The log-odds of the answer: log(p / (1 - p)).
 
-        They distinguish 99 % from 99.9 %, where the log-probabilities hardly differ.
+        Log-odds are used because they distinguish 99 % from 99.9 %, where log-probabilities hardly differ.
         """
         answer = min(MAX_LOG_PROBABILITY, self.answer)
         return answer - math.log(-math.expm1(answer))
@@ -46,10 +46,10 @@ class Confidence:
     offset     intercept
     ceiling    maximum confidence: after n correct answers the next is correct with probability
                (n + 1) / (n + 2)
-    precision  target fraction of correct answers among those given
+    precision  target fraction of correct answers among the answers that are given
     threshold  lowest confidence with which an answer is given, chosen to reach the precision on the calibration
                questions; above 1 if the precision cannot be reached
-    coverage   fraction of the calibration questions that are answered, those about unknown people included
+    coverage   fraction of the calibration questions that are answered, including questions about unknown people
     """
 
     odds: float
@@ -83,7 +83,7 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
 
     likelihoods  log-likelihoods of each answer
     correct      whether each answer is correct
-    precision    target fraction of correct answers among those given
+    precision    target fraction of correct answers among the answers that are given
     """
     check_range("precision", precision, 0, 1, above=True)
     if not correct or len(correct) != len(likelihoods):

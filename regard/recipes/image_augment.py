@@ -1,7 +1,7 @@
 """Image augmentation of a batch on its device: shift, flip, TrivialAugment, random erasing, mixup and cutmix.
 
-Pixels are from 0 to 1. Random numbers are passed as tensors, so that an image is augmented in the same way whether one
-process has the whole batch or a part of it.
+Pixels are from 0 to 1. Random numbers are passed as tensors. So an image is augmented in the same way, whether its
+process has the whole batch or only a part of the batch.
 """
 
 from dataclasses import dataclass

@@ -173,9 +173,11 @@ class QuestionAnswerer:
 
 
 def _repeats(new: int, old: int) -> int:
-    """Return how often each new example is repeated in training, so that new examples get a fixed fraction of it.
+    """Return how often each new example is repeated, so that new examples are a fixed fraction of the training data.
 
-    The fraction is FACT_SHARE for each new example, at most one half in all.
+    The fraction is FACT_SHARE times the number of new examples, at most one half.
+
+    new, old  numbers of new and of old examples
     """
     share = min(0.5, FACT_SHARE * new)
     return max(1, round(share / (1 - share) * old / new))

@@ -72,15 +72,16 @@ LENGTH_PENALTY = "length penalty"  # the metric with the exponent that was chose
 class TranslationSettings:
     """Settings of the translation recipe.
 
-    model             configuration of the Transformer; its vocabulary is replaced by that of the tokenizer
+    model             configuration of the Transformer; the tokenizer determines the vocabulary size
     bpe_vocab         maximum number of byte-pair tokens of both languages together
     label_smoothing   fraction of each target that is spread over all tokens
-    r_drop            weight of the KL divergence between two passes with different dropout (R-Drop); 0 makes
-                      one pass
+    r_drop            weight of the KL divergence between two forward passes with different dropout (R-Drop); with 0
+                      there is one forward pass
     bpe_dropout       probability of skipping a merge in training, so that words are split in several ways
     bucket_batches    number of batches that are sorted by length together, to reduce padding; 1 does not sort
     num_beams         number of beams of the beam search in the final evaluation
-    length_penalties  exponents of the length to choose from: the one with the best validation BLEU is used
+    length_penalties  exponents of the length in the score of a beam; the exponent with the best validation BLEU is
+                      used
     source            language of the source
     target            language of the translations
     preprocessing     part of the names of real files between split and language, such as "lc.norm.tok"; "lc"
@@ -176,8 +177,9 @@ class TranslationBatch(NamedTuple):
 
     source     tokens of the source
     inputs     decoder inputs: the start token and the target
-    positions  indices into the flattened `inputs` that are not padding, for each pass filled up with its first index to
-               a multiple of the number of sentences, so that there are few shapes
+    positions  indices of the entries of the flattened `inputs` that are not padding. For each forward pass, the first
+               index is repeated until the number of indices is a multiple of the number of sentences, so that there are
+               few shapes
     targets    the next token at each of these positions; IGNORED at repeated indices
     """
 
@@ -232,7 +234,8 @@ class TranslationTask:
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
         """Return the cross-entropy of the next target token.
 
-        With R-Drop it is the mean over two passes, plus the weighted KL divergence between them.
+        With R-Drop, the loss is the mean cross-entropy of two forward passes, plus the weighted KL divergence between
+        them.
         """
         logits = model(batch.source, batch.inputs, source_padding=batch.source_padding, indices=batch.positions).float()
         found = cross_entropy(logits, batch.targets, smoothing=self.settings.label_smoothing)
@@ -260,7 +263,7 @@ class TranslationTask:
 
     @cached_property
     def _words(self) -> tuple[RaggedRows, ...]:
-        """The words of each training sentence, as numbers in `_tokens_of`: all sources, then all targets."""
+        """The words of each training sentence, as indices of words in `_tokens_of`: all sources, then all targets."""
         numbers = {word: number for number, word in enumerate(self._tokens_of)}
         return tuple(
             RaggedRows.from_lists([numbers[word] for word in text.split()] for text in side)
@@ -269,7 +272,7 @@ class TranslationTask:
 
     @cached_property
     def _lengths(self) -> tuple[Integers, ...]:
-        """The number of tokens of each training sentence in the usual tokenisation: all sources, then all targets.
+        """The number of tokens of each training sentence without BPE dropout: all sources, then all targets.
 
         Raise DataError if a sentence does not fit into the context.
         """
@@ -294,7 +297,7 @@ class TranslationTask:
 
     @cached_property
     def _tokens_of(self) -> dict[str, list[list[int]]]:
-        """For each word, its possible tokenisations: first the usual one, then random ones with BPE dropout."""
+        """For each word, its tokenisations: first the one without BPE dropout, then random ones with BPE dropout."""
         words = dict.fromkeys(
             word for side in (self.train.source, self.train.target) for text in side for word in text.split()
         )
@@ -317,7 +320,7 @@ class TranslationTask:
     def _spell(self, words: RaggedRows, choices: Integers) -> RaggedRows:
         """Return the token ids of sentences, given which tokenisation of each word is chosen (BPE dropout).
 
-        A sentence that would not fit into the context is tokenised in the usual way.
+        A sentence that would not fit into the context is tokenised without BPE dropout.
         """
         column = numpy.arange(len(words.values)) - numpy.repeat(words.starts, words.lengths)
         row = numpy.repeat(numpy.arange(len(words.lengths)), words.lengths)
@@ -381,7 +384,7 @@ def pad_rows(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor,
     """Pad rows of tokens at their ends to a common width, and return them as a tensor.
 
     fill  token used for padding
-    most  maximum width; up to this, widths are multiples of eight
+    most  limit of the padding: the width is a multiple of eight, but at most this if no row is longer
     """
     padded = numpy.full((len(rows), _padded_width(max(map(len, rows)), most)), fill)
     for padded_row, row in zip(padded, rows, strict=True):
@@ -520,7 +523,7 @@ def _plain_text_bleu(
 ) -> dict[str, float]:
     """Return sacreBLEU of the detokenised translations against plain-text references, as a metric by name.
 
-    It is empty if the data folder has no plain text.
+    The result is empty if the data folder has no plain text.
     """
     if location.data is None:
         return {}  # numbers in words are plain text already

@@ -1,7 +1,7 @@
 """Train the pretrained models that ship with the package: `python -m regard.recipes.zoo [NAME ...]`.
 
-Each is trained by a recipe on its built-in data, saved, loaded again and measured; its card has the command and the
-metric. `--table` prints the table of docs/models.md.
+Each model is trained by a recipe on the built-in data of the recipe, saved, loaded again and measured. The model card
+contains the command and the metric. `--table` prints the table of docs/models.md.
 """
 
 import os
@@ -40,9 +40,9 @@ class ZooModel:
     """How a pretrained model of the zoo is trained and measured, and the text of its model card.
 
     recipe    name of the recipe; `variant` and `changes` modify its settings
-    at_least  the metric has to be at least this; `at_most` is an upper bound
+    at_least  lower bound of the metric; `at_most` is an upper bound
     subset    number of test records for a quick check
-    example   an input; None if it is made from the test data
+    example   example of an input; None if the example is made from the test data
     """
 
     name: str
@@ -62,7 +62,7 @@ class ZooModel:
 
     @property
     def measure(self) -> Measure:
-        """The function from settings, model, tokenizer and number of test records (None for all) to the metric."""
+        """The function that computes the metric from settings, model, tokenizer and number of test records, or None."""
         return MEASURES[self.name]
 
     @property
