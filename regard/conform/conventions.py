@@ -126,7 +126,7 @@ class MeasuredAttention(AttentionUnderTest):
     def leak_in_batch(self) -> tuple[int, ...] | None:
         """The index (sequence, head, row, key) of a causal leak that the first sequence of a batch does not have.
 
-        The key is later than the query. It is visible in this sequence and hidden in the first one. None if there is no
+        The key is later than the query, visible in this sequence, and hidden in the first sequence. None if there is no
         such leak in a batch of three sequences.
         """
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0

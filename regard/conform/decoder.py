@@ -104,7 +104,7 @@ class DecoderUnderTest:
         return self.run(tokens, **{**start, **every, **keywords})
 
     def logits_or_none(self, tokens: Int[Tensor, "b n"]) -> Tensor | None:
-        """Run the decoder and return the logits, or None if it raises, for example because of too many tokens."""
+        """Run the decoder and return the logits; None if the call raises an error, such as for too many tokens."""
         try:
             return self(tokens)
         except Exception:  # the function of the user may raise any exception

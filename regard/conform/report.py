@@ -50,7 +50,7 @@ class Convention:
     """A choice that implementations of attention make differently, such as the scale.
 
     value     the measured choice
-    declared  the choice that the options declare; None if they declare none
+    declared  the choice that the options declare; None if the options declare no choice
     """
 
     name: str

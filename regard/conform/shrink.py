@@ -87,7 +87,7 @@ def smallest_failure(
     square: bool = False,
     grade: str = "",
 ) -> Failure | None:
-    """Shrink inputs that break a rule, and return a failure with the smallest inputs as its example.
+    """Shrink inputs that break a rule, and return a failure whose example has the smallest inputs found.
 
     Returns None if `inputs` do not break the rule.
 
@@ -172,7 +172,7 @@ def _magnitude(x: Tensor) -> float:
 
 
 def _unreadable(inputs: AttentionInputs) -> list[str]:
-    """Return the names of those of q, k and v that have too many entries to write out in an example."""
+    """Return which of the names "q", "k" and "v" have tensors with too many entries to write out in an example."""
 
     def unreadable(x: Tensor) -> bool:
         simple = _simplicity(x) > 2 or not bool(x.isfinite().all())

@@ -44,7 +44,7 @@ class Archive:
         check_all_read([self.path / name for name in read], [self.path / name for name in self], expected)
 
     def full_path(self, name: str) -> str:
-        """Return the path of the archive and of a file in it, for error messages."""
+        """Return the path of a file, including the path of the archive or folder, for error messages."""
         return f"{self.path}:{self.members[name]}" if self.path.is_file() else str(self.path / self.members[name])
 
     def read(self, name: str) -> bytes:

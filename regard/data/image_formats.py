@@ -106,7 +106,7 @@ def _read_subfolder(folder: Path, inner: Mapping[str, Archive], split: str, size
 
 
 def _find_split_folder(folder: Path, split: str) -> Path:
-    """Return the folder of a split: a subfolder, or the folder itself if its subfolders are classes."""
+    """Return the folder of a split: a subfolder, or `folder` itself if the subfolders are classes."""
     names = [each.name for each in list_folders(folder)]
     splits = {SPLIT_NAMES[name.lower()] for name in names if name.lower() in SPLIT_NAMES}
     # a single folder `train` among others may be a class of pictures of trains

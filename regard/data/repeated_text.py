@@ -21,7 +21,7 @@ def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
 
     The characters of a string are all different.
 
-    The strings have random lengths, so that a model cannot find the copy by its distance.
+    The strings have random lengths, so that a model cannot find the copy at a fixed distance.
 
     >>> len(repeated_text(1000))
     1000

@@ -16,7 +16,7 @@ from regard.base.validation import check_integer
 
 
 def sampler_generator(seed: int, step: int, *names: str) -> torch.Generator:
-    """Return a torch.Generator on the CPU whose seed is derived from `seed`, `step` and the names of its use.
+    """Return a torch.Generator on the CPU whose seed is derived from `seed`, `step` and names of what it is used for.
 
     `sampler_generator(seed, step, "crop")` always gives the same random numbers.
 

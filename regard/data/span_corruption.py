@@ -1,4 +1,4 @@
-"""Span corruption for decoders: a masked span of a text is moved to its end, where the model predicts it.
+"""Span corruption for decoders: a masked span is moved to the end of the text, where the model predicts the span.
 
     prefix + MASK + suffix + MASK + content + padding
 

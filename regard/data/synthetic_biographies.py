@@ -113,8 +113,8 @@ def biographies(
     All people have different surnames. Some places of birth are more frequent than others.
 
     people                number of people with biographies
-    texts_per_person      number of differently worded biographies of each person. Facts worded in one way only
-                          are memorised but hardly retrieved by a question (Allen-Zhu and Li 2023,
+    texts_per_person      number of differently worded biographies of each person. From a single wording, a model
+                          memorises a fact but hardly learns to answer a question about it (Allen-Zhu and Li 2023,
                           arXiv:2309.14316)
     unknown_people        number of further people who have questions but no biography
     places                number of places of birth

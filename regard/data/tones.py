@@ -95,7 +95,7 @@ def check_length(length: tuple[int, int]) -> tuple[int, int]:
 def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:
     """Choose one or two gaps of a digit string at random, and the number of silent samples to insert in each.
 
-    Returns pairs (gap index, samples), the last gap first. Together they use between half and all of the spare
+    Returns pairs (gap index, samples), the last gap first. The inserted samples are between half and all of the spare
     samples.
 
     gaps   number of gaps: before the first digit, between digits, and after the last digit

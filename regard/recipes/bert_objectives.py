@@ -2,9 +2,9 @@
 
 words   masked language modelling: predict masked words (Devlin et al. 2018, arXiv:1810.04805)
 next    next sentence prediction: whether the second sentence follows the first (0) or comes from another passage (1)
-        (the same paper)
-order   sentence order prediction: whether two consecutive sentences are in their order (0) or swapped (1) (Lan et al.
-        2019, arXiv:1909.11942)
+        (Devlin et al. 2018)
+order   sentence order prediction: whether two consecutive sentences are in the order of the text (0) or swapped (1)
+        (Lan et al. 2019, arXiv:1909.11942)
 halves  contrastive matching: which of eight second halves belongs to the first half of a sentence, by the vectors of
         separately encoded halves (after Logeswaran and Lee 2018, arXiv:1803.02893)
 
@@ -113,7 +113,7 @@ class SentenceCorpus:
         return tuple(found)
 
     def sample_other_passage(self, number: int, draws: torch.Generator) -> int:
-        """Return the index of a random sentence from another passage than that of pair `number`."""
+        """Return the index of a random sentence that is not in the passage of pair `number`."""
         here = self._same_passage[number]
         drawn = random_index(len(self.pairs) - len(here), draws)
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
@@ -226,7 +226,8 @@ class PretrainingBatch(NamedTuple):
     lengths  number of tokens of each example, without padding
     words    token to predict at each position; IGNORED where no word is masked
     pair     label of each sentence pair; IGNORED in objectives without such a label
-    choices  for each group of matching halves, the rows of its first halves, then those of its second halves
+    choices  for each group of matching halves, the rows of the first halves in the batch, then the rows of the second
+             halves
     """
 
     tokens: Int[Tensor, "b n"]
@@ -265,7 +266,7 @@ def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCor
 
 @dataclass(frozen=True)
 class BERTPretrainingTask:
-    """Training task of BERT: consecutive examples use the four objectives in turn, and words are masked in all of them.
+    """Training task of BERT: examples use the four objectives in turn, and words are masked in all examples.
 
     validation      sentences for evaluation
     mask_share      fraction of words that are masked
@@ -284,7 +285,7 @@ class BERTPretrainingTask:
         return ShuffledOrder(len(self.corpus.pairs), self.batch_size, self.seed)
 
     def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         pairs = self._order.at(step, part, of).tolist()
         records = []
         # random numbers depend on the number of a record only, so batches do not depend on the number of processes

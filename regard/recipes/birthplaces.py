@@ -48,11 +48,11 @@ NEXT_COMMAND = 'regard ask --folder {folder} "Where was NAME born?"'
 class BirthplaceSettings:
     """Settings of the birthplaces recipe.
 
-    model                configuration of the GPT; its vocabulary is replaced by the characters of the texts
+    model                configuration of the GPT; the characters of texts and questions determine the vocabulary size
     pretraining          training plan of span infilling on the texts; None trains on the questions only
     self_training        training plan of self-training: the model answers questions about everybody with the
                          text in its context, then learns these answers without the text. None leaves this phase
-                         out. It needs reading_share above 0
+                         out. Self-training needs reading_share above 0
     finetuning           training plan on the questions only; None leaves this phase out
     phrase_share         fraction of masked spans that are a whole capitalised phrase, in pretraining
     question_share       fraction of questions among the examples of pretraining
@@ -194,7 +194,7 @@ class BirthplaceSplits:
 
     @property
     def by_name(self) -> dict[str, str]:
-        """A text about each person, by the name of the person; the last one if there are several."""
+        """A text about each person, by the name of the person; of several texts, the last one."""
         return {name: text for name, text in zip(self.subjects, self.texts, strict=True) if name}
 
     @property
@@ -296,7 +296,7 @@ def make_infilling_task(
 ) -> SpanInfillingTask:
     """Build the training task of span infilling on the texts, with questions mixed in.
 
-    mixes  questions, each with their fraction of the training examples
+    mixes  sets of questions, each with its fraction of the training examples
     """
     return SpanInfillingTask(
         splits.texts, mixes, splits.validation, tokenizer, settings.model.context, batch, settings.phrase_share,
@@ -362,8 +362,8 @@ def evaluate_with_confidence(
     """Evaluate the model and calibrate its confidence. Returns the metrics and the calibrated confidence.
 
     The confidence is calibrated on the validation questions and on as many questions about unknown people, to which
-    every answer is wrong. On questions about other unknown people, it is measured how often the model answers. If no
-    questions about unknown people can be made, the threshold is so high that the model never answers.
+    every answer is wrong. Questions about other unknown people measure how often the model answers in spite of this. If
+    no questions about unknown people can be made, the threshold is so high that the model never answers.
     """
     likelihoods, correct = predict_answers(model, tokenizer, splits.validation)
     unknown = [BirthplaceQuestion(each, "") for each in unknown_questions(settings, splits)]

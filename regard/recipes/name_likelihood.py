@@ -20,7 +20,7 @@ BEFORE, AFTER = QUESTION.split("{name}")
 
 
 def extract_name(question: str) -> str:
-    """Return the name in a question such as "Where was Ada Lovelace born?", or "" if it is worded differently.
+    """Return the name in a question such as "Where was Ada Lovelace born?"; "" if the question has other words.
 
     Case is ignored.
     """

@@ -62,7 +62,7 @@ class QuestionAnswerer:
     def reply(self, question: str) -> Reply:
         """Answer a question with the model if its confidence reaches the threshold, else from the fact store.
 
-        The answer is None if neither knows it.
+        The answer is None if neither the model nor the fact store has an answer.
         """
         guess, confidence = self.guess(question)
         if guess is not None and confidence >= self.confidence.threshold:
@@ -93,7 +93,7 @@ class QuestionAnswerer:
     ) -> tuple[list[StoredFact], dict[str, float]]:
         """Train the model on the stored facts and save it; return the facts it now answers correctly, and the metrics.
 
-        Texts and old questions are mixed in, so that the model does not forget what it knew.
+        Texts and the questions of earlier training are mixed in, so that the model does not forget them.
         """
         with ExitStack() as until_the_end:
             with convert_os_errors(self.folder):

@@ -170,7 +170,7 @@ class TrainingSetup:
         return seconds
 
     def _count_steps(self, plan: TrainingPlan, first: int = 0) -> float:
-        """Return the remaining work from phase `first` on, in steps of `plan`: samples divided by its batch size."""
+        """Return the remaining work from phase `first` on, in steps of `plan`: samples divided by the batch size."""
         return sum(each.plan.steps * each.plan.batch_size for each in self.phases[first:]) / plan.batch_size
 
 
@@ -309,7 +309,7 @@ def find_plans(settings: Any) -> dict[str, TrainingPlan]:
 
 
 def set_steps(settings: T, steps: int) -> T:
-    """Return the settings with this total number of optimizer steps; the phases keep their proportions."""
+    """Return the settings with this total number of optimizer steps; the phases keep their fractions of the total."""
     check_integer("steps", steps, 1)
     plans = find_plans(settings)
     total = sum(plan.steps for plan in plans.values())

@@ -36,7 +36,7 @@ class QuestionMix:
 class SpanInfillingTask:
     """Training task: infill masked spans of texts, with questions mixed in. Texts that are too long are truncated.
 
-    mixes            sets of questions, each with its fraction of the examples; the rest are texts
+    mixes            sets of questions, each with its fraction of the examples; all other examples are texts
     validation       questions for evaluation
     phrase_share     fraction of masked spans that are a whole phrase
     crop_share       fraction of texts that are cropped to the title and a piece around the masked span
@@ -60,7 +60,7 @@ class SpanInfillingTask:
     span_share: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and next-token targets of one micro-batch of step `step`: number `part` (from 0) of `of`."""
+        """Return tokens and next-token targets of micro-batch number `part`, from 0, of `of` in a training step."""
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         drawn = torch.rand(

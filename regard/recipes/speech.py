@@ -320,7 +320,7 @@ class DigitRecognitionTask:
     _on_device: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> SpeechBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         settings, size = self.settings, self.settings.plan.batch_size
         share = size // of
         mine = slice(part * share, (part + 1) * share)

@@ -205,7 +205,7 @@ class TranslationTask:
         return self.settings.model.context
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.settings.plan.batch_size, 2, self._longest)
@@ -407,7 +407,7 @@ def generate_translations(
     """Translate sentences and return the generated texts. Sentences of the same padded width form a batch.
 
     strategy  decoding strategy, such as greedy decoding or beam search
-    names     what error messages call each sentence; by default its number, counted from 1
+    names     name of each sentence in error messages; by default the number of the sentence, counted from 1
     """
     context = model.config.context
     encoded = tokenizer.encode_batch(sentences)
@@ -457,7 +457,7 @@ def translate(
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the fraction of translations that equal their reference."""
+    """Return the fraction of translations that equal the reference."""
     pairs = zip(translations, references, strict=True)
     return sum(one == " ".join(other.split()) for one, other in pairs) / len(translations)
 
@@ -495,7 +495,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return BLEU and the fraction of exact matches on the test set, by beam search.
 
-    The length penalty is the one with the best BLEU on the validation set.
+    The length penalty with the best BLEU on the validation set is used.
     """
     assert isinstance(model, Transformer)
     splits = load_data(location.data, settings)

@@ -180,7 +180,7 @@ class ImageClassificationTask:
     _on_device: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> ImageBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         records, settings = self._order.at(step, part, of), self.settings
         if settings.augmentation.mixing and len(records) % 2:
             raise ConfigError(

@@ -151,7 +151,7 @@ MODELS = tuple(ZooModel(**each) for each in _TEXTS)
 
 
 def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
-    """Train a model, save it in the zoo, load and measure it, and write and return its model card.
+    """Train a model, save it in the zoo, load it again, measure it, and write the model card. Returns the card.
 
     on_message  called with messages about the progress
     """
@@ -169,7 +169,7 @@ def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
 
 
 def write_card(entry: ZooModel) -> Card:
-    """Load a model of the zoo, measure it, and write and return its model card."""
+    """Load a model of the zoo, measure it, and write the model card. Returns the card."""
     target = ZOO / entry.name
     _, settings, model, tokenizer = load_finished_run(target)
     example = entry.example or EXAMPLES[entry.name](settings, target)

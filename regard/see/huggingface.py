@@ -3,7 +3,7 @@
 A transformers model looks up its attention function in the registry at every call. While watching, the registry returns
 this function with a wrapper. Operations inside the function are intercepted as in any other code. If no operation is
 intercepted (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k,
-v and the mask. A function may ignore its arguments, so the record is verified against its output.
+v and the mask. Because a function can ignore some arguments, the record is verified: it must reproduce the output.
 """
 
 import sys

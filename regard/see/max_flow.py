@@ -14,7 +14,7 @@ Integers = NDArray[np.int64]
 
 
 def layered_max_flow(capacities: Integers, sink: int) -> Integers:
-    """Return the maximum flow from each position of the first layer to one position of the last.
+    """Return the maximum flow from each position of the first layer to one position of the last layer.
 
     capacities  (l, i, j): the capacity of the edge from position j of layer l to position i of layer l + 1
     sink        the position of the last layer

@@ -182,7 +182,7 @@ class Seen(Mapping[str, Record]):
     def table(self, tokens: Int[Tensor, "b n"] | None = None) -> "HeadTable":
         """Return a table of all heads: entropy, distance, and the weight on the previous, first and induction token.
 
-        tokens  the token ids of the input, from which the induction score is computed; without them it is None
+        tokens  the token ids of the input, from which the induction score is computed; if None, this score is None
         """
         from regard.see.heads import build_head_table  # heads imports this module
 

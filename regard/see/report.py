@@ -30,7 +30,7 @@ WHITESPACE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 @dataclass(frozen=True, eq=False)
 class TokenLabels:
-    """A sequence of tokens: the labels of its positions and its token ids.
+    """A sequence of tokens: a label for each position, and the token ids.
 
     code  name of the Python variable that holds the ids, for code snippets
     """

@@ -210,11 +210,17 @@ class Operation:
         return self.name in RESHAPES
 
     def rearranges(self, source: Tensor) -> bool:
-        """Return whether the function may move entries of `source` to another row or another key."""
+        """Return whether the function can move entries of `source` to another row or another key.
+
+        True can be a false alarm, because every function that changes the shape counts.
+        """
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
-        """Return whether entries of `source` are in the output unchanged, not only as part of sums or products."""
+        """Return whether the output contains the entries of `source`, moved or changed one by one.
+
+        Every function without another operand counts, except known reductions such as a sum.
+        """
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()
         return self.name not in REDUCTIONS
@@ -232,7 +238,7 @@ STARTS = {*PRODUCTS, *SUMS, *TIMES, "einsum", "multi_dot", "tensordot", "softmax
 
 
 def can_start_trace(name: str) -> bool:
-    """Return whether a function may return scores or weights if none of its arguments is a traced tensor."""
+    """Return whether a trace can begin at this function: a product, which can give scores, or a softmax."""
     return name in STARTS
 
 
@@ -657,7 +663,7 @@ def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
 
 
 def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) -> Traced | None:
-    """Return the entry for the output of an operation on scores: weights for softmax, scores for most others."""
+    """Return the entry for the output of an operation on scores: weights for a softmax, scores for most operations."""
     if operation.name == "softmax":
         if not operation.is_softmax_over_keys:
             return _no_softmax("a softmax over another axis")
@@ -731,8 +737,8 @@ def _hides(scores: TracedScores, value: float) -> bool:
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
     """Return the entry for the output of an operation on attention weights.
 
-    The entry stores dropout in a field and other changes in its note. An operation that moves entries makes the
-    weights unsupported.
+    Dropout is stored in the field `dropout`, other operations are listed in the field `note`. An operation that moves
+    entries makes the weights unsupported.
 
     weights  the entry for the operation's input `source`
     """
@@ -836,7 +842,7 @@ def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
 
 
 def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor], out: Tensor) -> TracedScores | None:
-    """Return the traced scores that an einsum may have computed; None if it cannot compute scores.
+    """Return the result of an einsum as traced scores; None if the einsum is not a product of queries and keys.
 
     The operand that has the last letter of the result is the keys. The product of all other operands is the
     queries.

@@ -222,7 +222,7 @@ def gather(
 ):  # fmt: skip
     """Compute all row and key statistics of the weights exp(score - lse), visiting each pair once.
 
-    A program processes one tile of keys, so the sums of the weights on these keys stay in registers. Row
+    Each program processes one tile of keys, so the sums of the weights on these keys stay in registers. Row
     statistics are added to memory atomically, one number for each row and tile. The sums of the weights over
     spans of rows are the cells of pooled maps.
     """

@@ -102,8 +102,8 @@ def is_exact(found: RowStatistics) -> bool:
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
     """Return the pooled attention map of a call.
 
-    The map is summed from the cells in `found` if their borders fit those of the requested cells; otherwise
-    another kernel computes it.
+    If every requested cell is a union of cells in `found`, the map is computed from these cells. Otherwise another
+    kernel computes the map.
     """
     from regard.see import triton_kernels
 

@@ -272,8 +272,8 @@ class Watcher(TorchFunctionMode):
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module, without this function mode if the module is a simple layer such as nn.Linear.
 
-        A function mode is active in one thread, so calls of other threads cannot be recorded. Each of these
-        threads adds a reason to `left_out` once.
+        A function mode is active in one thread only, so calls of other threads cannot be recorded. Each other thread
+        that calls a module adds a reason to `left_out` once.
         """
         if is_simple_layer(module) and not self._tracer.traced:
             top = _len_torch_function_stack() - 1
@@ -643,8 +643,8 @@ def _find_module(model: object) -> nn.Module | None:
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the path of every module, without the "_orig_mod" of torch.compile, and the module.
 
-    The path of the model itself is its class name. If a module has several paths, the first is used. The result
-    is that of `model.named_modules()`, in a fraction of the time.
+    The path of the model itself is its class name. If a module has several paths, the first is used. Apart from the
+    names, the result equals that of `model.named_modules()`, which takes much longer.
     """
     own = type(getattr(model, "_orig_mod", model)).__name__
     found: list[tuple[str, nn.Module]] = []

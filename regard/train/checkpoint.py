@@ -1,8 +1,8 @@
 """Checkpoints of a training run: save one, resume from the latest, load the best.
 
 A checkpoint is a safetensors file, or a folder of them, and a JSON file with the SHA-256 checksums of all its files.
-The JSON file is written last and atomically, so a checkpoint without it is unfinished. If a file was truncated or
-changed, its checksum does not match and the checkpoint before it is used.
+The JSON file is written last and atomically, so a checkpoint without a JSON file is unfinished. If a file was truncated
+or changed, the checksum of the file does not match, and the previous checkpoint is used.
 """
 
 import hashlib
@@ -176,7 +176,7 @@ def write_plan(folder: Path, plan: TrainingPlan) -> None:
 def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], step: int) -> None:
     """Raise ConfigError if a run is resumed with another training plan.
 
-    Only the settings in `RESUMABLE` may change.
+    Changes of the settings in `RESUMABLE` raise no error.
     """
     changed = sorted(name for name in {*saved, *wanted} - RESUMABLE if saved.get(name) != wanted.get(name))
     if changed:

@@ -66,7 +66,7 @@ def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iter
 
 
 def _local_device(device: str | None) -> torch.device:
-    """Return the device of this process; for several GPUs it is the one with the local rank.
+    """Return the device of this process. If there are several GPUs, it is the GPU whose index is the local rank.
 
     device  "cuda", another device name, or None for a GPU if there is one
     """

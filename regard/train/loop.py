@@ -116,10 +116,10 @@ def fit(
     on_progress  called every few steps
     on_timing    called after the first steps and after the first validation; not in a very short run
 
-    Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and one process. Then the run
-    stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops it at once. If the signal also ends
-    a process that the step needs, such as a C++ compiler started by torch.compile, the step fails: the run stops in the
-    same way, and resuming continues from the checkpoint before.
+    Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and only one process. Then the run
+    stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops the run at once. If the signal also
+    ends a process that the step needs, such as a C++ compiler started by torch.compile, the step fails: the run stops
+    in the same way, and resuming continues from the checkpoint before.
 
     See `docs/training.md` for an example.
     """
@@ -476,7 +476,7 @@ class _StepTimer:
 
 
 def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
-    """Create and lock the folder of a run, and check that the run may be written there.
+    """Create and lock the folder of a run, and check that it has no other run, or that the run is resumed.
 
     The lock is released when `stack` is closed.
     """

@@ -107,7 +107,7 @@ class TensorSize:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The measured memory of a training step. A micro-batch's size is the number of elements of its tensors.
+    """The measured memory of a training step. The size of a micro-batch is the number of elements of all its tensors.
 
     sample_size  elements per sample, in the largest of the batches that were compared
     parameters, gradients, optimizer  sizes of the parameters, their gradients and the optimizer state
@@ -137,9 +137,9 @@ class StepMemory:
 class DeviceMemory:
     """Predicted bytes on one device during training.
 
-    data         the data set, if it is on the device, and the batch
-    activations  tensors saved for the backward pass
-    step_peak    the most that a step allocates at once: activations, gradients and temporary tensors
+    data         bytes of the batch, and of the data set if it is on the device
+    activations  bytes of tensors saved for the backward pass
+    step_peak    largest number of bytes that a step allocates at once: activations, gradients and temporary tensors
     """
 
     parameters: int
@@ -293,7 +293,7 @@ def device_memory(
 
 
 def sampled_steps(plan: TrainingPlan) -> list[int]:
-    """Return step numbers spread evenly over the run. Their batches are compared to find the largest one."""
+    """Return step numbers spread evenly over the run; the batches of these steps are compared to find the largest."""
     count = min(STEPS, plan.steps)
     return [plan.steps * number // count for number in range(count)]
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 class BatchedMuon(torch.optim.Muon):
     """torch.optim.Muon with batched matrix products; the results are equal up to rounding.
 
-    A small model has many small matrices. Launching their products one by one takes longer than the rest of a step.
+    A small model has many small matrices. Launching one matrix product for each takes longer than the rest of a step.
     """
 
     @torch.no_grad()

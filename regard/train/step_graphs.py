@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs: a step is captured once, if all batches have one shape, and replayed with new values.
+"""Training steps as CUDA graphs: a step is captured once and replayed with new batches, which have the same shape.
 
 A step of a small model has many short kernels, and Python takes longer to launch them than the GPU takes to run them. A
 CUDA graph launches the whole step at once: forward pass, backward pass, gradient clipping and optimizer.

@@ -49,7 +49,7 @@ def _cross_entropy_rows(
 def cross_entropy_and_gradient(
     logits: Tensor, targets: Tensor, vocab: int, ignored: int, scale: float, gradient: bool
 ) -> Tensor:
-    """Return the loss of each row of logits; if `gradient`, overwrite the logits with its gradient times `scale`.
+    """Return the loss of each row of logits; if `gradient`, overwrite the logits with the gradient times `scale`.
 
     vocab  number of columns that are logits; the other columns are padding
     """

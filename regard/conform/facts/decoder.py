@@ -158,8 +158,8 @@ def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
 def targets_leaked(d: DecoderUnderTest) -> Failure | None:
     """A decoder that sees the next token copies it in place of predicting it.
 
-    Logits at position t predict token t + 1 and do not change with it. This fact also covers logits that change with a
-    few more tokens: if each layer shows one later token, L layers show L of them.
+    Logits at position t predict token t + 1 and do not change with token t + 1. This fact also covers logits that
+    change with a few more tokens: if each layer shows one later token, L layers show L later tokens.
 
     Usual causes: the diagonal of the causal mask, triu(diagonal=2) or tril(diagonal=1), which shows one more token
     in every layer; inputs and targets not shifted against each other (attention-is-all-you-need-pytorch#19)
@@ -419,7 +419,7 @@ def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failur
 
 
 def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) -> Failure | None:
-    """Return a failure if padding `real` tokens to n tokens changes their logits, else None.
+    """Return a failure if padding `real` tokens to n tokens changes the logits of the real tokens, else None.
 
     side  side of the padding: "left" or "right"
     b     batch size; the second sequence is not padded
@@ -440,7 +440,7 @@ def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) 
 
 
 def _padding_seen(d: DecoderUnderTest, real: int, n: int, b: int) -> Failure | None:
-    """Return a failure if the logits of `real` tokens depend on the padding tokens on their left, else None.
+    """Return a failure if the logits of `real` tokens depend on the padding tokens before them, else None.
 
     n, b  padded length and batch size
     """
@@ -549,7 +549,7 @@ def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Ten
 def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
     """With a KV cache, new tokens see all cached tokens and themselves.
 
-    Through a cache, logits at t depend on every token on which they depend in one pass.
+    With a cache, logits at position t depend on every token on which they depend in one pass without a cache.
 
     Usual causes: the newest or oldest slot of the cache is masked (transformers#30417)
     """
@@ -560,7 +560,7 @@ def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
 def window_in_decode(d: DecoderUnderTest) -> Failure | None:
     """The window is as wide in decoding as in one pass.
 
-    Through a cache, logits at t depend only on tokens on which they depend in one pass.
+    With a cache, logits at position t depend only on tokens on which they depend in one pass without a cache.
 
     Usual causes: a decode path without the window or without the causal mask (nanochat#452)
     """

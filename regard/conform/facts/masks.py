@@ -75,7 +75,7 @@ def detect_wrong_output(
 def mask_ignored(a: MeasuredAttention) -> Failure | None:
     """A hidden key is not seen.
 
-    A key that the mask hides has a weight of exactly zero: hiding column 1 of the mask hides key 1, not row 1.
+    A key that the mask hides has a weight of exactly zero. Column 1 of the mask hides key 1, not query 1.
 
     Usual causes: the mask is not passed on, a mask of 1 and 0 is multiplied with the scores or added to them, or it
     is combined with another mask by OR in place of AND; mask.transpose(-2, -1), (b j) expanded to [:, :, None]
@@ -102,7 +102,7 @@ def _hides_key_one(
     The example shows the weights for zero queries.
 
     words     describes the failure
-    argument  the mask argument to use, if it is not that of the attention
+    argument  the mask argument to use; None uses the mask argument of the attention
     declare   options of `check` that declare this behaviour as intended
     """
     tested = a if argument is None else replace(a, mask=argument)

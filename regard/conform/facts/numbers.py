@@ -213,7 +213,7 @@ def half_precision(a: MeasuredAttention) -> Failure | None:
 def finite_mask_value(a: MeasuredAttention) -> Failure | None:
     """A hidden key has no weight at all, not a very small one.
 
-    A hidden key has no weight even if every visible score is -3e5 or -1e10, and its own score is 0.
+    A hidden key with score 0 has a weight of exactly zero even if every visible score is -3e5 or -1e10.
 
     Usual causes: masked_fill(-1e9) or -1e4 in place of -inf, or adding (1 - mask) * -1e4: a hidden key beats visible
     scores below that (TransformerLens#385)

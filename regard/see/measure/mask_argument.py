@@ -26,7 +26,7 @@ class MaskArgument:
     axes           axes of the mask, such as "b 1 i j"
     values         "boolean"; "ones" (the numbers 1 and 0); or "additive" (0 and -inf)
     polarity       what True or 1 means: "keep" (visible) or "drop" (hidden). "transposed" if the mask hides
-                   rows in place of keys; None if it hides nothing
+                   rows in place of keys; None if the mask hides nothing
     boolean_added  whether the function also accepts a boolean mask, but wrongly adds it to the scores as 0 and
                    1
     """

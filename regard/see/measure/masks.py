@@ -1,4 +1,4 @@
-"""Measure the mask: its name, its alignment, the keyword that takes a mask, and the output of a fully masked row."""
+"""Measure the mask: its name, how it aligns queries with keys, its keyword, and the output of a fully masked row."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,7 @@
 """Probe a Hugging Face layer whose projections are not known, such as multi-head latent attention.
 
-q, k and v are replaced where the layer calls its attention function, after its projections and rotary positions.
+q, k and v are replaced in the call of the layer's attention function, which comes after projections and rotary
+positions.
 """
 
 import inspect
@@ -111,7 +112,7 @@ def _replace_output(copy: nn.Module) -> None:
 def _run_layer(
     copies: ModuleCopies, chosen: _ChosenTensors, name: str, options: ProbeOptions, x: Tensor, **keywords: object
 ) -> Tensor:
-    """Run a transformers layer on x while `chosen.attend` replaces its attention function."""
+    """Run a transformers layer on x, with `chosen.attend` in place of the layer's attention function."""
     copy: Any = copies.at(x.dtype)
     takes = inspect.signature(copy.forward).parameters
     empty = [

@@ -237,7 +237,7 @@ def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """One way to call an attention layer: which arguments are sequences, and whether batch or time is their first axis.
+    """One way to call an attention layer: which arguments are sequences, and whether their first axis is batch or time.
 
     inputs  names of the arguments that are sequences
     takes   all arguments of the layer's forward
