@@ -104,7 +104,7 @@ def _read_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Im
 
 
 def _infer_class_count(where: str, data: bytes) -> int:
-    """Return the number of classes, 10 or 100, from the size of a binary file; DataError if both or none of them fit."""
+    """Return the number of classes, 10 or 100, from the size of a binary file; DataError if both or none fit."""
     counts = [count for count, label_bytes in LABEL_BYTES.items() if not len(data) % (PIXELS + label_bytes)]
     if len(counts) == 1:
         return counts[0]
