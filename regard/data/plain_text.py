@@ -11,7 +11,9 @@ UNSUPPORTED_COMPRESSION = {".bz2", ".xz", ".zst", ".zip", ".z", ".lz4", ".7z"}
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a text file, or all .txt files of a folder in the order of their names, joined by line breaks.
+    """Read a text file, or all .txt and .txt.gz files of a folder and its subfolders, in the order of their paths.
+
+    A line break is added after a file that does not end in one, if another file follows.
 
     >>> _ = Path("a.txt").write_text("words")
     >>> read_text("a.txt")

@@ -151,7 +151,8 @@ def real() -> BirthplaceSettings:
 def finetune(settings: BirthplaceSettings) -> BirthplaceSettings:
     """Pretrain on the texts only, by span corruption; then finetune on the questions only.
 
-    Plain span corruption of whole texts needs phrase_share=0, crop_share=0 and position_offset=0.
+    The variant keeps phrase_share, crop_share and position_offset; set them to 0 for plain span corruption of whole
+    texts.
     """
     assert settings.pretraining is not None
     plan = replace(  # few steps at a low learning rate: finetuning soon forgets what was pretrained

@@ -135,7 +135,7 @@ class LanguageSettings:
 
     @property
     def chosen(self) -> GPTSettings | BERTSettings:
-        """The settings of the architecture to train: those of `gpt` or of `bert`."""
+        """The settings of the architecture to train: the field `gpt` or the field `bert`."""
         return self.gpt if self.architecture == "gpt" else self.bert
 
 

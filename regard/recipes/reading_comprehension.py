@@ -93,7 +93,7 @@ class PassageCollection:
         return f"{self._truncate(self._body(name), question)} {question}"
 
     def _truncate(self, text: str, question: str) -> str:
-        """Truncate a text so that the question and its answer fit into the context."""
+        """Truncate a text so that the text, the question and the answer fit into the context."""
         return text[: max(0, self.context - EXTRA_CHARACTERS - len(question) - self.longest)]
 
     def _body(self, name: str) -> str:

@@ -133,7 +133,7 @@ def built_in() -> TranslationSettings:
 def real() -> TranslationSettings:
     """Return the settings of Transformer-Tiny on Multi30k.
 
-    It is regularised for few sentences: R-Drop, BPE dropout and checkpoint averaging.
+    There are few sentences, so the training is regularised: R-Drop, BPE dropout and checkpoint averaging.
     """
     model = TransformerConfig(
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.1
@@ -457,7 +457,7 @@ def translate(
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the fraction of translations that equal the reference."""
+    """Return the fraction of translations that equal the reference, up to white space."""
     pairs = zip(translations, references, strict=True)
     return sum(one == " ".join(other.split()) for one, other in pairs) / len(translations)
 

@@ -219,7 +219,8 @@ class Operation:
     def carries(self, source: Tensor) -> bool:
         """Return whether the output contains the entries of `source`, moved or changed one by one.
 
-        Every function without another operand counts, except known reductions such as a sum.
+        Every function of `source` alone counts, except known reductions such as a sum. With other operands, the output
+        must have as many entries as `source`.
         """
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()

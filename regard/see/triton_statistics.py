@@ -94,7 +94,7 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
 
 
 def is_exact(found: RowStatistics) -> bool:
-    """Return whether all statistics are finite and no log-sum-exp is too large for exact weights."""
+    """Return whether the entropy of every row is finite and no log-sum-exp is too large for exact weights."""
     finite_lse = found.lse.masked_fill(found.lse == -math.inf, 0)
     return bool((found.entropy.isfinite() & (finite_lse.abs() < LARGEST_LSE)).all())
 

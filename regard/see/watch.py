@@ -229,7 +229,7 @@ class Watcher(TorchFunctionMode):
     def _disabled(self) -> Iterator[None]:
         """Context manager: remove this function mode while the original function runs.
 
-        torch skips its fast paths while any function mode is active.
+        The mode is removed because torch skips its fast paths while any function mode is active.
         """
         stack = [_get_function_stack_at(at) for at in range(_len_torch_function_stack())]
         above = len(stack) - 1 - stack.index(self) if self in stack else None

@@ -476,7 +476,7 @@ class _StepTimer:
 
 
 def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
-    """Create and lock the folder of a run, and check that it has no other run, or that the run is resumed.
+    """Create and lock the folder of a run, and check that the folder has no run yet unless `resume` is True.
 
     The lock is released when `stack` is closed.
     """

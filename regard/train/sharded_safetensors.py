@@ -64,7 +64,7 @@ def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: Proc
 
 
 def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, but a copy of each tensor that shares memory with another tensor, such as tied weights.
+    """Return the tensors, but a copy of each tensor that shares memory with an earlier tensor, such as tied weights.
 
     safetensors cannot store tensors that share memory.
     """

@@ -208,7 +208,7 @@ def window(a: MeasuredAttention) -> Failure | None:
 
 
 def _window_words(a: MeasuredAttention, n: int) -> str:
-    """Describe a wrong window: how many earlier and later keys a query sees; "" if it is the declared window."""
+    """Describe how many earlier or later keys a query sees instead of the declared number; "" if none is wrong."""
     found = a.band_at(n) or VisibleBand(None, None)
     sides = (("earlier", a.declared.window_before, found.before), ("later", a.declared.after, found.after))
     wrong = [(side, want, have) for side, want, have in sides if None not in (want, have) and want != have]

@@ -279,10 +279,10 @@ def _require_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> None:
 
 @fact(FACTS, "fully-masked-row-gradient", grade=POLICY, explained_by="fully-masked-row masked-outputs")
 def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
-    """A query that sees no key has zero gradients, not NaN.
+    """A query that sees no key does not make gradients NaN.
 
-    A fully masked row has zero gradients, not NaN: nan_to_num on the output removes the NaN only in the forward
-    pass.
+    If a row is fully masked, no gradient of q, k or v is NaN. (nan_to_num on the output removes NaN only from the
+    forward pass.)
 
     Usual causes: softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)
     """

@@ -42,9 +42,10 @@ def read_mask(raw: RawWeights) -> MaskReading:
 
 
 def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
-    """Return the name of the mask, and the alignment of its queries with the keys.
+    """Return the name of the mask, and how it aligns queries with keys.
 
-    The alignment can be measured only if there are more keys than queries.
+    The alignment shows only if there are more keys than queries. If their numbers are equal, it is measured with four
+    more keys.
     """
     reader, visible = raw.reader, raw.visible
     names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
