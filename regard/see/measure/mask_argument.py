@@ -78,7 +78,8 @@ def find_mask_argument(
 ) -> MaskArgument | None:
     """Find how an attention function takes a mask, by trial calls with each keyword, value type and shape.
 
-    Returns the first format that hides the right keys, else the first that raises no error, else None.
+    Returns the first format that hides the right keys or, transposed, hides rows in place of keys. If there is none,
+    returns the first format that raises no error, else None.
 
     read        function that returns the weights at q = 0 of a call with given keywords
     names       keywords to try
