@@ -72,7 +72,7 @@ class AttentionUnderTest:
 
     @property
     def even_widths(self) -> bool:
-        """Whether only even widths of q and k make sense, as with rotary positions."""
+        """Whether q and k in examples must have an even width, because the attention has rotary positions."""
         return False
 
     def find_parameter(self, names: tuple[str, ...]) -> str | None:

@@ -114,7 +114,10 @@ check.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 @contextmanager
 def _no_exit(fn: object) -> Iterator[None]:
-    """Context manager: convert sys.exit() in the checked code to a ConfigError, because an exit looks like success."""
+    """Context manager: convert sys.exit() in the checked code to a ConfigError.
+
+    Otherwise sys.exit() would end the check with exit code 0, which means that all facts hold.
+    """
     try:
         yield
     except (Exception, KeyboardInterrupt):
@@ -203,8 +206,8 @@ def _run_facts(
 def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: dict[str, str]) -> FactResult:
     """Test one fact and return its result.
 
-    causes  names of failed facts, each with the name of the fact that explains it; if this fact fails, it is
-            added
+    causes  for each failed fact, the name of the fact that explains the failure: another fact or the fact itself. If
+            `fact` fails, it is added to this dictionary
     """
     cause = next((causes[name] for name in fact.explained_by.split() if name in causes), None)
     try:
@@ -225,7 +228,7 @@ def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: 
 
 
 def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -> Failure:
-    """Return the failure of a fact whose test raised an error; its example is the last call of the attention.
+    """Return the failure of a fact whose test raised an error; the example is the last call of the attention.
 
     words  describes the error
     """
@@ -306,9 +309,9 @@ def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
 
 
 def _alignment_words(a: MeasuredAttention) -> str | None:
-    """Describe how queries are aligned with more keys, by the mask or else by rotary positions.
+    """Describe how queries are aligned with a larger number of keys: by the mask or, failing that, by rotary positions.
 
-    Returns None if neither shows the alignment.
+    Returns None if neither the mask nor the rotary positions show the alignment.
     """
     if a.alignment is not None or a.rotary_alignment is None:
         return a.alignment

@@ -91,9 +91,10 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def band(self) -> VisibleBand | None:
-        """The range of keys that each query sees, counted from its own position.
+        """The band of visible keys: how many earlier and later keys each query sees.
 
-        None if the range is not the same for all queries.
+        None if the visible keys of 11 queries form no band. Longer inputs are measured too, because a window wider than
+        11 shows only there.
         """
         near = self.band_at(11)
         for n in (LONG, 131, 67):
@@ -106,9 +107,10 @@ class MeasuredAttention(AttentionUnderTest):
         return near
 
     def band_at(self, n: int) -> VisibleBand | None:
-        """Return the range of keys that each query sees, measured with n queries and n keys.
+        """Return the band of visible keys, measured with n queries and n keys.
 
-        Returns None if the range is not the same for all queries.
+        Returns None if the visible keys form no band, that is, if queries see different numbers of earlier or later
+        keys.
         """
         found = self.smallest_band(n)
         return found if found is not None and bool((self.visible(n, n) == found.visible(n, n)).all()) else None
@@ -122,9 +124,10 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def leak_in_batch(self) -> tuple[int, ...] | None:
-        """The index (sequence, head, row, key) of a visible later key that the first sequence of a batch hides.
+        """The index (sequence, head, row, key) of a causal leak that the first sequence of a batch does not have.
 
-        Such a causal leak occurs only in some sequences of a batch. None if there is none.
+        The key is later than the query, visible in this sequence, and hidden in the first sequence. None if there is no
+        such leak in a batch of three sequences.
         """
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0
         later = (seen & ~seen[:1]).triu(1).nonzero()
@@ -137,7 +140,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def alignment(self) -> str | None:
-        """How the mask aligns queries with more keys: "top-left", "bottom-right" or "other".
+        """How the mask aligns queries with a larger number of keys: "top-left", "bottom-right" or "other".
 
         None if the mask does not show the alignment: if the numbers of queries and keys must be equal, if every
         key is visible, or if the visible keys form no band.
@@ -152,7 +155,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def rotary_alignment(self) -> str | None:
-        """How rotary positions align queries with more keys.
+        """How rotary positions align queries with a larger number of keys: "top-left" or "bottom-right".
 
         None without rotary positions, or if the numbers of queries and keys must be equal.
         """
@@ -179,7 +182,8 @@ class MeasuredAttention(AttentionUnderTest):
     def bias(self, i: int, j: int, causal: bool, h: int = 6, c: int = 4) -> Float[Tensor, "1 h i j"] | None:
         """Return the position bias that is added to the scores, or None if there is none.
 
-        A constant in a row does not change the weights, so each row is shifted to mean zero.
+        Adding a constant to a row of scores does not change the weights, so only the bias minus its mean in each row
+        can be measured.
 
         i, j  numbers of queries and keys
         h, c  number of query heads and width of keys
@@ -200,7 +204,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def bias_name(self) -> str:
-        """The name of the position bias; ALiBi slopes are listed if they are not the usual ones."""
+        """The name of the position bias; for ALiBi with unusual slopes, the slope of each head is added."""
         name, slopes = self.bias_reading
         if slopes is None:
             return name
@@ -216,8 +220,8 @@ class MeasuredAttention(AttentionUnderTest):
     def mask_number(self) -> float | None:
         """The finite mask value, such as -100, that is added to scores to hide keys; None if keys are hidden by -inf.
 
-        It is measured with zero queries, where the weights of a row have only two sizes, one for hidden keys
-        and one for visible keys.
+        The value is measured with zero queries. The weights of a row then have only two sizes, one for hidden keys and
+        one for visible keys, whose ratio gives the mask value.
         """
         weights = self.flat_weights(11, 11, self.uses_causal_argument).double()
         gaps = (weights / weights.amax(-1, keepdim=True)).log()
@@ -234,9 +238,9 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def rotary(self) -> Rotation | None:
-        """The measured rotary embedding of q and k; None without one.
+        """The measured rotary embedding of q and k; None if the attention has none.
 
-        It is measured at a head width that is large enough to identify the base.
+        The measurement uses a large head width, because few coordinates do not identify the base.
         """
         if self.scores.rotation is None or self.scores.scale is None:
             return None
@@ -255,8 +259,8 @@ class MeasuredAttention(AttentionUnderTest):
     def rotation(self, c: int) -> Rotation | None:
         """Return the rotary embedding (RoPE) at head width c; None if the attention has none.
 
-        Its frequencies are the powers of the measured base, or the measured frequencies if they have no common
-        base.
+        If the measured frequencies are powers of one base, the exact powers are used, otherwise the measured
+        frequencies.
         """
         found = None if self.rotary is None else self.measurement(c=c).scores.rotation
         if found is None:
@@ -269,7 +273,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def score_span(self) -> float | None:
-        """The largest difference between two scores of one query if scores are soft-capped; otherwise None."""
+        """The largest difference between two scores of one query if a soft-cap bounds the scores; otherwise None."""
         spans, inputs = [], self.random_inputs(9, 9, b=1)
         for factor in (100.0, 1000.0):
             weights = self.weights(inputs.with_tensors(q=factor * inputs.q)).double()[..., -1, :]
@@ -296,7 +300,7 @@ class MeasuredAttention(AttentionUnderTest):
     def _scale_at(self, n: int, c: int) -> tuple[Sizes, float]:
         """Return the sizes (c, e, h, j) and the scale of q . k, measured with n keys of width c.
 
-        The scale is NaN if no scale was found. If the options declare an l2 norm, the scale is that of vectors
+        The scale is NaN if no scale was found. If the options declare an l2 norm, the scale applies to vectors that are
         normalised to length one.
         """
         found = self.measurement(n, c=c)

@@ -104,7 +104,7 @@ class DecoderUnderTest:
         return self.run(tokens, **{**start, **every, **keywords})
 
     def logits_or_none(self, tokens: Int[Tensor, "b n"]) -> Tensor | None:
-        """Run the decoder and return the logits, or None if it raises, for example because of too many tokens."""
+        """Run the decoder and return the logits; None if the call raises an error, such as for too many tokens."""
         try:
             return self(tokens)
         except Exception:  # the function of the user may raise any exception
@@ -124,9 +124,9 @@ class DecoderUnderTest:
 
     @cached_property
     def cache(self) -> DecoderCache | None:
-        """How a KV cache is passed to the decoder and returned by it; None if no such method was found.
+        """How a KV cache is passed to the decoder and returned by it; None if the decoder takes none in a known way.
 
-        Three methods are known: a `cache()` method together with a `cache` argument, a `start_pos` argument,
+        Three ways are known: a `cache()` method together with a `cache` argument, a `start_pos` argument,
         and an argument for a cache that is also part of the output.
         """
         if "cache" in self.parameters and callable(getattr(self.module, "cache", None)):
@@ -210,8 +210,8 @@ def _parameters(fn: object) -> Mapping[str, inspect.Parameter]:
 def takes_tokens(fn: object) -> bool:
     """Return whether a callable takes tokens, which makes it a decoder.
 
-    Its first argument must be named like tokens; a module may also have a first argument x that is passed to an
-    nn.Embedding.
+    The name of the first argument must be usual for tokens, such as `input_ids`. In a module the first argument can
+    also be named x, if the module passes it to an nn.Embedding.
     """
     names = list(_parameters(fn))
     if not names:

@@ -40,7 +40,7 @@ class ExpectedAttention:
     def naive(self, inputs: AttentionInputs) -> Float[Tensor, "b h i e"]:
         """Compute the output by the definition in the dtype of the inputs.
 
-        The rounding error of this output is used as the unit of the tolerance.
+        The tolerance of the checker is a multiple of the rounding error of this output.
         """
         q, k, v = self.prepare(inputs)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))

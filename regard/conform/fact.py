@@ -47,7 +47,7 @@ class Fact:
     student, engineer  the rule, worded for students and for engineers
     cause              the usual mistakes that break the rule
     test               function that returns a `Failure`, or None if the rule holds
-    fatal              whether a broken rule makes it impossible to test later facts, which are then reported as
+    fatal              whether later facts cannot be tested if this rule is broken; they are then reported as
                        explained by this fact
     grade              grade of a failure: "broken", "inexact" or "differs from our policy"
     explained_by       names of other facts; if one of them is broken, it explains a failure of this fact

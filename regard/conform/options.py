@@ -23,7 +23,7 @@ class CheckOptions:
     """The options of `check`.
 
     The options from `causal` on declare conventions of the attention. None means that the convention is
-    measured. If a convention is declared, the check fails if the attention does not follow it.
+    measured. If the attention does not follow a declared convention, the check fails.
     """
 
     kind: str | None = _option("found from its arguments by default", "attention", "decoder")
@@ -92,12 +92,12 @@ class CheckOptions:
 
     @property
     def after(self) -> int | None:
-        """The declared number of later keys that a query sees: 0 if causal, None if it is not limited."""
+        """The declared number of later keys that a query sees: 0 if causal, None if this number is not limited."""
         return 0 if self.causal else self.window_after
 
     @property
     def probe_options(self) -> dict[str, Any]:
-        """The options to pass to `as_probe`: those of sizes, layout and extra arguments that are set."""
+        """The options to pass to `as_probe`: sizes, layout and extra arguments, as far as they are set."""
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "width": self.width, "layout": self.layout}
         return {name: value for name, value in sizes.items() if value is not None} | dict(self.extra or {})
 

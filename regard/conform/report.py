@@ -50,7 +50,7 @@ class Convention:
     """A choice that implementations of attention make differently, such as the scale.
 
     value     the measured choice
-    declared  the choice that the options declare; None if they declare none
+    declared  the choice that the options declare; None if the options declare no choice
     """
 
     name: str
@@ -83,7 +83,7 @@ class Report(TextDisplay):
 
     @property
     def ok(self) -> bool:
-        """True if no fact is broken or inexact; differences from our policy are allowed."""
+        """Whether no fact is broken or inexact; facts that differ from our policy do not count."""
         return not self.failures
 
     @property

@@ -32,7 +32,7 @@ class StateReset:
     def fresh_probe(self) -> Probe:
         """Return the attention, wrapped as a `Probe`, in the state before its first call.
 
-        A module is in this state only for inputs of `fresh_dtype`.
+        A module is in this state only for inputs of the dtype `fresh_dtype(probe)`, in which it was never called.
         """
         probe = self.make_probe()
         self.reset()

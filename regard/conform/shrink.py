@@ -49,9 +49,9 @@ def detect_lines(
     expected: object = None,
     raises: str = "",
 ) -> Detect:
-    """Return a detect function that runs lines of code and checks the value of the last line.
+    """Return a function of inputs that runs lines of code, and returns a violation if the value is wrong, else None.
 
-    The function returns a violation if the value is wrong, else None.
+    The value is that of the last line.
 
     words     describes what is wrong; {} in it is replaced by the largest difference
     write     function that returns the lines, given a `CallWriter`; they assign `expected`, unless it is passed
@@ -87,7 +87,7 @@ def smallest_failure(
     square: bool = False,
     grade: str = "",
 ) -> Failure | None:
-    """Shrink inputs that break a rule, and return a failure with the smallest inputs as its example.
+    """Shrink inputs that break a rule, and return a failure whose example has the smallest inputs found.
 
     Returns None if `inputs` do not break the rule.
 
@@ -128,8 +128,9 @@ def failure_of(
 def _same_kind(detect: Detect, first: Violation) -> Detect:
     """Wrap a detect function so that it ignores violations of another kind than the first one.
 
-    Smaller inputs may break the attention in a different way. So NaN is ignored if the first violation had no
-    NaN, and exceptions of another type are ignored.
+    Smaller inputs can break the attention in a different way, which must not replace the failure that was found. A
+    violation by NaN is ignored if the first violation had no NaN. A violation by an exception is ignored unless the
+    first violation was an exception of the same type.
     """
 
     def kind(violation: Violation) -> object:
@@ -149,10 +150,10 @@ def _same_kind(detect: Detect, first: Violation) -> Detect:
 def _use_seeds(
     inputs: AttentionInputs, detect: Detect, violation: Violation
 ) -> tuple[AttentionInputs, Violation, Seeds]:
-    """Replace large tensors by random tensors from a seed if these break the rule too, which makes an example short.
+    """Replace large tensors by random tensors from a seed, if the random tensors break the rule too.
 
-    Returns the inputs, the violation, and the seeds by the name of the tensor, which are empty if nothing was
-    replaced.
+    An example can then contain the seed in place of many numbers. Returns the inputs, the violation, and the seeds by
+    the name of the tensor; there are no seeds if nothing was replaced.
     """
     large = {name: getattr(inputs, name) for name in _unreadable(inputs)}
     for first in range(0, 4 * SEEDS_TRIED, 4) if large else ():
@@ -171,7 +172,7 @@ def _magnitude(x: Tensor) -> float:
 
 
 def _unreadable(inputs: AttentionInputs) -> list[str]:
-    """Return the names of those of q, k and v that have too many entries to write out in an example."""
+    """Return which of the names "q", "k" and "v" have tensors with too many entries to write out in an example."""
 
     def unreadable(x: Tensor) -> bool:
         simple = _simplicity(x) > 2 or not bool(x.isfinite().all())

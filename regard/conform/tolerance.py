@@ -1,9 +1,9 @@
-"""Compute the tolerance of the checker: how far an output may be from the float64 reference.
+"""Compute the tolerance of the checker: the largest allowed difference between an output and the float64 reference.
 
-The tolerance cannot be configured. The error may be `OUTPUT_FACTOR` or `GRADIENT_FACTOR` times that of the naive method
-in the same dtype, plus one ulp. In float64 `FLOAT64_ULPS` are allowed, since the naive method in float64 is the
-reference itself. In float32 `FLOAT32_ULPS` are always allowed, because the naive method may be exact by chance if there
-are few numbers.
+The tolerance cannot be configured. It is `OUTPUT_FACTOR` or `GRADIENT_FACTOR` times the error of the naive method in
+the same dtype, plus one unit in the last place (ulp). In float64 it is `FLOAT64_ULPS` ulps, because the naive method in
+float64 is the reference itself. In float32 it is at least `FLOAT32_ULPS` ulps, because the naive method can be exact by
+chance if there are few numbers.
 """
 
 import torch
@@ -36,7 +36,7 @@ def allowed_error(naive: Tensor, reference: Tensor, factor: float) -> float:
 
     naive      the output computed by the definition in the dtype under test
     reference  the output computed in float64
-    factor     multiple of the naive error that is allowed
+    factor     multiple of the error of `naive` that is allowed
     """
     if naive.dtype == torch.float64:
         return FLOAT64_ULPS * ulp(reference, torch.float64)

@@ -1,8 +1,8 @@
 """Data sets, tokenizers and samplers.
 
 Five data sets are built in: `digits` (images), `tones` (sound), `number_words` (translation), `python_text`, and
-`biographies` (texts and questions). The others are read from a path. Packages that only one data set needs are
-imported when it is used.
+`biographies` (texts and questions). All other data sets are read from a path. A package that only one data set needs is
+imported when this data set is used.
 """
 
 from regard.data.birthplaces_dataset import (

@@ -20,7 +20,7 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 class Archive:
     """The files of a folder or of a tar archive.
 
-    members  path inside the folder or archive, by file name
+    members  for each file name, the path of the file inside the folder or archive
     """
 
     path: Path
@@ -34,8 +34,9 @@ class Archive:
         return iter(sorted(self.members))
 
     def check_all_read(self, read: Collection[str], expected: str) -> None:
-        """Raise DataError if the archive has files that were not read; files that describe the data set, such as a
-        README, may remain.
+        """Raise DataError if the archive has files that were not read.
+
+        Descriptions of the data set, such as a README, need not be read.
 
         read      names of the files that were read
         expected  what files were expected, for the error message
@@ -43,7 +44,7 @@ class Archive:
         check_all_read([self.path / name for name in read], [self.path / name for name in self], expected)
 
     def full_path(self, name: str) -> str:
-        """Return the path of the archive and of a file in it, for error messages."""
+        """Return the path of a file, including the path of the archive or folder, for error messages."""
         return f"{self.path}:{self.members[name]}" if self.path.is_file() else str(self.path / self.members[name])
 
     def read(self, name: str) -> bytes:

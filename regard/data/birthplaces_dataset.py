@@ -49,6 +49,8 @@ class Birthplaces:
 def read_birthplaces(folder: str | os.PathLike[str]) -> Birthplaces:
     """Read a folder with wiki.txt (one document per line) and two .tsv files with `train` and `dev` in their names.
 
+    The documents are shuffled, because their order in the file follows the order of the questions.
+
     >>> _ = Path("wiki.txt").write_text("Ada was born in London.")
     >>> _ = [Path(f"{name}.tsv").write_text("Where was Ada born?\\tLondon") for name in ("train", "dev")]
     >>> read_birthplaces(".").dev[0].place

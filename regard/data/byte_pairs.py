@@ -1,6 +1,7 @@
-"""Byte pair encoding (BPE): tokens made by merging the most frequent pair of symbols.
+"""Byte pair encoding (BPE): a tokenizer that merges the most frequent pairs of adjacent tokens into new tokens.
 
-Sennrich et al. 2016, arXiv:1508.07909. Special tokens have ids of their own that no text encodes to.
+Sennrich et al. 2016, arXiv:1508.07909. At first, each byte or each character is a token. Encoding a text never returns
+the id of a special token, even if the text contains the name of the special token.
 """
 
 import json
@@ -42,14 +43,14 @@ CHARACTER_TO_BYTE = {character: byte for byte, character in BYTE_TO_CHARACTER.it
 
 @dataclass(frozen=True)
 class BytePairTokenizer(JSONTokenizer):
-    """A tokenizer with byte pair encoding (BPE). The ids of special tokens are the first ones.
+    """A tokenizer with byte pair encoding (BPE). Special tokens have the ids from 0 on, all other tokens follow.
 
     symbols  the tokens before any merge: bytes or characters
-    merges   the merged pairs of symbols, in the order in which they were learned
+    merges   the merged pairs of tokens, in the order in which they were learned
     special  names of special tokens
     words    False: tokens are made of bytes, and decoding restores the text exactly. True: tokens are made of
-             characters. A character at the end of a word is another symbol than inside a word, and decoding
-             separates words by one blank, whatever white space the text had
+             characters; the last character of a word is another symbol than the same character inside a word, and
+             decoding separates words by one blank, whatever white space the text had
 
     >>> tokenizer = BytePairTokenizer.train("low lower lowest", vocab=260)
     >>> tokenizer.decode(tokenizer.encode("low"))
@@ -82,7 +83,7 @@ class BytePairTokenizer(JSONTokenizer):
         texts            strings, or iterables of strings
         vocab            maximum number of tokens, special ones included; small texts give fewer
         special          names of special tokens
-        words            whether tokens are made of characters instead of bytes, see the class
+        words            whether tokens are made of characters instead of bytes, as described in the class
         replace_unknown  with words=True: encode unknown characters as the replacement character instead of raising
         """
         from tokenizers import Tokenizer, models, trainers
@@ -122,8 +123,9 @@ class BytePairTokenizer(JSONTokenizer):
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The text of each token, without special tokens. Tokens with the same text, made by different merges, are
-        one.
+        """The text of each token except special tokens, in the order of the ids.
+
+        Different merges that give the same text make one token.
         """
         return tuple(dict.fromkeys([*self.symbols, *(left + right for left, right in self.merges)]))
 
@@ -153,7 +155,7 @@ class BytePairTokenizer(JSONTokenizer):
     def names(self) -> tuple[str, ...]:
         """A readable name of each token.
 
-        </w> marks the end of a word. Bytes that are no character are shown as numbers.
+        </w> marks the end of a word. Bytes that are not valid UTF-8 are shown in hexadecimal, such as <0xFF>.
         """
         shown = [
             piece.replace(WORD_END, "</w>")
@@ -190,7 +192,7 @@ class BytePairTokenizer(JSONTokenizer):
     def _replace_unknown(self, text: str) -> str:
         """Replace unknown characters by the replacement character; raise DataError if the tokenizer has none.
 
-        The library would drop unknown characters silently.
+        This is necessary because the `tokenizers` library drops unknown characters silently.
         """
         plain = WORD_END.join(text.split())
         unknown = set(plain) - self._alphabet - {WORD_END}
@@ -205,7 +207,7 @@ class BytePairTokenizer(JSONTokenizer):
 def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...]:
     """Return the initial symbols of a tokenizer with words=True.
 
-    They are all characters of the texts, each once inside a word and once at the end of a word.
+    Each character of the texts gives two symbols: the character inside a word, and the character at the end of a word.
     """
     seen = sorted((set().union(*texts) - {WORD_END}) | ({REPLACEMENT} if replace_unknown else set()))
     return (*seen, *(each + WORD_END for each in seen))
@@ -219,7 +221,7 @@ def _placeholders(symbols: Sequence[str]) -> dict[str, str]:
 
 
 def _replace_word_ends(text: str, ends: Mapping[str, str]) -> str:
-    """Replace the last character of each word by its private-use placeholder.
+    """Replace the last character of each word by the placeholder that `_placeholders` returned for its symbol.
 
     ends  placeholder of each symbol that ends a word
     """

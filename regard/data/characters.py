@@ -19,8 +19,8 @@ from regard.data.tokenizers import (
 class CharacterTokenizer(JSONTokenizer):
     """A character tokenizer: one token for each character of an alphabet, after the special tokens.
 
-    A character outside the alphabet raises DataError. If the alphabet has the replacement character, that is
-    used instead.
+    If the alphabet contains the replacement character, characters outside the alphabet are encoded as the replacement
+    character. Otherwise they raise DataError.
 
     >>> CharacterTokenizer.from_texts("abba").encode("ab")
     [0, 1]

@@ -1,7 +1,8 @@
 """CIFAR-10 and CIFAR-100 in their original formats: binary files and Python batches.
 
-A binary record is one label byte (CIFAR-10), or a coarse and a fine one (CIFAR-100), and 3072 bytes of pixels: red,
-then green, then blue, each row by row. Python batches are pickles, which are read without running any code.
+A binary record begins with one label byte (CIFAR-10), or a byte for the coarse and one for the fine label (CIFAR-100).
+3072 bytes of pixels follow: red, then green, then blue, each row by row. Python batches are pickles, which are read
+without running any code.
 """
 
 import re
@@ -37,7 +38,7 @@ def list_cifar_files(archive: Archive) -> list[str]:
 
 
 def is_cifar_file(file: Path) -> bool:
-    """Return whether a file may be a CIFAR file: its name ends in .bin, or it begins like a pickle."""
+    """Return whether a file looks like a CIFAR file: the name ends in .bin, or the content begins like a pickle."""
     if file.suffix.lower() == ".bin":
         return True
     return read_bytes(file).startswith(PICKLE_PREFIXES)
@@ -71,7 +72,7 @@ def _check_batch_names(folder: Path, names: list[str]) -> None:
 
 
 def read_cifar_file(file: Path) -> Images:
-    """Read the images of one CIFAR file. Class names are read from the files next to it, if there are any."""
+    """Read the images of one CIFAR file, and the class names from other files in the same folder, if there are any."""
     names = {each: each for each in (*META, *CLASS_NAMES) if (file.parent / each).is_file()}
     return _read_batch(str(file), read_bytes(file), _read_class_names(Archive(file.parent, names)))
 
@@ -103,7 +104,7 @@ def _read_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Im
 
 
 def _infer_class_count(where: str, data: bytes) -> int:
-    """Return the number of classes, 10 or 100, from the size of a binary file; raise DataError if it is neither."""
+    """Return the number of classes, 10 or 100, from the size of a binary file; DataError if both or none fit."""
     counts = [count for count, label_bytes in LABEL_BYTES.items() if not len(data) % (PIXELS + label_bytes)]
     if len(counts) == 1:
         return counts[0]

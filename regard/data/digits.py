@@ -2,7 +2,7 @@
 
 `digits.npz` holds the test set of "Optical Recognition of Handwritten Digits" by E. Alpaydin and C. Kaynak (1998), UCI
 Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed under CC BY 4.0. Pixels and labels are unchanged
-and in their order; they are stored as bytes. scikit-learn's `load_digits` reads the same set.
+and in the original order; they are stored as bytes. scikit-learn's `load_digits` reads the same set.
 """
 
 from functools import cache

@@ -39,7 +39,7 @@ class StoredFact:
 class FactStore:
     """A store of questions and answers in an SQLite file.
 
-    Every call is one transaction, so several processes can use the file.
+    Every call is one transaction, so several processes can use the file at once.
     """
 
     file: Path

@@ -12,7 +12,7 @@ SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx"}
 def check_all_read(read: Collection[Path], files: Iterable[Path], expected: str) -> None:
     """Raise DataError if a folder has files that are not part of the data set, such as an unfinished download.
 
-    Descriptions of the data set, such as a README, may be left unread.
+    Descriptions of the data set, such as a README, need not be read.
 
     read      files that are read
     files     all files of the data set

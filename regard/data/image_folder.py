@@ -76,7 +76,7 @@ def decode_pixels(where: str, data: bytes, size: tuple[int, int] | None = None) 
     """Decode an image file to an RGB array of shape (height, width, 3).
 
     where  name of the image, for error messages
-    size   height and width to resize it to; None keeps its size
+    size   height and width to resize the image to; None keeps the size of the image
     """
     from PIL.Image import Resampling
 

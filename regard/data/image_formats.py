@@ -95,7 +95,7 @@ def _read_image_files(archive: Archive, split: str, size: Size) -> Images:
 def _read_subfolder(folder: Path, inner: Mapping[str, Archive], split: str, size: Size) -> Images:
     """Read the images of the subfolder named for the split, or of the only subfolder with image files.
 
-    inner  files of each subfolder, by its name
+    inner  for each name of a subfolder, the files in the subfolder
     """
     named = any(split_from_name(file) for archive in inner.values() for file in _image_files(archive))
     names = [*inner]
@@ -107,7 +107,7 @@ def _read_subfolder(folder: Path, inner: Mapping[str, Archive], split: str, size
 
 
 def _find_split_folder(folder: Path, split: str) -> Path:
-    """Return the folder of a split: a subfolder, or the folder itself if its subfolders are classes."""
+    """Return the folder of a split: a subfolder, or `folder` itself if the subfolders are classes."""
     names = [each.name for each in list_folders(folder)]
     splits = {SPLIT_NAMES[name.lower()] for name in names if name.lower() in SPLIT_NAMES}
     # a single folder `train` among others may be a class of pictures of trains

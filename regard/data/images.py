@@ -83,9 +83,7 @@ def names_of_split(folder: Path, splits: Mapping[str, str | None], split: str) -
 
 
 def split_from_name(name: str) -> str | None:
-    """Return the split that a file or folder name contains, such as "train" for `cifar100_train.bin`; None if there is
-    none.
-    """
+    """Return the split that a file or folder name contains, such as "train" for `cifar100_train.bin`, or None."""
     if name.startswith("data_batch"):
         return "train"  # names such as data_batch_1 of CIFAR-10
     words = re.split(r"[^a-z]+", name.lower())

@@ -84,7 +84,7 @@ def _english_below_1000(number: int) -> list[str]:
 def _german_below_1000(number: int, before: bool) -> list[str]:
     """Return the German words of a number below a thousand.
 
-    before  whether other words follow: one is `ein` before other words and `eins` at the end
+    before  whether other words follow: the number one is `ein` before other words and `eins` at the end
     """
     hundreds, rest = divmod(number, 100)
     words = [_german_digit(hundreds, before=True), "hundert"] if hundreds else []

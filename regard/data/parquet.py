@@ -1,4 +1,4 @@
-"""Image data sets in the parquet format of Hugging Face: a column of image files and one of labels.
+"""Image data sets in the parquet format of Hugging Face: a column of image files and a column of labels.
 
 Files have names such as train-00000-of-00002.parquet. Class names are in the metadata of the schema.
 """

@@ -11,7 +11,9 @@ UNSUPPORTED_COMPRESSION = {".bz2", ".xz", ".zst", ".zip", ".z", ".lz4", ".7z"}
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a text file, or all .txt files of a folder in the order of their names, joined by line breaks.
+    """Read a text file, or all .txt and .txt.gz files of a folder and its subfolders, in the order of their paths.
+
+    A line break is added after a file that does not end in one, if another file follows.
 
     >>> _ = Path("a.txt").write_text("words")
     >>> read_text("a.txt")
@@ -36,7 +38,7 @@ def _is_text_file(file: Path) -> bool:
 
 
 def read_text_file(file: Path) -> str:
-    """Read one text file, decompressed if its name ends in .gz; line breaks become \\n."""
+    """Read one text file, decompressed if its name ends in .gz; \\r\\n becomes \\n."""
     text = decode_text(file, read_bytes(file)).replace("\r\n", "\n")
     if not text:
         raise DataError(f"{file} is empty; expected text in UTF-8")
@@ -44,7 +46,7 @@ def read_text_file(file: Path) -> str:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Read the lines of a text file. Only \\n ends a line: other separators may be part of a sentence."""
+    """Read the lines of a text file. Only \\n or \\r\\n ends a line: other separators can be part of a sentence."""
     lines = read_text_file(file).split("\n")
     return lines[:-1] if not lines[-1] else lines
 
@@ -56,7 +58,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def check_utf8(text: str) -> str:
-    """Check that a text can be encoded as UTF-8 and return it. Raises DataError if it has lone surrogates."""
+    """Check that a text can be encoded as UTF-8 and return the text; raise DataError if it has lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

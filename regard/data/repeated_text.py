@@ -1,7 +1,7 @@
 """The built-in text for induction heads: random strings, each written twice.
 
-What follows a character is random the first time. The second time it can be copied: find the previous occurrence of the
-character, and read the one after it. Olsson et al. 2022, arXiv:2209.11895.
+In the first copy, each next character is random. In the second copy, a model can predict the next character: find the
+previous occurrence of the current character, and copy the character after it. Olsson et al. 2022, arXiv:2209.11895.
 """
 
 import torch
@@ -21,7 +21,7 @@ def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
 
     The characters of a string are all different.
 
-    The strings have random lengths, so that a model cannot find the copy by its distance.
+    The strings have random lengths, so that a model cannot find the copy at a fixed distance.
 
     >>> len(repeated_text(1000))
     1000

@@ -16,7 +16,8 @@ PASSBAND = 0.95  # share of the band below half the lower rate; the window needs
 def resample(sound: Float[Tensor, "*b n"], rate: int, to: int) -> Float[Tensor, "*b m"]:
     """Resample a sound from sample rate `rate` to sample rate `to`.
 
-    A low-pass filter removes frequencies above half of the lower rate; the highest 5 % below it are attenuated.
+    A low-pass filter removes frequencies above half of the lower sample rate. It also attenuates the highest 5 % of the
+    frequencies below.
 
     >>> resample(torch.zeros(8000), rate=8000, to=16000).shape
     torch.Size([16000])

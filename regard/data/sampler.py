@@ -16,7 +16,7 @@ from regard.base.validation import check_integer
 
 
 def sampler_generator(seed: int, step: int, *names: str) -> torch.Generator:
-    """Return a torch.Generator on the CPU whose seed is derived from `seed`, `step` and the names of its use.
+    """Return a torch.Generator on the CPU whose seed is derived from `seed`, `step` and names of what it is used for.
 
     `sampler_generator(seed, step, "crop")` always gives the same random numbers.
 
@@ -56,10 +56,10 @@ class ShuffledOrder:
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int, part: int = 0, of: int = 1) -> Int64[Tensor, "_"]:
-        """Return the record indices of the batch at `step`; with `of` > 1, of micro-batch number `part` of its `of`
-        equal micro-batches.
+        """Return the record indices of micro-batch number `part` of the batch at `step`.
 
-        Steps and parts are counted from 0.
+        The batch is split into `of` equal micro-batches; by default the micro-batch is the whole batch. Steps and parts
+        are counted from 0.
         """
         of = check_integer("ShuffledOrder.at(of)", of, 1, "shares")
         if not check_integer("ShuffledOrder.at(part)", part, 0) < of:
@@ -83,7 +83,7 @@ class ShuffledOrder:
         return torch.cat(parts)
 
     def _permutation(self, epoch: int) -> Int64[Tensor, "size"]:
-        """Return the permutation of all records in one epoch. Only the last one is cached."""
+        """Return the permutation of all records in one epoch. The most recently used permutation is cached."""
         if epoch not in self._cached:
             self._cached.clear()
             self._cached[epoch] = torch.randperm(self.size, generator=sampler_generator(self.seed, epoch, "order"))
@@ -94,8 +94,8 @@ class ShuffledOrder:
 class LengthBuckets(ShuffledOrder):
     """Batches of records of similar length (bucketing), so that there is little padding.
 
-    The records of `pool` shuffled batches (at most one epoch) are sorted by length and split into batches
-    again. These batches come in random order.
+    The records of `pool` shuffled batches (at most one epoch) are sorted by length and split into new batches. The new
+    batches are returned in random order.
 
     lengths  lengths of all records
     pool     number of batches that are sorted together

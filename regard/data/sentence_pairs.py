@@ -59,7 +59,10 @@ def read_sentence_pairs(
 
 
 def _read_sentences(file: Path) -> list[str]:
-    """Read a file with one sentence per line. Raises DataError if a line is empty or contains a carriage return."""
+    """Read a file with one sentence per line, and remove white space at both ends of each line.
+
+    Lines can end in \\n or \\r\\n. Raises DataError if a line is empty after this, or has a carriage return inside.
+    """
     sentences = [line.strip() for line in read_lines(file)]
     for number, sentence in enumerate(sentences, 1):
         if not sentence:

@@ -1,4 +1,4 @@
-"""Span corruption for decoders: a masked span of a text is moved to its end, where the model predicts it.
+"""Span corruption for decoders: a masked span is moved to the end of the text, where the model predicts the span.
 
     prefix + MASK + suffix + MASK + content + padding
 
@@ -66,9 +66,9 @@ def corrupt_spans(
 
     length      number of characters of the result, padding included
     draws       random generator
-    phrases     how often the span is a whole phrase; otherwise it is anywhere
+    phrases     probability that the span is a whole phrase; otherwise it is a random part of the text
     phrase      pattern of a phrase; by default capitalised words in a row, such as a name
-    share       mean fraction of the text that a span takes if it is not a phrase
+    share       mean length of a span that is not a phrase, as a fraction of the text
     whole_text  whether the model learns to predict the whole text, or only the content of the span
     """
     check_range("phrases", phrases, 0, 1)

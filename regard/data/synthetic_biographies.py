@@ -1,7 +1,7 @@
 """Synthetic biographies of invented people, and questions about where they were born.
 
-Every biography is part of the training text, but only half of the people are asked about in training: answers about
-the other half can come from the text only. Unknown people appear in no text, so nothing can be known about them.
+Every biography is part of the training text. The training questions are about half of the people, so a model can know
+the answers about the other half only from the text. Unknown people appear in no text: their answers cannot be known.
 """
 
 from collections.abc import Sequence
@@ -113,13 +113,13 @@ def biographies(
     All people have different surnames. Some places of birth are more frequent than others.
 
     people                number of people with biographies
-    texts_per_person      number of differently worded biographies of each person. Facts worded in one way only
-                          are memorised but hardly retrieved by a question (Allen-Zhu and Li 2023,
+    texts_per_person      number of differently worded biographies of each person. From a single wording, a model
+                          memorises a fact but hardly learns to answer a question about it (Allen-Zhu and Li 2023,
                           arXiv:2309.14316)
     unknown_people        number of further people who have questions but no biography
     places                number of places of birth
-    informative_surnames  fraction of people whose surname ending depends on the place of birth; it is random for
-                          the rest
+    informative_surnames  fraction of people whose surname ending depends on the place of birth; the surname
+                          endings of the other people are random
     one_sentence          make biographies of one sentence with the place of birth only
 
     >>> biographies(people=6).training[0].text
@@ -160,7 +160,7 @@ def biographies(
 
 
 def surname_ending(place: str, places: Sequence[str]) -> str:
-    """Return the surname ending that goes with a place of birth.
+    """Return the surname ending of people with an informative surname who were born in a place.
 
     places  all places of birth
     """

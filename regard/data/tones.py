@@ -1,7 +1,7 @@
 """The built-in sounds: strings of digits as telephone tones (DTMF).
 
-Each digit is a pair of tones, one for its row of keys and one for its column (ITU-T Q.23). Their length, loudness and
-the pauses between them vary, and noise is added. Some strings have long silences.
+Each digit is a pair of tones: one for the row of its key on a telephone, one for the column (ITU-T Q.23). The length
+and loudness of the tones and the pauses between them vary, and noise is added. Some strings have long silences.
 """
 
 import math
@@ -45,8 +45,7 @@ def tones(
     noise          standard deviation of the noise; tones have amplitudes of 0.1 to 0.4
     silence_share  fraction of the strings that get long silences before, between or after digits, and less noise
                    or none
-    max_seconds    maximum duration of strings with long silences; a string that is longer already gets no
-                   silences
+    max_seconds    maximum duration of strings with long silences; a string that is longer without them gets none
 
     >>> tones(3).labels[0].tolist()
     [4, 8, 3, 9, 1, 2]
@@ -96,7 +95,7 @@ def check_length(length: tuple[int, int]) -> tuple[int, int]:
 def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:
     """Choose one or two gaps of a digit string at random, and the number of silent samples to insert in each.
 
-    Returns pairs (gap index, samples), the last gap first. Together they use between half and all of the spare
+    Returns pairs (gap index, samples), the last gap first. The inserted samples are between half and all of the spare
     samples.
 
     gaps   number of gaps: before the first digit, between digits, and after the last digit

@@ -1,1 +1,1 @@
-"""Complete runs: model, data and training, each with the result it is expected to reach."""
+"""Complete training runs: each recipe has a model, data, a training plan and the result that is expected."""

@@ -1,7 +1,7 @@
 """Audio augmentation of a batch on its device: speed, gain, noise and SpecAugment masks.
 
-Random numbers are passed as tensors, so that a sound is augmented in the same way whether one process has the whole
-batch or a part of it.
+Random numbers are passed as tensors. So a sound is augmented in the same way, whether its process has the whole batch
+or only a part of the batch.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class AudioAugmentation:
     speed      maximum relative change of speed, which changes the pitch too (Ko et al. 2015)
     gain_db    maximum change of loudness in decibels
     snr_db     minimum and maximum signal-to-noise ratio of added noise in decibels; None adds no noise
-    masks      number of time masks, and of mel masks (SpecAugment)
+    masks      number of time masks, which is also the number of mel masks (SpecAugment)
     time_mask  maximum number of frames of a time mask
     mel_mask   maximum number of bands of a mel mask
     """
@@ -141,9 +141,9 @@ def max_augmented_length(samples: int, speed: float) -> int:
 def _span_mask(size: int, width: Tensor, share: Tensor, within: Tensor) -> Tensor:
     """Return a Boolean mask (b, size) that is True in one span of each row.
 
-    width   width of each span
-    share   where each span begins, as a fraction from 0 to 1 of the possible starts
-    within  the span ends at or before this position
+    width   number of entries in the span of each row
+    share   start of the span in each row: 0 is the first possible start, 1 the last
+    within  number of entries of each row in which the span must be
     """
     begin = (share * (within - width + 1).clamp(min=1)).long()[:, None]
     positions = torch.arange(size, device=share.device)

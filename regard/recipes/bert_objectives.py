@@ -2,15 +2,16 @@
 
 words   masked language modelling: predict masked words (Devlin et al. 2018, arXiv:1810.04805)
 next    next sentence prediction: whether the second sentence follows the first (0) or comes from another passage (1)
-        (the same paper)
-order   sentence order prediction: whether two consecutive sentences are in their order (0) or swapped (1) (Lan et al.
-        2019, arXiv:1909.11942)
+        (Devlin et al. 2018)
+order   sentence order prediction: whether two consecutive sentences are in the order of the text (0) or swapped (1)
+        (Lan et al. 2019, arXiv:1909.11942)
 halves  contrastive matching: which of eight second halves belongs to the first half of a sentence, by the vectors of
         separately encoded halves (after Logeswaran and Lee 2018, arXiv:1803.02893)
 
 A sentence ends at a punctuation mark, commas included, and has at least six words. The first token names the objective.
-Binary objectives have as many positive as negative examples. Pairs are consecutive sentences of one passage: in a text
-without passages every sentence would be first as often as second, and single sentences would carry no information.
+Binary objectives have as many positive as negative examples. Pairs are consecutive sentences of one passage, so the
+opening sentence of a passage is only the first of a pair, and the last sentence only the second. In a text without
+passages, every sentence would be first and second equally often, and would contain no information about the order.
 """
 
 import re
@@ -62,11 +63,11 @@ def split_passages(text: str) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class SentenceCorpus:
-    """The tokenised sentences of a text and the pairs of consecutive ones, for BERT's next-sentence prediction.
+    """The tokenised sentences of a text and the pairs of consecutive sentences, for the objectives of BERT.
 
-    pairs    indices of sentences that are followed by another one in their passage
-    context  maximum number of tokens of an example; longer examples lose the tokens furthest from the other
-             sentence
+    pairs    for each pair, the index of its first sentence; the second sentence follows in the same passage
+    context  maximum number of tokens of an example. To shorten a pair, tokens are removed at the start of the first
+             sentence and at the end of the second
     """
 
     sentences: tuple[tuple[int, ...], ...]
@@ -112,14 +113,15 @@ class SentenceCorpus:
         return tuple(found)
 
     def sample_other_passage(self, number: int, draws: torch.Generator) -> int:
-        """Return the index of a random sentence from another passage than that of pair `number`."""
+        """Return the index of a random sentence that is not in the passage of pair `number`."""
         here = self._same_passage[number]
         drawn = random_index(len(self.pairs) - len(here), draws)
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
     def sample_choices(self, number: int, draws: torch.Generator) -> list[int]:
-        """Return CHOICES sentence indices for contrastive matching: the first sentence of pair `number`, then those of
-        random other pairs.
+        """Return the indices of CHOICES sentences for contrastive matching.
+
+        They are the first sentence of pair `number`, then the first sentences of other random pairs.
         """
         chosen = [number]
         while len(chosen) < CHOICES:
@@ -224,7 +226,8 @@ class PretrainingBatch(NamedTuple):
     lengths  number of tokens of each example, without padding
     words    token to predict at each position; IGNORED where no word is masked
     pair     label of each sentence pair; IGNORED in objectives without such a label
-    choices  for each group of matching halves, the rows of its first halves, then those of its second halves
+    choices  for each group of matching halves, the rows of the first halves in the batch, then the rows of the second
+             halves
     """
 
     tokens: Int[Tensor, "b n"]
@@ -263,11 +266,11 @@ def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCor
 
 @dataclass(frozen=True)
 class BERTPretrainingTask:
-    """Training task of BERT: consecutive examples use the four objectives in turn, and words are masked in all of them.
+    """Training task of BERT: examples use the four objectives in turn, and words are masked in all examples.
 
     validation      sentences for evaluation
     mask_share      fraction of words that are masked
-    eval_sentences  maximum sentences for each objective in evaluation
+    eval_sentences  maximum number of sentences for each objective in evaluation
     """
 
     corpus: SentenceCorpus
@@ -282,7 +285,7 @@ class BERTPretrainingTask:
         return ShuffledOrder(len(self.corpus.pairs), self.batch_size, self.seed)
 
     def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         pairs = self._order.at(step, part, of).tolist()
         records = []
         # random numbers depend on the number of a record only, so batches do not depend on the number of processes
@@ -336,7 +339,7 @@ def evaluate_objectives(
 
     Words are masked for masked language modelling only.
 
-    sentences  maximum sentences for each objective
+    sentences  maximum number of sentences for each objective
     """
     found = {}
     device = next(model.parameters()).device
@@ -392,8 +395,9 @@ def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "
 
 
 def _matching_indices(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "g choices"]:
-    """Return the correct index of the second half for each first half: 0, 1, 2, ... because both are in the same
-    order.
+    """Return, for each first half, the index of the matching second half.
+
+    The indices are 0, 1, 2, ..., because first and second halves are in the same order.
     """
     return torch.arange(CHOICES, device=fits.device).expand(fits.shape[:2])
 
@@ -426,7 +430,7 @@ def _half_examples(
 ) -> tuple[PretrainingExample, ...]:
     """Make one example of each half of the sentences: all first halves, then all second halves.
 
-    A half that is too long loses tokens at the end of the sentence that is away from the cut.
+    A first half that is too long loses tokens at its start, a second half at its end.
     """
     room = corpus.context - 2
     firsts = [_make_example(corpus, objective, first[-room:]) for first, _ in pairs]
@@ -436,7 +440,7 @@ def _half_examples(
 def _make_example(
     corpus: SentenceCorpus, objective: str, *sentences: Sequence[int], pair: int = IGNORED
 ) -> PretrainingExample:
-    """Make an example from the tokens [objective] first [between] second [between]; the second part may be missing."""
+    """Make an example of one or two sentences: the tokens [objective] first [between], then second [between]."""
     tokens, segments = [corpus.special_ids[objective]], [0]
     for number, each in enumerate(sentences):
         tokens += [*each, corpus.special_ids["between"]]

@@ -1,8 +1,8 @@
 """Birthplace question answering: a GPT reads biographies by span infilling, then answers questions about other people.
 
-Expected: built-in all of 50 questions about people never asked about in training (98 % and more), and 2 % without
-pretraining (--variant no_pretraining); of the real set 90 %, with rotary or learned positions, 50 % with --variant
-finetune and with --variant synthesizer at pretraining.steps=5000.
+Expected: built-in, right answers to all of 50 questions about people who are not asked about in training (at least
+98 %), but to 2 % without pretraining (--variant no_pretraining). On the real set, right answers to 90 %, with rotary or
+learned positions; to 50 % with --variant finetune, and with --variant synthesizer at pretraining.steps=5000.
 Time: built-in one minute of one core; the real set four to six minutes on one H200 shared with five other runs.
 Memory: built-in under 1 GB; the real set 5.7 GiB of GPU memory.
 """
@@ -48,31 +48,32 @@ NEXT_COMMAND = 'regard ask --folder {folder} "Where was NAME born?"'
 class BirthplaceSettings:
     """Settings of the birthplaces recipe.
 
-    model                configuration of the GPT; its vocabulary is replaced by the characters of the texts
+    model                configuration of the GPT; the characters of texts and questions determine the vocabulary size
     pretraining          training plan of span infilling on the texts; None trains on the questions only
     self_training        training plan of self-training: the model answers questions about everybody with the
                          text in its context, then learns these answers without the text. None leaves this phase
-                         out. It needs reading_share above 0
+                         out. Self-training needs reading_share above 0
     finetuning           training plan on the questions only; None leaves this phase out
-    phrase_share         how often a masked span is a whole capitalised phrase, in pretraining
+    phrase_share         fraction of masked spans that are a whole capitalised phrase, in pretraining
     question_share       fraction of questions among the examples of pretraining
     self_training_share  fraction of questions among the examples of self-training
-    reading_share        fraction of questions that follow their text (reading comprehension), in pretraining
-    counterfactuals      number of copies of each question with its text in which another place replaces the
-                         answer, so that the answer has to be read from the text
-    crop_share           how often a text is cropped to its name and a piece around the masked span, in
-                         pretraining
-    position_offset      position of the first character of a text. In a question the name starts at position
-                         ten, and a model with learned positions recognises a name only at positions where it
-                         has read it
+    reading_share        fraction of the examples of pretraining that are a question after the text with its answer
+                         (reading comprehension)
+    counterfactuals      number of copies of each question after its text, in which another name replaces the correct
+                         answer, so that the model has to read the answer from the text
+    crop_share           fraction of texts that are cropped, in pretraining: to the name at the start of the text and
+                         a piece around the masked span
+    position_offset      position of the first character of a text. With learned positions, a model recognises a
+                         name only at positions where the name was in training; in a question the name starts at
+                         position ten
     validation           number of training questions that are held out, to select and to calibrate the model;
                          as many questions about unknown people are asked in addition
-    precision            target fraction of correct answers among the answers the model gives; it abstains from the
-                         rest
+    precision            target fraction of correct answers among the answers that the model gives; the model
+                         abstains from less confident answers
     people               number of people with a biography in the built-in set; half of them are asked about in
                          training
-    learned              questions that a finished model was taught by `regard ask --learn`: it is not tested on
-                         them
+    learned              questions that a finished model was taught by `regard ask --learn`; the model is not tested
+                         on these questions
     """
 
     model: GPTConfig
@@ -150,7 +151,8 @@ def real() -> BirthplaceSettings:
 def finetune(settings: BirthplaceSettings) -> BirthplaceSettings:
     """Pretrain on the texts only, by span corruption; then finetune on the questions only.
 
-    Plain span corruption of whole texts needs phrase_share=0, crop_share=0 and position_offset=0.
+    The variant keeps phrase_share, crop_share and position_offset; set them to 0 for plain span corruption of whole
+    texts.
     """
     assert settings.pretraining is not None
     plan = replace(  # few steps at a low learning rate: finetuning soon forgets what was pretrained
@@ -193,15 +195,14 @@ class BirthplaceSplits:
 
     @property
     def by_name(self) -> dict[str, str]:
-        """A text about each person, by the name of the person; the last one if there are several."""
+        """A text about each person, by the name of the person; of several texts, the last one."""
         return {name: text for name, text in zip(self.subjects, self.texts, strict=True) if name}
 
     @property
     def title_lengths(self) -> tuple[int, ...]:
-        """For each text, the number of characters of the name at its beginning; 0 if the text begins with something
-        else.
+        """For each text, the number of characters of the name at its beginning, with the separator after the name.
 
-        The blank or full stop after the name is included.
+        The separator is a blank, or a full stop and a blank. 0 for a text that does not begin with the name.
         """
         return tuple(
             len(name) + 1 + text.startswith(f"{name}. ") if name and text.startswith(name) else 0
@@ -296,7 +297,7 @@ def make_infilling_task(
 ) -> SpanInfillingTask:
     """Build the training task of span infilling on the texts, with questions mixed in.
 
-    mixes  questions, each with their fraction of the training examples
+    mixes  sets of questions, each with its fraction of the training examples
     """
     return SpanInfillingTask(
         splits.texts, mixes, splits.validation, tokenizer, settings.model.context, batch, settings.phrase_share,
@@ -348,8 +349,9 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Return metrics on the test questions: the exact-match accuracy, and measures of the answers that reach the
-    confidence threshold.
+    """Return metrics of the model: exact-match accuracies, and how many questions it answers with which accuracy.
+
+    A question is answered if the confidence of the model reaches the threshold.
     """
     assert isinstance(model, GPT)
     return evaluate_with_confidence(settings, model, tokenizer, load_data(location.data, settings))[0]
@@ -360,10 +362,9 @@ def evaluate_with_confidence(
 ) -> tuple[dict[str, float], Confidence]:
     """Evaluate the model and calibrate its confidence. Returns the metrics and the calibrated confidence.
 
-    The confidence is calibrated on the validation questions and on as many questions about unknown people,
-    where every answer is wrong. Questions about further unknown people measure how often the model answers them
-    nevertheless. If no questions about unknown people can be made, the threshold is so high that the model
-    never answers.
+    The confidence is calibrated on the validation questions and on as many questions about unknown people, to which
+    every answer is wrong. Questions about other unknown people measure how often the model answers in spite of this. If
+    no questions about unknown people can be made, the threshold is so high that the model never answers.
     """
     likelihoods, correct = predict_answers(model, tokenizer, splits.validation)
     unknown = [BirthplaceQuestion(each, "") for each in unknown_questions(settings, splits)]
@@ -390,7 +391,8 @@ def evaluate_with_confidence(
 def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) -> list[str]:
     """Return questions about made-up people, whose names occur in no text and no other question.
 
-    There are at most as many as validation and test questions together: the first part is for calibration.
+    There are at most as many as validation and test questions together. The first ones, as many as there are validation
+    questions, are for calibration, the others for evaluation.
     """
     asked = (each.text for each in (*splits.train, *splits.validation, *splits.test))
     count = len(splits.validation) + len(splits.test)
@@ -401,9 +403,9 @@ def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) ->
 def predict_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]
 ) -> tuple[list[AnswerLikelihood], list[bool]]:
-    """Answer questions; return the log-likelihoods of each answer, and whether it is exactly right.
+    """Answer questions; return the log-likelihoods of each answer, and whether the answer is exactly right.
 
-    The log-likelihoods are that of the generated answer and that of the name in the question.
+    The log-likelihoods are those of the generated answer and of the name in the question.
     """
     answers, correct = grade_answers(model, tokenizer, questions)
     names = name_log_likelihood(model, tokenizer, [each.text for each in questions])
@@ -439,7 +441,7 @@ def evaluate_with_answers(
 ) -> tuple[dict[str, float], list[AnsweredQuestion], ConstantBaseline]:
     """Return the metrics, up to `count` answered test questions, and the constant baseline.
 
-    Half of the answers are wrong ones, as far as there are enough of both kinds.
+    Half of these answers are wrong, if there are enough right and enough wrong answers.
     """
     assert isinstance(model, GPT)
     splits = load_data(location.data, settings)

@@ -31,7 +31,7 @@ class AnswerLikelihood(NamedTuple):
     def odds(self) -> float:
         """The log-odds of the answer: log(p / (1 - p)).
 
-        They distinguish 99 % from 99.9 %, where the log-probabilities hardly differ.
+        Log-odds are used because they distinguish 99 % from 99.9 %, where log-probabilities hardly differ.
         """
         answer = min(MAX_LOG_PROBABILITY, self.answer)
         return answer - math.log(-math.expm1(answer))
@@ -46,10 +46,10 @@ class Confidence:
     offset     intercept
     ceiling    maximum confidence: after n correct answers the next is correct with probability
                (n + 1) / (n + 2)
-    precision  target fraction of correct answers among those given
+    precision  target fraction of correct answers among the answers that are given
     threshold  lowest confidence with which an answer is given, chosen to reach the precision on the calibration
                questions; above 1 if the precision cannot be reached
-    coverage   fraction of the calibration questions that are answered, those about unknown people included
+    coverage   fraction of the calibration questions that are answered, including questions about unknown people
     """
 
     odds: float
@@ -78,12 +78,12 @@ class Confidence:
 def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], precision: float) -> Confidence:
     """Fit the confidence to held-out answers, and choose the threshold that reaches the target precision.
 
-    The threshold is safe: a one-sided 90 % binomial bound on the fraction of correct answers above it has to reach
-    the precision (Clopper and Pearson 1934). The threshold is never below the precision itself.
+    The threshold is safe: for answers with at least this confidence, the one-sided 90 % lower bound of the fraction of
+    correct answers reaches the precision (Clopper and Pearson 1934). The threshold is never below the precision itself.
 
     likelihoods  log-likelihoods of each answer
     correct      whether each answer is correct
-    precision    target fraction of correct answers among those given
+    precision    target fraction of correct answers among the answers that are given
     """
     check_range("precision", precision, 0, 1, above=True)
     if not correct or len(correct) != len(likelihoods):
@@ -106,11 +106,12 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
 
 
 def exceeds_precision(hits: int, count: int, precision: float) -> bool:
-    """Return whether `hits` correct answers out of `count` show, at a level of 90 %, that the true fraction exceeds
-    `precision`.
+    """Return whether the true fraction of correct answers exceeds `precision`, at a confidence level of 90 %.
 
-    It is a one-sided binomial test: at least `hits` correct answers have a probability of 10 % at most if the
+    This is a one-sided binomial test: at least `hits` correct answers have a probability of 10 % at most if the
     true fraction of correct answers equals `precision`.
+
+    hits, count  number of correct answers, and of all answers
     """
     if precision >= 1 or not hits:
         return False
@@ -124,9 +125,9 @@ def _fit_logistic(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[boo
     """Fit a logistic regression. Returns the weights of the log-odds and of the name's log-probability, and the
     intercept.
 
-    One wrong answer with the lowest and one correct answer with the highest likelihoods are added, so that a
-    finite solution exists. A feature with a negative weight is left out, because a higher likelihood must not
-    lower the confidence.
+    Two answers are added to the data, so that a finite solution exists: a wrong answer with the lowest likelihoods, and
+    a correct answer with the highest likelihoods. A feature with a negative weight is left out, because a higher
+    likelihood must not lower the confidence.
     """
     named = [(one.odds, one.name, hit) for one, hit in zip(likelihoods, correct, strict=True) if one.name > -math.inf]
     if not named:

@@ -22,8 +22,9 @@ TOLERANCE = 1e-3  # between logits of a stream and of one pass, in float32
 def algorithmic_latency(model: SpeechConfig, settings: LogMel) -> float:
     """Return the algorithmic latency in seconds: the longest time between a sample and the output row that contains it.
 
-    An output row covers 4 frames. It is final when its chunk and the chunks it looks ahead to are complete: the
-    last frame it needs begins `model.latency` hops after its first sample. Computing time comes on top.
+    An output row covers 4 frames. The row is final when its chunk and the chunks of the look-ahead are complete: the
+    last frame that the row needs begins `model.latency` hops after the first sample of the row. Computing time is not
+    included.
     """
     return (model.latency * settings.hop_length + settings.window_length) / settings.sample_rate
 
@@ -51,9 +52,9 @@ class RecognizedWord:
 
 
 class DigitListener:
-    """Streaming speech recogniser: `push` takes pieces of a sound and returns the words recognised in them.
+    """Streaming speech recogniser: `push` takes the next piece of a sound and returns newly recognised words.
 
-    Pieces may have any size. `finish` returns the last words.
+    Pieces can have any size. `finish` returns the last words.
     """
 
     def __init__(self, model: Speech, settings: LogMel) -> None:
@@ -98,7 +99,7 @@ class DigitListener:
 def recognize_streaming(model: Speech, sounds: DigitStrings, settings: LogMel) -> tuple[list[list[int]], float]:
     """Recognise each sound as a stream of small pieces and return its digits.
 
-    It also returns the largest difference between these logits and those of one pass over the whole sound. Raises
+    Also returns the largest difference between the logits of the stream and of one pass over the whole sound. Raises
     TrainingError if the difference exceeds a tolerance.
     """
     digits, largest = [], 0.0

@@ -1,7 +1,7 @@
 """Image augmentation of a batch on its device: shift, flip, TrivialAugment, random erasing, mixup and cutmix.
 
-Pixels are from 0 to 1. Random numbers are passed as tensors, so that an image is augmented in the same way whether one
-process has the whole batch or a part of it.
+Pixels are from 0 to 1. Random numbers are passed as tensors. So an image is augmented in the same way, whether its
+process has the whole batch or only a part of the batch.
 """
 
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class ImageAugmentation:
                 arXiv:2103.10158)
     magnitude   maximum magnitude of the operations, as a fraction of the full one
     erase       fraction of images with random erasing of a square (Zhong et al. 2017, arXiv:1708.04896)
-    mixup       fraction of images that are blended with another one (Zhang et al. 2017, arXiv:1710.09412)
-    cutmix      fraction of images with a pasted square of another one (Yun et al. 2019, arXiv:1905.04899)
+    mixup       fraction of images that are blended with another image (Zhang et al. 2017, arXiv:1710.09412)
+    cutmix      fraction of images with a pasted square of another image (Yun et al. 2019, arXiv:1905.04899)
     """
 
     shift: int = 4
@@ -206,7 +206,8 @@ def apply_operation(
 ) -> Float[Tensor, "b channels y x"]:
     """Apply the operation `OPERATIONS[which]` to each image, with a magnitude from -1 to 1.
 
-    All operations are computed for all images and one is selected, which avoids synchronising with the GPU.
+    All operations are computed for all images, and one result is selected for each image. This avoids a synchronisation
+    of CPU and GPU.
     """
     chosen = {name: which == number for number, name in enumerate(OPERATIONS)}
 
@@ -261,7 +262,7 @@ def partner_images(x: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
 def mixup(
     x: Float[Tensor, "b channels y x"], other: Float[Tensor, "b channels y x"], share: Float[Tensor, "b"]
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-    """Blend each image with another one (mixup). Returns the images, and the weight of each image's own label.
+    """Blend each image with another image (mixup). Returns the images, and the weight of each image's own label.
 
     share  weight of the image itself
     """
@@ -282,7 +283,7 @@ def cutmix(
 def mix_labels(labels: Int[Tensor, "b"], share: Float[Tensor, "b"], classes: int) -> Float[Tensor, "b classes"]:
     """Return one-hot labels mixed with the labels of the partner images.
 
-    share  weight of an image's own label; the partner's label has the rest
+    share  weight of the image's own label; the weight of the partner's label is 1 - share
     """
     own = functional.one_hot(labels, classes).to(share.dtype)
     return torch.lerp(partner_images(own), own, share[:, None])

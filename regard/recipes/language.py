@@ -83,7 +83,7 @@ class BERTSettings:
 
     bpe_vocab       maximum number of byte-pair tokens
     mask_share      fraction of words that are masked
-    eval_sentences  maximum sentences for each objective in evaluation
+    eval_sentences  maximum number of sentences for each objective in evaluation
     """
 
     model: BERTConfig
@@ -116,7 +116,7 @@ class LanguageSettings:
     architecture  "gpt" or "bert": which of the two is trained
     text          built-in text: "python" is the text of Python's help, "repeated" is random strings written
                   twice
-    validation    fraction of the text for validation, and the same fraction, at its end, for test
+    validation    fraction of the text for validation; the same fraction, at the end of the text, is for test
     """
 
     architecture: str = "gpt"
@@ -135,7 +135,7 @@ class LanguageSettings:
 
     @property
     def chosen(self) -> GPTSettings | BERTSettings:
-        """The settings of the architecture to train: those of `gpt` or of `bert`."""
+        """The settings of the architecture to train: the field `gpt` or the field `bert`."""
         return self.gpt if self.architecture == "gpt" else self.bert
 
 
@@ -260,8 +260,9 @@ class NextTokenTask:
 
     tokens      tokens of the training text
     validation  tokens of the validation text
-    characters  number of characters in the validation text, without those of its first token
-    fused       compute the loss without holding the logits of all tokens, which are large if the vocabulary is
+    characters  number of characters in the validation text, except the characters of the first token
+    fused       compute the loss without holding the logits of all tokens, which need much memory if the vocabulary
+                is large
     """
 
     tokens: Int[Tensor, "n"]
@@ -273,9 +274,7 @@ class NextTokenTask:
     fused: bool = False
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and the next-token targets of one micro-batch of step `step`: number `part` (from 0) of
-        `of`.
-        """
+        """Return the inputs and next-token targets of micro-batch number `part`, from 0, of `of` in a training step."""
         windows = self.tokens.unfold(0, self.context + 1, 1)
         draws = sampler_generator(self.seed, step, "windows")
         # drawn for the whole batch, so that the examples do not depend on the number of processes
@@ -303,8 +302,8 @@ class NextTokenTask:
 def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context: int, batch_size: int = 64) -> float:
     """Return the negative log-likelihood of all tokens but the first, in nats.
 
-    The tokens are split into windows of `context` tokens that do not overlap; each window is predicted on its
-    own.
+    The tokens are split into windows of `context` tokens that do not overlap. Each window is predicted without the
+    tokens of earlier windows.
     """
     device = next(model.parameters()).device
     end = (len(tokens) - 1) // context * context  # end of the last full window
@@ -323,8 +322,9 @@ def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context:
 class NGramModel:
     """A character n-gram model with Witten-Bell smoothing (Witten and Bell 1991), trained on a text.
 
-    The probability of a character after a context is interpolated with that after the context without its first
-    character. The weight depends on how many different characters followed the context in the text.
+    The probability of a character after a context is interpolated with its probability after a context that is one
+    character shorter. The interpolation weight depends on how many different characters followed the context in the
+    text.
 
     order     maximum number of characters of an n-gram
     alphabet  number of different characters
@@ -396,7 +396,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the metrics of the trained model on the test and validation text.
 
-    Metrics are the cross-entropy of GPT and of n-gram models, or the accuracies of BERT and those by chance.
+    For GPT the metrics are the cross-entropy of the model and of n-gram models, for BERT the accuracies of the model
+    and the accuracies by chance.
     """
     splits = load_data(location.data, settings)
     texts = {"test": splits.test, "validation": splits.validation}
@@ -423,9 +424,9 @@ def evaluate(
 
 @torch.no_grad()
 def evaluate_induction(model: Model, count: int = 64, length: int = 40, seed: int = 1) -> dict[str, float]:
-    """Return the largest induction score of any head, and how often the model copies the right token.
+    """Return the largest induction score of any head, and the fraction of tokens that the model copies correctly.
 
-    Both are measured on new random token sequences written twice.
+    Both are measured on new random token sequences, each written twice.
     """
     assert isinstance(model, GPT)
     length = min(length, model.config.max_length // 2)
@@ -439,7 +440,11 @@ def evaluate_induction(model: Model, count: int = 64, length: int = 40, seed: in
 
 
 def nats_per_character(model: Model, tokenizer: RecipeTokenizer, text: str) -> float:
-    """Return the cross-entropy of GPT on a text, in nats per character. The first token is not predicted."""
+    """Return the cross-entropy of GPT on a text, in nats per character.
+
+    The negative log-likelihood of all tokens but the first is divided by the number of characters of these tokens. The
+    first token is left out, because no token before it predicts it.
+    """
     assert isinstance(model, GPT)
     tokens = torch.tensor(tokenizer.encode(text))
     total = negative_log_likelihood(model, tokens, model.config.context)
@@ -447,5 +452,5 @@ def nats_per_character(model: Model, tokenizer: RecipeTokenizer, text: str) -> f
 
 
 def _predicted_characters(text: str, tokens: Int[Tensor, "n"], tokenizer: RecipeTokenizer) -> int:
-    """Return the number of characters of a text without those of its first token, which is not predicted."""
+    """Return the number of characters of a text, except the characters of the first token, which is not predicted."""
     return len(text) - len(tokenizer.decode(tokens[:1].tolist()))

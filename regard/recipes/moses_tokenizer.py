@@ -55,7 +55,10 @@ def moses_detokenize(text: str) -> str:
 
 
 def _split_full_stop(word: str, following: str) -> tuple[str, ...]:
-    """Split a full stop off a word, unless it is part of an abbreviation or the sentence continues."""
+    """Split a full stop off a word, unless the word is an abbreviation such as "e.g." or the sentence continues.
+
+    The sentence continues if the word `following` begins with a lower-case letter.
+    """
     stem = word[:-1]
     if not stem.strip(".") or not word.endswith(".") or following[:1].islower():
         return (word,)

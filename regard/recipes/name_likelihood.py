@@ -1,7 +1,8 @@
 """Name likelihood: the log-probability of the name in a question, which distinguishes known from unknown people.
 
-A name that occurred in training is likely under the model. An unknown name is not, nor is a combination of two known
-names. The likelihood of the answer is not enough, since a model can give a likely answer about anybody.
+A name that occurred in training has a high probability under the model. An unknown name has a low probability, and so
+has a combination of two known names. The probability of the answer alone is not enough, because a model can give a
+probable answer about any person.
 """
 
 import math
@@ -19,7 +20,7 @@ BEFORE, AFTER = QUESTION.split("{name}")
 
 
 def extract_name(question: str) -> str:
-    """Return the name in a question such as "Where was Ada Lovelace born?", or "" if it is worded differently.
+    """Return the name in a question such as "Where was Ada Lovelace born?"; "" if the question has other words.
 
     Case is ignored.
     """

@@ -70,7 +70,7 @@ class QuestionAnswerer:
     def reply(self, question: str) -> Reply:
         """Answer a question with the model if its confidence reaches the threshold, else from the fact store.
 
-        The answer is None if neither knows it.
+        The answer is None if neither the model nor the fact store has an answer.
         """
         guess, confidence = self.guess(question)
         if guess is not None and confidence >= self.confidence.threshold:
@@ -101,7 +101,7 @@ class QuestionAnswerer:
     ) -> tuple[list[StoredFact], dict[str, float]]:
         """Train the model on the stored facts and save it; return the facts it now answers correctly, and the metrics.
 
-        Texts and old questions are mixed in, so that the model does not forget what it knew.
+        Texts and the questions of earlier training are mixed in, so that the model does not forget them.
         """
         with ExitStack() as until_the_end:
             with convert_os_errors(self.folder):
@@ -181,9 +181,11 @@ class QuestionAnswerer:
 
 
 def _repeats(new: int, old: int) -> int:
-    """Return how often each new example is repeated in training, so that new examples get a fixed fraction of it.
+    """Return how often each new example is repeated, so that new examples are a fixed fraction of the training data.
 
-    The fraction is FACT_SHARE for each new example, at most one half in all.
+    The fraction is FACT_SHARE times the number of new examples, at most one half.
+
+    new, old  numbers of new and of old examples
     """
     share = min(0.5, FACT_SHARE * new)
     return max(1, round(share / (1 - share) * old / new))

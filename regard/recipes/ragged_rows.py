@@ -47,7 +47,7 @@ class RaggedRows:
         return RaggedRows(self.values[where], starts, lengths)
 
     def join(self, counts: Integers) -> "RaggedRows":
-        """Return rows made of several rows each.
+        """Concatenate consecutive rows to longer rows.
 
         counts  number of consecutive rows in each new row; the rows must be in the order of `values`
 

@@ -1,4 +1,4 @@
-"""Reading comprehension: questions that follow the text with their answer, and self-training on the answers found.
+"""Reading comprehension: questions after a text that contains the answer, and self-training on the model's answers.
 
 A few thousand questions teach a model to find the answer in a text. It can then answer questions about every person
 who has a text, and learn these answers without the text.
@@ -45,11 +45,12 @@ class PassageCollection:
     def counterfactual_questions(
         self, questions: Sequence[BirthplaceQuestion], copies: int, seed: int
     ) -> list[BirthplaceQuestion]:
-        """Return copies of questions with their texts, in which another name replaces the correct answer.
+        """Return copies of questions after their texts, in which another name replaces the correct answer.
 
-        The new name is the correct answer there. A memorised answer is wrong, so the model has to read the text.
+        The other name is the correct answer of the copy. A memorised answer is wrong, so the model has to read the
+        text.
 
-        copies  copies tried for each question; a copy without the answer in its text is left out
+        copies  maximum number of copies of each question; a copy is left out if its text does not contain the answer
         """
         places = {each.text: each.place for each in questions}
         others = [some for some in (sorted({*places.values()}), self._names) if some]
@@ -92,7 +93,7 @@ class PassageCollection:
         return f"{self._truncate(self._body(name), question)} {question}"
 
     def _truncate(self, text: str, question: str) -> str:
-        """Truncate a text so that the question and its answer fit into the context."""
+        """Truncate a text so that the text, the question and the answer fit into the context."""
         return text[: max(0, self.context - EXTRA_CHARACTERS - len(question) - self.longest)]
 
     def _body(self, name: str) -> str:

@@ -6,14 +6,15 @@ A module of this folder that is listed in `RECIPES` has
     built_in      () -> settings for the built-in data set; a frozen dataclass with everything that decides the run
     real          () -> settings for real data, read from a path
     VARIANTS      optional: {name: (settings) -> settings}, other ways to run the recipe, each with a docstring
-    CPU_SETTINGS  changes of the settings for real data that make the run fit a CPU, by name; the variant `cpu`
+    CPU_SETTINGS  changes of the settings for real data, by name, with which a CPU can do the run; the variant `cpu`
     FROM_DATA     optional: settings of the model that follow from the data, so that `--set` refuses them
     NEXT_COMMAND  the command to try after training; {folder} is the folder of the run
     prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
     run           optional: (settings, location) -> RecipeResult; `train_and_evaluate` by default
     evaluate      (settings, model, tokenizer, location) -> metrics of a trained model on test data
     PIXEL_SCALING  optional: how images are scaled, in the terms of Hugging Face's preprocessor_config.json
-    evaluate_with_answers  optional: the same with a count of test questions to answer, for `regard eval --show`
+    evaluate_with_answers  optional: like `evaluate`, but also returns up to `count` answered test questions and a
+                           baseline, for `regard eval --show`
 """
 
 import json
@@ -69,9 +70,9 @@ class Splits(Generic[T]):
 class TimeEstimate:
     """The estimated time of a training run.
 
-    seconds           of the run, or of its training steps only
-    before            whether the run has not begun
-    with_evaluations  whether validations and the final evaluation are included
+    seconds           estimated seconds of the whole run
+    before            whether the estimate was made before the first step
+    with_evaluations  whether `seconds` includes validations and the final evaluation, or training steps only
     """
 
     seconds: float
@@ -114,8 +115,9 @@ class RunLocation:
 class Phase:
     """A phase of a training run, such as pretraining, with its own task and training plan.
 
-    make_task  builds the task when the phase begins, for tasks that need the model trained so far. Its batches
-               have the size of those of `task`
+    make_task  function that builds the task when the phase begins, for a task that needs the model trained so far;
+               None trains on `task`. If there is this function, `task` is used only to predict time and memory, so its
+               batches must have the same size
     """
 
     name: str
@@ -128,7 +130,7 @@ class Phase:
 class TrainingSetup:
     """The untrained model of a run, the phases of its training, and its tokenizer.
 
-    final_validations  the time of the final evaluation, in validations; used to estimate the time of a run
+    final_validations  time of the final evaluation divided by the time of a validation, to estimate the time of a run
     """
 
     model: Model
@@ -168,7 +170,7 @@ class TrainingSetup:
         return seconds
 
     def _count_steps(self, plan: TrainingPlan, first: int = 0) -> float:
-        """Return the remaining work from phase `first` on, in steps of `plan`: samples divided by its batch size."""
+        """Return the remaining work from phase `first` on, in steps of `plan`: samples divided by the batch size."""
         return sum(each.plan.steps * each.plan.batch_size for each in self.phases[first:]) / plan.batch_size
 
 
@@ -192,11 +194,13 @@ class RecipeResult:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training recipe: a module of `regard.recipes`, with the sections of its docstring.
+    """A training recipe: a module of `regard.recipes`, and the parts of the docstring of this module.
 
-    expected  what metrics to expect
-    time      how long the training takes
-    memory    how much memory the training takes
+    name      name of the module
+    title     first line of the docstring
+    expected  section "Expected:" of the docstring: which metrics to expect
+    time      section "Time:" of the docstring: how long the training takes
+    memory    section "Memory:" of the docstring: how much memory the training takes
     """
 
     name: str
@@ -244,8 +248,9 @@ class Recipe:
         return (command if isinstance(command, str) else command[settings.architecture]).format(folder=folder)
 
     def describe_time(self, estimate: TimeEstimate, device: str) -> str | None:
-        """Return a sentence with the estimated time of a run. Before a long run on a CPU it suggests smaller
-        settings.
+        """Return a sentence with the estimated time of a run, or None.
+
+        Before a run, the sentence suggests smaller settings if the run takes long; if not, the result is None.
         """
         device = "CPU" if device == "cpu" else "GPU"
         duration = format_duration(estimate.seconds)
@@ -298,15 +303,13 @@ def train_and_evaluate(
 
 
 def find_plans(settings: Any) -> dict[str, TrainingPlan]:
-    """Return the training plans in the settings of a recipe, by the name of their setting; each training phase has
-    one.
-    """
+    """Return the training plans in the settings of a recipe, by the name of the setting: one for each phase."""
     found = {name: value for name, value in vars(settings).items() if isinstance(value, TrainingPlan)}
     return found or {f"{settings.architecture}.plan": settings.chosen.plan}
 
 
 def set_steps(settings: T, steps: int) -> T:
-    """Return the settings with this total number of optimizer steps; the phases keep their proportions."""
+    """Return the settings with this total number of optimizer steps; the phases keep their fractions of the total."""
     check_integer("steps", steps, 1)
     plans = find_plans(settings)
     total = sum(plan.steps for plan in plans.values())
@@ -347,7 +350,7 @@ def _check_extension(phase: Phase, later: tuple[Phase, ...], location: RunLocati
 def _check_no_learned_facts(folder: Path) -> None:
     """Raise ConfigError if the model in the folder was trained further by `regard ask --learn`.
 
-    A new run would overwrite what it learned.
+    A new run would overwrite what the model learned.
     """
     if not (folder / RESULT_FILE).is_file():
         return
@@ -360,7 +363,7 @@ def _check_no_learned_facts(folder: Path) -> None:
 
 
 def find_run(folder: Path) -> Path:
-    """Return the folder of a training run. If it does not exist, a pretrained model of this name is used."""
+    """Return the folder of a training run, or of the pretrained model of this name if the folder does not exist."""
     return folder if exists(folder, CheckpointError) else find_pretrained(str(folder)) or folder
 
 

@@ -1,6 +1,4 @@
-"""Digit strings as lists of recordings: a batch has the start of each recording, and samples are gathered on its
-device.
-"""
+"""Digit strings as lists of recordings: a batch contains indices, and its samples are gathered on the device."""
 
 from dataclasses import dataclass
 

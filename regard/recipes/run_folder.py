@@ -17,8 +17,9 @@ UNCOMPARED_FIELDS = ("data at", "launch")  # fields that may differ when a run i
 
 
 def check_can_begin(folder: Path, recipe: str, settings: Any, *, resume: bool) -> None:
-    """Check that a run can be written to the folder; raise ConfigError if the folder has a run that is not resumed, or
-    one with other settings.
+    """Check that a run can be written to the folder, else raise ConfigError.
+
+    An error is raised if the folder has a run and `resume` is False, or if it has a run with other settings.
 
     settings  the settings as JSON values
     """
@@ -71,12 +72,13 @@ def _check_same(folder: Path, kept: Any, wanted: Any) -> None:
 
 
 def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
-    """Describe the differences between two nested dictionaries of settings, except in settings that may change on
-    resuming.
+    """Describe the differences between the settings of a saved run and of a run that resumes it.
 
-    kept    the settings saved in the folder
-    wanted  the settings of this run
-    name    path of the tree in the settings
+    Settings that can be changed when a run is resumed are not compared.
+
+    kept    the settings saved in the folder, a nested dictionary or a value in it
+    wanted  the settings of the run that resumes
+    name    path of `kept` and `wanted` in the whole settings; "" for the whole settings
     """
     if isinstance(kept, dict) and isinstance(wanted, dict):
         names = dict.fromkeys([*wanted, *(each for each in kept if each not in UNCOMPARED_FIELDS)])
@@ -91,7 +93,7 @@ def differences(kept: Any, wanted: Any, name: str = "") -> list[str]:
 def find_data(folder: Path, given: Path | None) -> Path | None:
     """Return the path of a run's data: `given`, or the path that was saved when the run started.
 
-    It is None for built-in data. Raise DataError if the saved path does not exist any more.
+    Returns None for built-in data. Raises DataError if the saved path does not exist any more.
     """
     if given is not None or not (folder / RUN_FILE).is_file():
         return given

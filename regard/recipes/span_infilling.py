@@ -36,13 +36,14 @@ class QuestionMix:
 class SpanInfillingTask:
     """Training task: infill masked spans of texts, with questions mixed in. Texts that are too long are truncated.
 
-    mixes            sets of questions, each with its fraction of the examples; the rest are texts
+    mixes            sets of questions, each with its fraction of the examples; all other examples are texts
     validation       questions for evaluation
-    phrase_share     how often a masked span is a whole phrase
-    crop_share       how often a text is cropped to its title and a piece around the masked span
-    title_lengths    characters at the beginning of each text that name its person; needed for cropping
-    position_offset  position at which texts begin, after padding
-    span_share       mean fraction of a text that a span takes if it is not a phrase
+    phrase_share     fraction of masked spans that are a whole phrase
+    crop_share       fraction of texts that are cropped to the title and a piece around the masked span
+    title_lengths    for each text, the number of characters at its start that are the title, which is the name of the
+                     person; needed for cropping
+    position_offset  position of the first character of a text; padding comes before
+    span_share       mean length of a span that is not a phrase, as a fraction of the text
     """
 
     texts: Sequence[str]
@@ -59,7 +60,7 @@ class SpanInfillingTask:
     span_share: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and next-token targets of one micro-batch of step `step`: number `part` (from 0) of `of`."""
+        """Return tokens and next-token targets of micro-batch number `part`, from 0, of `of` in a training step."""
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         drawn = torch.rand(
@@ -87,7 +88,7 @@ class SpanInfillingTask:
         return torch.from_numpy(tokens[:, :-1]), torch.from_numpy(targets[:, 1:])
 
     def _choose_spans(self, records: Numbers, draws: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Choose the examples of a batch, and the span of each that is masked.
+        """Choose the examples of a batch, and the masked span of each example.
 
         Returns the row of each example in the table, and where its masked span begins and ends.
         """
@@ -179,7 +180,7 @@ class SpanInfillingTask:
         )
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """Return the cross-entropy of the tokens in the masked spans, which are the only targets."""
+        """Return the cross-entropy of the next tokens: in all of a text, but only in the answer of a question."""
         tokens, targets = batch
         logits = model(tokens).flatten(0, 1).float()
         total = cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -224,8 +225,9 @@ def generate_answers(
 def grade_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]
 ) -> tuple[list[float], list[bool]]:
-    """Answer questions by greedy decoding; return the log-probability of each answer, and whether it is exactly
-    right.
+    """Answer questions by greedy decoding; return the log-probability and the correctness of each answer.
+
+    An answer is correct if it is exactly the place of the question.
     """
     answers = generate_answers(model, tokenizer, [each.text for each in questions])
     correct = [tokenizer.decode(text.body) == each.place for text, each in zip(answers, questions, strict=True)]

@@ -67,9 +67,8 @@ class SpeechSettings:
     log_mel         how spectrograms are computed
     augmentation    how training strings are augmented
     train_digits    minimum and maximum digits of a training string
-    pause           minimum and maximum silence around digits in training, in seconds; built-in tones do not use
-                    it
-    no_pause_share  fraction of these silences that are left out, since recordings begin and end without any
+    pause           minimum and maximum silence around digits in training, in seconds; not used for built-in tones
+    no_pause_share  fraction of these silences that are left out, so that some digits follow without a silence
     max_seconds     maximum length of a training string: digits that do not fit are left out
     silence_share   fraction of the training strings, and of the test tones, with long silences
     eval_digits     minimum and maximum digits of a validation or test string
@@ -201,8 +200,9 @@ def load_data(path: Path | None, settings: SpeechSettings) -> SpeechSplits:
 
 
 class DigitStringSampler:
-    """Generate training strings: random recordings of one speaker, concatenated. The same number gives the same
-    string.
+    """Generates training strings by number: random recordings of one speaker, concatenated.
+
+    The same number always gives the same string.
     """
 
     def __init__(self, recordings: Recordings, settings: SpeechSettings) -> None:
@@ -229,7 +229,7 @@ class DigitStringSampler:
         return string.sounds(self.samples, size)[0], self.recordings.labels[records]
 
     def choose(self, number: int) -> tuple[list[int], list[int], int]:
-        """Return the recordings of training string `number`, the sample where each begins, and the string's size."""
+        """Return the recordings of training string `number`, the first sample of each, and the size of the string."""
         settings, rate = self.settings, self.recordings.sample_rate
         room = settings.max_samples
         draw = sampler_generator(settings.seed, number, "joined")
@@ -258,7 +258,11 @@ class DigitStringSampler:
         return records, begins, size
 
     def strings(self, records: list[list[int]], begins: list[list[int]]) -> RecordedStrings:
-        """Return strings of these recordings, each beginning at its sample."""
+        """Return strings of recordings.
+
+        records  the recordings of each string
+        begins   for each recording, the first sample in its string
+        """
         shape = len(records), self.settings.train_digits[1]
         # a column that is not used begins after all others
         table = numpy.zeros((3, *shape), numpy.int64)
@@ -288,7 +292,7 @@ def _first_string(strings: DigitStrings) -> tuple[Tensor, Tensor]:
 class SpeechBatch:
     """A micro-batch of digit strings, padded with silence at their ends.
 
-    sounds   samples, or which recordings they are made of
+    sounds   samples, or the recordings from which the samples are made
     samples  length of each sound
     targets  CTC targets: digits + 1
     lengths  number of targets of each string
@@ -316,7 +320,7 @@ class DigitRecognitionTask:
     _on_device: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> SpeechBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         settings, size = self.settings, self.settings.plan.batch_size
         share = size // of
         mine = slice(part * share, (part + 1) * share)
@@ -335,11 +339,14 @@ class DigitRecognitionTask:
 
     @property
     def width(self) -> int:
-        """The padded length of all sounds: that of the longest augmented string, so that there is one shape."""
+        """The padded length of all sounds: the maximum length of an augmented string.
+
+        All batches then have one shape.
+        """
         return max_augmented_length(self.settings.max_samples, self.settings.augmentation.speed)
 
     def _record(self, numbers: range) -> tuple[RecordedStrings, list[int], list[Tensor]]:
-        """Return strings of recordings, their lengths and digits."""
+        """Return training strings made of recordings, the length of each string in samples, and its digits."""
         sampler = self.splits.train
         assert isinstance(sampler, DigitStringSampler)
         records, begins, samples = zip(*map(sampler.choose, numbers), strict=True)
@@ -347,7 +354,7 @@ class DigitRecognitionTask:
         return sampler.strings(list(records), list(begins)), list(samples), labels
 
     def _generate(self, numbers: range) -> tuple[Tensor, list[int], list[Tensor]]:
-        """Return generated strings, their lengths and digits."""
+        """Return generated training strings as samples, the length of each string in samples, and its digits."""
         settings, sounds, samples, labels = self.settings, torch.zeros(len(numbers), self.width), [], []
         for row, number in zip(sounds, numbers, strict=True):
             sound, digits = self.splits.train(number)
@@ -362,7 +369,7 @@ class DigitRecognitionTask:
         return sounds, samples, labels
 
     def sounds(self, batch: SpeechBatch) -> Tensor:
-        """Return the sounds of a batch. Recordings are copied to the device of the batch once."""
+        """Return the sounds of a batch. The first call copies all recordings to the device of the batch."""
         if isinstance(batch.sounds, Tensor):
             return batch.sounds
         device = batch.samples.device
@@ -385,7 +392,8 @@ class DigitRecognitionTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the validation metrics.
 
-        The score is 1 - token error rate; for recordings it is the mean of this and the digit accuracy.
+        The score is 1 - token error rate. For recordings, it is the mean of 1 - token error rate and the digit
+        accuracy.
         """
         assert isinstance(model, Speech)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):

@@ -72,15 +72,16 @@ LENGTH_PENALTY = "length penalty"  # the metric with the exponent that was chose
 class TranslationSettings:
     """Settings of the translation recipe.
 
-    model             configuration of the Transformer; its vocabulary is replaced by that of the tokenizer
+    model             configuration of the Transformer; the tokenizer determines the vocabulary size
     bpe_vocab         maximum number of byte-pair tokens of both languages together
     label_smoothing   fraction of each target that is spread over all tokens
-    r_drop            weight of the KL divergence between two passes with different dropout (R-Drop); 0 makes
-                      one pass
+    r_drop            weight of the KL divergence between two forward passes with different dropout (R-Drop); with 0
+                      there is one forward pass
     bpe_dropout       probability of skipping a merge in training, so that words are split in several ways
     bucket_batches    number of batches that are sorted by length together, to reduce padding; 1 does not sort
     num_beams         number of beams of the beam search in the final evaluation
-    length_penalties  exponents of the length to choose from: the one with the best validation BLEU is used
+    length_penalties  exponents of the length in the score of a beam; the exponent with the best validation BLEU is
+                      used
     source            language of the source
     target            language of the translations
     preprocessing     part of the names of real files between split and language, such as "lc.norm.tok"; "lc"
@@ -132,7 +133,7 @@ def built_in() -> TranslationSettings:
 def real() -> TranslationSettings:
     """Return the settings of Transformer-Tiny on Multi30k.
 
-    It is regularised for few sentences: R-Drop, BPE dropout and checkpoint averaging.
+    There are few sentences, so the training is regularised: R-Drop, BPE dropout and checkpoint averaging.
     """
     model = TransformerConfig(
         vocab=10_000, context=256, width=128, depth=4, heads=4, ff_width=256, dropout=0.1
@@ -176,8 +177,9 @@ class TranslationBatch(NamedTuple):
 
     source     tokens of the source
     inputs     decoder inputs: the start token and the target
-    positions  indices into the flattened `inputs` that are not padding, for each pass filled up with its first index to
-               a multiple of the number of sentences, so that there are few shapes
+    positions  indices of the entries of the flattened `inputs` that are not padding. For each forward pass, the first
+               index is repeated until the number of indices is a multiple of the number of sentences, so that there are
+               few shapes
     targets    the next token at each of these positions; IGNORED at repeated indices
     """
 
@@ -203,7 +205,7 @@ class TranslationTask:
         return self.settings.model.context
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.settings.plan.batch_size, 2, self._longest)
@@ -232,7 +234,8 @@ class TranslationTask:
     def loss(self, model: nn.Module, batch: TranslationBatch) -> Loss:
         """Return the cross-entropy of the next target token.
 
-        With R-Drop it is the mean over two passes, plus the weighted KL divergence between them.
+        With R-Drop, the loss is the mean cross-entropy of two forward passes, plus the weighted KL divergence between
+        them.
         """
         logits = model(batch.source, batch.inputs, source_padding=batch.source_padding, indices=batch.positions).float()
         found = cross_entropy(logits, batch.targets, smoothing=self.settings.label_smoothing)
@@ -260,7 +263,7 @@ class TranslationTask:
 
     @cached_property
     def _words(self) -> tuple[RaggedRows, ...]:
-        """The words of each training sentence, as numbers in `_tokens_of`: all sources, then all targets."""
+        """The words of each training sentence, as indices of words in `_tokens_of`: all sources, then all targets."""
         numbers = {word: number for number, word in enumerate(self._tokens_of)}
         return tuple(
             RaggedRows.from_lists([numbers[word] for word in text.split()] for text in side)
@@ -269,7 +272,7 @@ class TranslationTask:
 
     @cached_property
     def _lengths(self) -> tuple[Integers, ...]:
-        """The number of tokens of each training sentence in the usual tokenisation: all sources, then all targets.
+        """The number of tokens of each training sentence without BPE dropout: all sources, then all targets.
 
         Raise DataError if a sentence does not fit into the context.
         """
@@ -294,7 +297,7 @@ class TranslationTask:
 
     @cached_property
     def _tokens_of(self) -> dict[str, list[list[int]]]:
-        """For each word, its possible tokenisations: first the usual one, then random ones with BPE dropout."""
+        """For each word, its tokenisations: first the one without BPE dropout, then random ones with BPE dropout."""
         words = dict.fromkeys(
             word for side in (self.train.source, self.train.target) for text in side for word in text.split()
         )
@@ -317,7 +320,7 @@ class TranslationTask:
     def _spell(self, words: RaggedRows, choices: Integers) -> RaggedRows:
         """Return the token ids of sentences, given which tokenisation of each word is chosen (BPE dropout).
 
-        A sentence that would not fit into the context is tokenised in the usual way.
+        A sentence that would not fit into the context is tokenised without BPE dropout.
         """
         column = numpy.arange(len(words.values)) - numpy.repeat(words.starts, words.lengths)
         row = numpy.repeat(numpy.arange(len(words.lengths)), words.lengths)
@@ -381,7 +384,7 @@ def pad_rows(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor,
     """Pad rows of tokens at their ends to a common width, and return them as a tensor.
 
     fill  token used for padding
-    most  maximum width; up to this, widths are multiples of eight
+    most  limit of the padding: the width is a multiple of eight, but at most this if no row is longer
     """
     padded = numpy.full((len(rows), _padded_width(max(map(len, rows)), most)), fill)
     for padded_row, row in zip(padded, rows, strict=True):
@@ -404,7 +407,7 @@ def generate_translations(
     """Translate sentences and return the generated texts. Sentences of the same padded width form a batch.
 
     strategy  decoding strategy, such as greedy decoding or beam search
-    names     what error messages call each sentence; by default its number, counted from 1
+    names     name of each sentence in error messages; by default the number of the sentence, counted from 1
     """
     context = model.config.context
     encoded = tokenizer.encode_batch(sentences)
@@ -454,7 +457,7 @@ def translate(
 
 
 def exact_match(translations: Sequence[str], references: Sequence[str]) -> float:
-    """Return the fraction of translations that equal their reference."""
+    """Return the fraction of translations that equal the reference, up to white space."""
     pairs = zip(translations, references, strict=True)
     return sum(one == " ".join(other.split()) for one, other in pairs) / len(translations)
 
@@ -492,7 +495,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return BLEU and the fraction of exact matches on the test set, by beam search.
 
-    The length penalty is the one with the best BLEU on the validation set.
+    The length penalty with the best BLEU on the validation set is used.
     """
     assert isinstance(model, Transformer)
     splits = load_data(location.data, settings)
@@ -520,7 +523,7 @@ def _plain_text_bleu(
 ) -> dict[str, float]:
     """Return sacreBLEU of the detokenised translations against plain-text references, as a metric by name.
 
-    It is empty if the data folder has no plain text.
+    The result is empty if the data folder has no plain text.
     """
     if location.data is None:
         return {}  # numbers in words are plain text already

@@ -19,9 +19,9 @@ def make_unknown_questions(
     than a name with no known part. No question is longer than the longest of `questions`.
 
     questions  questions whose names are combined
-    known      texts and questions; a name in any of them is not used
+    known      texts and questions; a name that occurs in a text or question is not used
     learned    questions that were taught by `regard ask --learn`; two thirds of the unknown people have a first or last
-               name from them
+               name from these questions
     """
     longest = max((len(each.text) for each in questions), default=0)
     everything = "\n".join(known)

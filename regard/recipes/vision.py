@@ -57,13 +57,15 @@ ARCHITECTURE_NAMES: Mapping[type[NetworkConfig], str] = {ViTConfig: "vit", DaViT
 class VisionSettings:
     """Settings of the vision recipe.
 
-    architecture     vit, davit or cnn: which of `model` and `alternatives` is trained; it becomes `model`
+    architecture     vit, davit or cnn: which configuration of `model` and `alternatives` is trained; this configuration
+                     becomes `model`
     model            configuration of the network; image size, channels and classes are set by the data
     alternatives     configurations of the other architectures
     label_smoothing  fraction of each label that is spread over all classes
     validation       number of training images held out for validation; 0 trains on all of them
     test             number of images for test, the same images for every seed
-    size             height and width to resize images to; None keeps their size, which must be the same for all
+    size             height and width to resize images to; None keeps the size of the images, which must be the same
+                     for all images
     """
 
     architecture: str = "vit"
@@ -178,7 +180,7 @@ class ImageClassificationTask:
     _on_device: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> ImageBatch:
-        """Return one micro-batch of training step `step`: number `part` (from 0) of `of`."""
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
         records, settings = self._order.at(step, part, of), self.settings
         if settings.augmentation.mixing and len(records) % 2:
             raise ConfigError(

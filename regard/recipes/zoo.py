@@ -1,7 +1,7 @@
 """Train the pretrained models that ship with the package: `python -m regard.recipes.zoo [NAME ...]`.
 
-Each is trained by a recipe on its built-in data, saved, loaded again and measured; its card has the command and the
-metric. `--table` prints the table of docs/models.md.
+Each model is trained by a recipe on the built-in data of the recipe, saved, loaded again and measured. The model card
+contains the command and the metric. `--table` prints the table of docs/models.md.
 """
 
 import os
@@ -40,9 +40,9 @@ class ZooModel:
     """How a pretrained model of the zoo is trained and measured, and the text of its model card.
 
     recipe    name of the recipe; `variant` and `changes` modify its settings
-    at_least  the metric has to be at least this; `at_most` is an upper bound
+    at_least  lower bound of the metric; `at_most` is an upper bound
     subset    number of test records for a quick check
-    example   an input; None if it is made from the test data
+    example   example of an input; None if the example is made from the test data
     """
 
     name: str
@@ -62,7 +62,7 @@ class ZooModel:
 
     @property
     def measure(self) -> Measure:
-        """The function from settings, model, tokenizer and number of test records (None for all) to the metric."""
+        """The function that computes the metric from settings, model, tokenizer and number of test records, or None."""
         return MEASURES[self.name]
 
     @property
@@ -151,7 +151,7 @@ MODELS = tuple(ZooModel(**each) for each in _TEXTS)
 
 
 def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
-    """Train a model, save it in the zoo, load and measure it, and write and return its model card.
+    """Train a model, save it in the zoo, load it again, measure it, and write the model card. Returns the card.
 
     on_message  called with messages about the progress
     """
@@ -169,7 +169,7 @@ def train_model(entry: ZooModel, on_message: Callable[[str], None]) -> Card:
 
 
 def write_card(entry: ZooModel) -> Card:
-    """Load a model of the zoo, measure it, and write and return its model card."""
+    """Load a model of the zoo, measure it, and write the model card. Returns the card."""
     target = ZOO / entry.name
     _, settings, model, tokenizer = load_finished_run(target)
     example = entry.example or EXAMPLES[entry.name](settings, target)

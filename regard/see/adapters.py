@@ -33,12 +33,12 @@ def as_probe(
     `probe.call(q, k, v)` takes (b h i c), (b g j c) and (b g j e), and returns (b h i e).
 
     fn                      a function of q, k and v in any known layout, or a module; modules are copied
-    heads, kv_heads, width  sizes to use if trial calls cannot find them, such as heads=4 if the function holds
+    heads, kv_heads, width  sizes to use if trial calls cannot find them, such as heads=4 if the function has ALiBi
                             slopes for 4 heads
     layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial
                             calls
-    queries, keys           numbers of queries and keys to use in trial calls; needed if a tensor in `extra`,
-                            such as a mask, fits only these lengths
+    queries, keys           numbers of queries and keys of the trial calls; needed if a tensor in `extra`, such as
+                            a mask, has a fixed number of queries or keys
     extra                   keyword arguments passed to `fn` at every call
 
     >>> as_probe(torch.nn.MultiheadAttention(12, 3)).layout

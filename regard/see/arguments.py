@@ -41,7 +41,7 @@ def check_index(what: str, index: object, size: int, counted: str, *, negative: 
     what      name of the argument, for the error message
     size      length of the indexed axis
     counted   what the axis contains, for the error message, such as "heads of layer.0"
-    negative  whether negative indices are allowed; they count from the end
+    negative  whether negative indices, which count from the end, are accepted
     """
     number = check_integer(what, index, -LARGEST_INTEGER)
     if not (-size if negative else 0) <= number < size:

@@ -44,7 +44,7 @@ class OutputTransform(Protocol):
 class AxisPermutation:
     """An output transform that permutes the axes.
 
-    axes  the permutation from the axes of the output to those of the heads
+    axes  the permutation from the axes of the operation's output to the axes of the heads' output
     """
 
     axes: list[int]
@@ -206,7 +206,7 @@ def build_sdpa_record(
 
     With is_causal=True, the first query and the first key are both at position 0.
 
-    axes  how the axes before (n, c) map to batch and heads; None if they are (b, h)
+    axes  how the axes before (n, c) map to batch and heads; None if these axes are (b, h)
     """
     q, k, v = cast_for_autocast(query, key, value)
     note = ""
@@ -246,7 +246,7 @@ def build_flex_record(
 
 
 def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
-    """Return whether a score_mod returns its score unchanged, like the default of flex_attention."""
+    """Return whether a score_mod returns the score unchanged, like the default score_mod of flex_attention."""
     graph = getattr(score_mod, "graph", None)
     if graph is None:
         return score_mod.__name__ == "_identity"
@@ -255,7 +255,7 @@ def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
 
 
 def _copy_data(data: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Copy the tensors that a mask_mod or score_mod reads, because they may be overwritten before it is called."""
+    """Copy the tensors that a mask_mod or score_mod reads, because the model can overwrite them before the call."""
     return tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in data)
 
 
@@ -286,7 +286,7 @@ def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
 
 
 def expand_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Broadcast the batch axes of q, k and v, and their head axes as torch's attention does."""
+    """Expand q, k and v to one batch size, k and v to one number of heads, and q to at least as many heads as k."""
     b = max(x.shape[0] for x in (q, k, v))
     g = max(k.shape[1], v.shape[1])
     h = max(q.shape[1], g)
@@ -302,9 +302,9 @@ def read_mask(
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
     """Convert an `attn_mask` tensor, boolean (True is visible) or additive, to a mask, score terms and positions.
 
-    Additive values that are so low that they hide a key become a mask. If all values of a row are so low, the
-    keys with the highest values stay visible. The weights of this row are uniform if adding its highest value
-    rounds all scores to the same number.
+    An additive value that is low enough to hide a key becomes part of the mask. If all values of a row are that low,
+    the keys with the highest value of the row stay visible. If this value is so low that all sums of it and a score
+    round to the same number, the weights of the row are uniform.
 
     has_sink  whether an attention sink takes part in the softmax; if so, a row that would have uniform weights
               hides all keys instead
@@ -338,8 +338,8 @@ def split_hidden(
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
     """Split an additive mask into the visible pairs, the values at these pairs, and the rows with uniform weights.
 
-    If finite values hide all keys of a row, the keys with the highest values count as visible. The weights of
-    this row are uniform if adding its highest value rounds all scores to the same number.
+    If finite values hide all keys of a row, the keys with the highest value of the row count as visible. If this value
+    is so low that all sums of it and a score round to the same number, the weights of the row are uniform.
 
     added  the additive mask
     bound  upper bound of the absolute scores
@@ -358,9 +358,9 @@ def split_hidden(
 def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
     """Return True where an additive mask hides a pair: the weight is below rounding error for all possible scores.
 
-    A hiding value is so far below all other values of the mask that no scores can make up for it: -inf, the
-    lowest number of the dtype, -1e9, -1e4, or -100 if scores are small. A bias that decreases gradually, such
-    as ALiBi, hides nothing.
+    A hiding value is so far below all other values of the mask that even the highest possible score cannot compensate
+    for it: -inf, the lowest number of the dtype, -1e9, -1e4, or -100 if scores are small. A bias that decreases
+    gradually, such as ALiBi, hides nothing.
 
     bound  upper bound of the absolute scores
     """
@@ -389,7 +389,7 @@ def _negligible(bound: float) -> float:
 
 
 def collapse_repeated(x: Tensor) -> Tensor:
-    """Reduce each leading axis (all but the last two) to size 1 if all entries along it are equal."""
+    """Shorten each leading axis (all but the last two) to size 1 if all entries along this axis are equal."""
     for axis in range(x.ndim - 2):
         if x.shape[axis] > 1 and (x.stride(axis) == 0 or bool((x == x.narrow(axis, 0, 1)).all())):
             x = x.narrow(axis, 0, 1)
@@ -411,7 +411,7 @@ def simplify_mask(visible: Bool[Tensor, "b h i j"], i: int, j: int) -> Mask:
 
 
 def copy_record(record: Record, device: torch.device | None, values: bool, **fields: Any) -> Record:
-    """Return a copy of a recorded attention call with copies of its tensors, which the model may overwrite later.
+    """Return a copy of a recorded attention call, with copied tensors, because the model can overwrite the originals.
 
     device  device of the copies; None keeps the device
     values  whether to copy v
@@ -502,7 +502,7 @@ def _keep_heads_in_mask(mask: Mask, heads: Int[Tensor, "r"]) -> Mask:
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
     """Return a recorded attention call reduced to the queries with these indices.
 
-    Masks and score terms that depend on positions become matrices.
+    Masks and score terms that depend on positions become matrices, because the remaining queries may have gaps.
     """
     j = record.k.shape[2]
     seen = to_four_axes(record.mask.see(pair_grid(record, rows)))

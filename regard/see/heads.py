@@ -105,7 +105,7 @@ def format_cell(value: object) -> str:
 def build_head_table(seen: "Seen", tokens: Int[Tensor, "b n"] | None = None) -> HeadTable:
     """Return a table of the statistics of every head of every recorded attention call.
 
-    tokens  token ids of the input, from which the induction score is computed; without them it is None
+    tokens  token ids of the input, from which the induction score is computed; if None, this score is None
     """
     return HeadTable(tuple(head for record in seen.records for head in measure_heads(record, tokens)))
 
@@ -119,7 +119,7 @@ def check_column(column: str) -> None:
 def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> list[HeadSummary]:
     """Compute the statistics of every head of one recorded attention call.
 
-    tokens  token ids of the input, from which the induction score is computed; without them it is None
+    tokens  token ids of the input, from which the induction score is computed; if None, this score is None
     """
     nonempty = record.lse != -math.inf  # True for NaN, so that its mean is NaN
     previous = first = after_repeat = distance = None
@@ -144,7 +144,7 @@ def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]
 
 
 def spread(record: Record) -> Float[Tensor, "b h i"]:
-    """Return the entropy of each query's weights, divided by the log of its number of visible keys (the maximum).
+    """Return the entropy of the weights of each query, divided by its maximum: the log of the number of visible keys.
 
     The spread is 0 for a query that sees one key or none.
     """
@@ -198,9 +198,9 @@ def first_token(record: Record) -> Float[Tensor, "h"] | None:
 
 
 def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"]) -> Float[Tensor, "h"] | None:
-    """Return, for each head, the mean weight of the queries on their wanted key; None if no wanted key exists.
+    """Return the mean over queries of the weight on one wanted key per query; None if no wanted key exists.
 
-    wanted  position of the key for each query; queries without a key at this position are not counted
+    wanted  for each query, the position of the wanted key; a query without a key at this position is not counted
     j       positions of the keys
     """
     order = j.argsort()

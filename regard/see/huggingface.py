@@ -3,7 +3,7 @@
 A transformers model looks up its attention function in the registry at every call. While watching, the registry returns
 this function with a wrapper. Operations inside the function are intercepted as in any other code. If no operation is
 intercepted (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k,
-v and the mask. A function may ignore its arguments, so the record is verified against its output.
+v and the mask. Because a function can ignore some arguments, the record is verified: it must reproduce the output.
 """
 
 import sys
@@ -117,7 +117,7 @@ def is_library_function(function: Callable[..., Any]) -> bool:
 def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trusted: bool = False) -> Record:
     """Check that a record built from a function's arguments reproduces the function's output.
 
-    Returns the record with a note that says how it was made. Raises an error if the outputs differ.
+    Returns the record with a note that says how the record was made. Raises an error if the outputs differ.
 
     out             the output of the function, (b i h e)
     attention_mask  the argument of the function; a (b, n) mask excludes padded queries from the comparison

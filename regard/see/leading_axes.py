@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HeadCount:
-    """The number of heads of an attention call, and a note on where it was found."""
+    """The number of heads of an attention call, and a note on where this number was found."""
 
     heads: int
     note: str = ""
@@ -61,10 +61,10 @@ class LeadingAxes:
 def read_leading_axes(sizes: Sequence[int], count: HeadCount | None) -> LeadingAxes:
     """Find which of the axes before (n, c) are heads.
 
-    A single axis is the batch, or sequences times heads if its size is a multiple of the number of heads. Two
-    axes are (b, h). If there are three or more axes, the heads are the axis whose size is the number of heads,
-    or two adjacent axes whose sizes multiply to this number, as in grouped-query attention. If there are no
-    such axes, the heads are the last axis.
+    A single axis is (b h), sequences times heads, if its size is a multiple of the number of heads, otherwise the
+    batch. Two axes are (b, h). If there are three or more axes, the heads are the axis whose size is the number of
+    heads, or two adjacent axes whose sizes multiply to this number, as in grouped-query attention. If there are no such
+    axes, the heads are the last axis.
 
     sizes  sizes of the axes before (n, c)
     count  the number of heads of the module; None if it is unknown

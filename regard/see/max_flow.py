@@ -1,7 +1,7 @@
 """Maximum flow through a layered graph by Dinic's algorithm, for attention flow.
 
-A set of positions is stored as the bits of a Python integer, so that one operation follows all edges from a position to
-a layer.
+A set of positions is stored as the bits of a Python integer, so that one bitwise operation handles all edges between a
+position and a layer.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ Integers = NDArray[np.int64]
 
 
 def layered_max_flow(capacities: Integers, sink: int) -> Integers:
-    """Return the maximum flow from each position of the first layer to one position of the last.
+    """Return the maximum flow from each position of the first layer to one position of the last layer.
 
-    capacities  (l, i, j): how much may flow from position j of layer l to position i of layer l + 1
+    capacities  (l, i, j): the capacity of the edge from position j of layer l to position i of layer l + 1
     sink        the position of the last layer
     """
     graph = _ResidualGraph(capacities)

@@ -111,7 +111,7 @@ def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dty
 
 
 def to_additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a boolean mask to an additive one, with -inf where it is True; an additive mask is returned unchanged."""
+    """Convert a boolean mask to an additive mask: True becomes -inf. An additive mask is returned unchanged."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)

@@ -1,8 +1,8 @@
-"""Find the positions of the queries of an intercepted attention call, or that they are unknown.
+"""Find the positions of the queries of an intercepted attention call, or mark the positions as unknown.
 
-A static KV cache holds more keys than are in use, so the queries need not be the last positions. The last visible key
-of each row of a causal mask is the query itself. In cross attention, and where keys are pooled or queries come in
-chunks, the positions of queries and keys are unrelated or unknown.
+A static KV cache has empty slots after the keys in use, so the queries need not be at the last positions. The positions
+are read from the causal mask: the last visible key of each row is at the position of the query. In cross-attention, and
+if keys are pooled or queries come in chunks, the positions of queries and keys are unrelated or unknown.
 """
 
 from collections.abc import Callable
@@ -71,9 +71,9 @@ def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]
 
 
 def _visible_to_first_head(record: Record, rows: Tensor) -> Tensor:
-    """Return which keys the queries with indices `rows` see in the first head, as a boolean tensor (b r j).
+    """Return a boolean tensor (b r j) that is True where query rows[r] sees key j in the first head.
 
-    Masks for a KV cache are the same for all heads.
+    Only the first head is read, because the mask of a KV cache is the same in all heads.
     """
     b, j, device = record.q.shape[0], record.k.shape[2], record.q.device
     row, column = rows[:, None], torch.arange(j, device=device)[None, :]

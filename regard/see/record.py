@@ -88,7 +88,7 @@ class Record(Statistics):
 
     @property
     def query_positions(self) -> Int[Tensor, "i"]:
-        """The positions of the recorded queries; their indices if the positions are unknown."""
+        """The positions of the recorded queries; if the positions are unknown, the indices of the queries."""
         i = self.q.shape[2]
         if self.rows_kept is None:
             return torch.arange(i, device=self.q.device) + self.positions.queries
@@ -186,7 +186,7 @@ class Seen(Mapping[str, Record]):
     def table(self, tokens: Int[Tensor, "b n"] | None = None) -> "HeadTable":
         """Return a table of all heads: entropy, distance, and the weight on the previous, first and induction token.
 
-        tokens  the token ids of the input, from which the induction score is computed; without them it is None
+        tokens  the token ids of the input, from which the induction score is computed; if None, this score is None
         """
         from regard.see.heads import build_head_table  # heads imports this module
 

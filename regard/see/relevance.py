@@ -117,9 +117,9 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 
     Abnar and Zuidema 2020, arXiv:2005.00928.
 
-    The capacity of an edge is its entry of A = residual I + (1 - residual) W. A flow is at least as large as
-    the rollout, and at most one. Capacities are rounded to 1e-9, so the error of a flow is at most L n 1e-9 for
-    L layers of n positions.
+    The capacity of the edge from input j to output i of a layer is A_ij, where A = residual I + (1 - residual) W. A
+    flow is at least as large as the rollout, and at most one. Capacities are rounded to 1e-9, so the error of a flow is
+    at most L n 1e-9 for L layers of n positions.
 
     maps, residual, heads  as in `rollout`
     rows                   indices of the outputs
@@ -144,10 +144,10 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | None = None) -> Float[Tensor, "b r n"]:
     """Gradient relevance: start with R = I and set R = R + A R for each layer.
 
-    A is the mean over heads of max(0, gradient * weight). Chefer et al. 2021, arXiv:2103.15679, equations 5 and
-    6. Call `backward` on the number to explain first. The gradient of each weight is computed from the gradient
-    of the attention output: dL/dA_ij = dL/dout_i . v_j. The entries of R are at least those of the identity,
-    and equal to them if all gradients are zero.
+    A is the mean over heads of max(0, gradient * weight). Chefer et al. 2021, arXiv:2103.15679, equations 5 and 6. Call
+    `backward` on the number to explain first. The gradient of each weight is computed from the gradient of the
+    attention output: dL/dA_ij = dL/dout_i . v_j. No entry of R is smaller than the entry of the identity, and R is the
+    identity if all gradients are zero.
 
     maps  records of `watch`, one for each layer
     rows  indices of the outputs to compute, which avoids the full matrix; None is all
@@ -344,8 +344,7 @@ def _split_rows(record: Record) -> Sequence[Tensor]:
 def _check_stack(maps: Maps) -> list[Record | Tensor]:
     """Return the layers as a list; raise an error if they are not a stack of self-attention layers of equal size.
 
-    The names of the records of a `Seen` must show that they belong to one stack. A list is used in the given
-    order.
+    The layers of a `Seen` must belong to one stack according to their names. A list is used in the given order.
     """
     layers: list[Record | Tensor] = list(maps.records) if isinstance(maps, Seen) else list(maps)
     if not layers:

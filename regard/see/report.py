@@ -30,7 +30,7 @@ WHITESPACE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 @dataclass(frozen=True, eq=False)
 class TokenLabels:
-    """A sequence of tokens: the labels of its positions and its token ids.
+    """A sequence of tokens: a label for each position, and the token ids.
 
     code  name of the Python variable that holds the ids, for code snippets
     """
@@ -49,7 +49,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadMap:
-    """The pooled attention map of one head; a cell is hidden if the mask hides all of its pairs."""
+    """The pooled attention map of one head; a cell is hidden if the mask hides all query-key pairs in it."""
 
     head: int
     values: Float[Tensor, "rows columns"]

@@ -27,7 +27,10 @@ LOW = -1e30  # the score of a hidden pair: exp gives 0, and 0 * LOW is 0, which 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The attention weights and statistics of a block of queries, for the keys that any of these queries may see."""
+    """The attention weights and statistics of a block of queries.
+
+    The weights are those on the keys `columns`, which include every key that one of these queries sees.
+    """
 
     rows: Int[Tensor, "r"]
     columns: Int[Tensor, "s"] | slice  # a slice if the keys are neighbours
@@ -47,8 +50,7 @@ def iterate_row_blocks(
 
     call  the inputs of the attention call
     rows  indices of the queries; None is all
-    lse   the log-sum-exp of all queries, if known; with it, only the weights are computed, which takes half the
-          time
+    lse   the log-sum-exp of all queries, if known; then only the weights are computed, which takes half the time
     """
     b, h, _, i, j, _, _ = call.sizes
     device = call.q.device
@@ -156,9 +158,9 @@ def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x), with 0 in place of results near the smallest normal number; x is clamped in place.
+    """Return exp(x), but 0 where the result is near the smallest normal number or below. Overwrites x.
 
-    This avoids denormal numbers, which are about ten times as slow.
+    This avoids denormal numbers, with which arithmetic is about ten times as slow.
     """
     smallest = 2 * torch.finfo(x.dtype).tiny
     found = x.clamp_(min=math.log(smallest)).exp()

@@ -91,8 +91,8 @@ class Statistics:
     def where(self) -> Int[Tensor, "b h i"]:
         """The index of the key with the largest weight for each query.
 
-        If several weights are equally large, it is the first of their indices. It is -1 for a query that sees
-        no key or has NaN weights.
+        If several keys have the largest weight, the index is that of the first of these keys. The index is -1 for a
+        query that sees no key or has NaN weights.
         """
         return self._row_statistics.where
 
@@ -100,8 +100,8 @@ class Statistics:
     def distance(self) -> Float[Tensor, "b h i"]:
         """The weighted mean of |i - j| for each query.
 
-        With an attention sink, the weights of the keys sum to less than one, and the mean is divided by their
-        sum.
+        With an attention sink, the weights of the keys sum to less than 1. The weighted sum of |i - j| is then divided
+        by the sum of these weights.
         """
         return self._row_statistics.distance
 
@@ -120,10 +120,9 @@ class Statistics:
     def pooled(self, cells: int | tuple[int, int]) -> Float[Tensor, "b h rows columns"]:
         """Return the weights at a lower resolution.
 
-        A cell is the sum of the weights over its keys, averaged over its queries.
-
-        Position n of N is in cell n * cells // N. The sum of a row of cells is the mean of the sums of its rows
-        of weights.
+        Query or key n of N is in cell n * cells // N. The value of a cell is the sum of the weights over the keys of
+        the cell, averaged over the queries of the cell. If the weights of each query sum to 1, the cells of each row
+        sum to 1 too.
 
         cells  the number of cells per side, or (rows, columns)
         """

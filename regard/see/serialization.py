@@ -88,9 +88,9 @@ def _classes() -> dict[str, type]:
 
 
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to JSON. A tensor is stored in `tensors`, and the JSON refers to it by its key.
+    """Convert a value to JSON. A tensor is stored in `tensors` under a key, and the JSON contains this key.
 
-    key  the key of the value if it is a tensor, otherwise the prefix of the keys of the tensors inside it
+    key  the key if the value is a tensor, otherwise the prefix of the keys of the tensors inside the value
     """
     if isinstance(value, Tensor):
         tensors[key] = value.detach().cpu().contiguous().clone()

@@ -219,11 +219,18 @@ class Operation:
         return self.name in RESHAPES
 
     def rearranges(self, source: Tensor) -> bool:
-        """Return whether the function may move entries of `source` to another row or another key."""
+        """Return whether the function can move entries of `source` to another row or another key.
+
+        True can be a false alarm, because every function that changes the shape counts.
+        """
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
-        """Return whether the output contains entries of `source` themselves, not only sums or products of them."""
+        """Return whether the output contains the entries of `source`, moved or changed one by one.
+
+        Every function of `source` alone counts, except known reductions such as a sum. With other operands, the output
+        must have as many entries as `source`.
+        """
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()
         return self.name not in REDUCTIONS
@@ -241,7 +248,7 @@ STARTS = {*PRODUCTS, *SUMS, *TIMES, "einsum", "multi_dot", "tensordot", "softmax
 
 
 def can_start_trace(name: str) -> bool:
-    """Return whether a function can return scores or weights without a traced tensor among its arguments."""
+    """Return whether a trace can begin at this function: a product, which can give scores, or a softmax."""
     return name in STARTS
 
 
@@ -628,8 +635,8 @@ def _selected_scores(name: str) -> Unsupported:
 def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
     """Convert the tensors that were added to the scores, each (b h i j), to a mask and score terms.
 
-    The values that hide keys are summed separately. If a row has no visible key, the keys whose sum is highest
-    get the weights.
+    Values that are low enough to hide a key are summed over all tensors and become the mask. All other values become
+    score terms. If the mask hides all keys of a row, the keys with the highest sum of the row get the weights.
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []
@@ -693,7 +700,7 @@ def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
 
 
 def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) -> Traced | None:
-    """Return the entry for the output of an operation on scores: weights for softmax, scores for most others."""
+    """Return the entry for the output of an operation on scores: weights for a softmax, scores for most operations."""
     if operation.name == "softmax":
         if not operation.is_softmax_over_keys:
             return _no_softmax("a softmax over another axis")
@@ -769,8 +776,8 @@ def _hides(scores: TracedScores, value: float) -> bool:
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
     """Return the entry for the output of an operation on attention weights.
 
-    The entry stores dropout in a field and other changes in its note. An operation that moves entries makes the
-    weights unsupported.
+    Dropout is stored in the field `dropout`, other operations are listed in the field `note`. An operation that moves
+    entries makes the weights unsupported.
 
     weights  the entry for the operation's input `source`
     """
@@ -874,7 +881,7 @@ def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
 
 
 def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor], out: Tensor) -> TracedScores | None:
-    """Return the traced scores that an einsum may have computed; None if it cannot compute scores.
+    """Return the result of an einsum as traced scores; None if the einsum is not a product of queries and keys.
 
     The operand that has the last letter of the result is the keys. The product of all other operands is the
     queries.
@@ -902,7 +909,10 @@ def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor],
 
 
 def _sums_with_another(at: int, letters: list[str], result: str, operands: list[Tensor]) -> bool:
-    """Return whether an einsum sums the last axis of operand `at` with another operand that is not a parameter."""
+    """Return whether an einsum contracts the last axis of operand `at` with another operand that may hold values.
+
+    The other operand must have at least three axes and must not be a parameter.
+    """
     others = [n for n in range(len(operands)) if n != at and not isinstance(operands[n], nn.Parameter)]
     key = letters[at][-1]
     return key not in result and any(key in letters[n] and operands[n].ndim >= 3 for n in others)

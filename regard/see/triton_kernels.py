@@ -42,8 +42,8 @@ def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.con
 def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Return the limits (begin, inner, outer, end) of the keys that the BM rows from `first` on see.
 
-    Keys before `begin` (rounded down to a tile of BN keys), and from `end` on, are hidden from all rows. Keys
-    from `inner` to before `outer`, which are whole tiles, are visible to all rows.
+    Keys before `begin` and from `end` on are hidden from all these rows; `begin` is rounded down to a tile of BN keys.
+    Keys from `inner` to `outer` (excluded) are whole tiles and visible to all these rows.
     """
     last = tl.minimum(first + BM, i) - 1
     begin, end, inner, outer = 0, j, 0, (j // BN) * BN
@@ -99,8 +99,8 @@ def normalise(
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Return the limits (begin, inner, outer, end) of the rows that see keys of tile `number`.
 
-    Rows before `begin` (rounded down to a tile of BM rows), and from `end` on, see no key of the tile. Rows
-    from `inner` to before `outer` see all its keys.
+    Rows before `begin` and from `end` on see no key of the tile; `begin` is rounded down to a tile of BM rows.
+    Rows from `inner` to `outer` (excluded) see all keys of the tile.
     """
     first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
     begin, end, inner, outer = 0, i, 0, i // BM * BM
@@ -206,7 +206,8 @@ def _edge(
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
     """Return the first row of the tile that is processed at step `turn`.
 
-    The tiles skip a gap. Each program starts at another tile.
+    The tiles begin at row `first`; from tile `before` on, `gap` rows are skipped. Each program starts at another tile,
+    so `turn` may exceed the number of tiles, and then continues at the first tile.
     """
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)
@@ -221,7 +222,7 @@ def gather(
 ):  # fmt: skip
     """Compute all row and key statistics of the weights exp(score - lse), visiting each pair once.
 
-    A program processes one tile of keys, so the sums of the weights on these keys stay in registers. Row
+    Each program processes one tile of keys, so the sums of the weights on these keys stay in registers. Row
     statistics are added to memory atomically, one number for each row and tile. The sums of the weights over
     spans of rows are the cells of pooled maps.
     """

@@ -94,7 +94,7 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
 
 
 def is_exact(found: RowStatistics) -> bool:
-    """Return whether all statistics are finite and no log-sum-exp is too large for exact weights."""
+    """Return whether the entropy of every row is finite and no log-sum-exp is too large for exact weights."""
     finite_lse = found.lse.masked_fill(found.lse == -math.inf, 0)
     return bool((found.entropy.isfinite() & (finite_lse.abs() < LARGEST_LSE)).all())
 
@@ -102,8 +102,8 @@ def is_exact(found: RowStatistics) -> bool:
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
     """Return the pooled attention map of a call.
 
-    The map is summed from the cells in `found` if their borders fit those of the requested cells; otherwise
-    another kernel computes it.
+    If every requested cell is a union of cells in `found`, the map is computed from these cells. Otherwise another
+    kernel computes the map.
     """
     from regard.see import triton_kernels
 
@@ -144,7 +144,10 @@ def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
 
 
 def _occupancy_options(width: int, q: Tensor) -> dict[str, int]:
-    """Return launch options that limit registers and stages, so that a multiprocessor runs three programs."""
+    """Return launch options that limit registers and stages, so that a multiprocessor can run three programs.
+
+    Returns {} in float32, or if the width is above 128.
+    """
     if q.element_size() != 2 or width > 128:
         return {}
     return {"maxnreg": 168} if width <= 64 else {"maxnreg": 168, "num_stages": 2}

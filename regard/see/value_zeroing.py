@@ -30,8 +30,8 @@ def value_zeroing(
     """Value zeroing: how much output i of a block changes if the value of key j is set to zero in all heads of a layer.
 
     Mohebbi et al. 2023, arXiv:2301.12971. The result is 1 - cos(y_i, y_i without v_j) for every output row y_i
-    of the block that contains the attention layer. If the value or all weights of a key are zero already, its
-    column is zero.
+    of the block that contains the attention layer. If the value of a key is zero, or all weights on the key are zero,
+    then the column of this key is zero.
 
     Attention is linear in its values, so w_ij v_j is subtracted from its output without recomputing the
     weights. Every attention call that `watch` records is supported. The model runs once for each key and should

@@ -214,7 +214,7 @@ class Watcher(TorchFunctionMode):
     def _is_disabled(self) -> bool:
         """Return whether the current call must not be recorded.
 
-        This is so if `_is_foreign` is true, or if a larger call that contains the current call is recorded.
+        A call is not recorded if `_is_foreign` is true, or if it runs inside a call that is recorded as a whole.
         """
         return self._disabled_depth > 0 or self._is_foreign()
 
@@ -231,7 +231,7 @@ class Watcher(TorchFunctionMode):
     def _disabled(self) -> Iterator[None]:
         """Context manager: remove this function mode while the original function runs.
 
-        torch skips its fast paths while any function mode is active.
+        The mode is removed because torch skips its fast paths while any function mode is active.
         """
         stack = [_get_function_stack_at(at) for at in range(_len_torch_function_stack())]
         above = len(stack) - 1 - stack.index(self) if self in stack else None
@@ -252,7 +252,10 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Context manager: allow torch.compile again while a function runs that is recorded only by its arguments."""
+        """Context manager: allow torch.compile again while a function runs.
+
+        The function is recorded by its arguments, so its operations need not be intercepted.
+        """
         if threading.get_ident() != self._thread:
             yield
             return
@@ -275,8 +278,8 @@ class Watcher(TorchFunctionMode):
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Call a module, without this function mode if the module is a simple layer such as nn.Linear.
 
-        A function mode is active in one thread, so calls of other threads cannot be recorded. Each of these
-        threads adds a reason to `left_out` once.
+        A function mode is active in one thread only, so calls of other threads cannot be recorded. Each other thread
+        that calls a module adds a reason to `left_out` once.
         """
         if is_simple_layer(module) and not self._tracer.traced:
             top = _len_torch_function_stack() - 1
@@ -530,7 +533,10 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _catch_errors(self) -> Iterator[None]:
-        """Context manager: turn an error while recording into a reason in `left_out`; the model continues."""
+        """Context manager: catch an error of recording and add it to `left_out`, so that the model continues.
+
+        A RegardError, which reports an invalid selection, is raised.
+        """
         try:
             yield
         except RegardError:
@@ -591,7 +597,7 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 
 def _ordinary_mode() -> AbstractContextManager[object]:
-    """Context manager: leave inference mode if it is on, so that copies are ordinary tensors."""
+    """Context manager: leave inference mode if it is on, so that tensors created inside are no inference tensors."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
@@ -626,7 +632,7 @@ def _replace_output(
 
 
 def _find_edited(out: Tensor | None) -> tuple[Record, Record] | None:
-    """Return the inputs of a call before and after an edit of its weights; None if no edit made the output `out`."""
+    """Return the inputs of the call before and after an edit, if the tensor `out` results from an edit; else None."""
     made, records = getattr(_edits, "latest", (lambda: None, None))
     return records if out is not None and made() is out else None
 
@@ -652,8 +658,8 @@ def _find_module(model: object) -> nn.Module | None:
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the path of every module, without the "_orig_mod" of torch.compile, and the module.
 
-    The path of the model itself is its class name. If a module has several paths, the first is used. The result
-    is that of `model.named_modules()`, in a fraction of the time.
+    The path of the model itself is its class name. If a module has several paths, the first is used. Apart from the
+    names, the result equals that of `model.named_modules()`, which takes much longer.
     """
     own = type(getattr(model, "_orig_mod", model)).__name__
     found: list[tuple[str, nn.Module]] = []

@@ -1,8 +1,9 @@
 """X-ray: measure a black-box attention from outside and print what it does.
 
-Attention is linear in v, so v = identity reads the weights. q = 0 shows the mask and the bias. The logarithm of the
-weights, minus its value for k = 0, shows the scores. v = 1 in one key head shows which query heads read it. The
-measurements are in `regard.see.measure`; a result that cannot be measured is None, and `notes` has the reason.
+Attention is linear in v, so the output for v = identity is the weights. The weights for q = 0 show the mask and the
+bias. The logarithm of the weights, minus the logarithm for k = 0, shows the scores. v = 1 in one key head, and 0 in the
+others, shows which query heads read this key head. The measurements are in `regard.see.measure`; a result that cannot
+be measured is None, and `notes` has the reason.
 """
 
 import math

@@ -14,8 +14,8 @@ from regard.base.validation import check_integer, check_range
 class ExponentialAverage:
     """Exponential moving average (EMA) of the weights.
 
-    decay  weight of the old average at each step; at step n it is at most n / (n + 9), so that the initial weights soon
-           have little influence
+    decay  factor of the old average at each step; the current weights have the factor 1 - decay. At step n the decay is
+           at most n / (n + 9), so that the initial weights soon have little influence
     """
 
     decay: float = 0.999
@@ -88,7 +88,7 @@ class Averager:
             self._load({name: torch.stack([each[name] for each in self._snapshots]).mean(0) for name in names})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the saved weights as a flat state dict; the key of a tensor is `snapshot number/parameter name`."""
+        """Return the average or the snapshots as a flat state dict; keys are `snapshot number/parameter name`."""
         return {f"{number}/{name}": t for number, each in enumerate(self._snapshots) for name, t in each.items()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
@@ -110,6 +110,6 @@ class Averager:
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of all parameters and floating-point buffers, shared ones once."""
+    """Yield the names and tensors of all parameters and floating-point buffers; a shared tensor is yielded once."""
     yield from model.named_parameters()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point())

@@ -1,8 +1,8 @@
 """Checkpoints of a training run: save one, resume from the latest, load the best.
 
 A checkpoint is a safetensors file, or a folder of them, and a JSON file with the SHA-256 checksums of all its files.
-The JSON file is written last and atomically, so a checkpoint without it is unfinished. If a file was truncated or
-changed, its checksum does not match and the checkpoint before it is used.
+The JSON file is written last and atomically, so a checkpoint without a JSON file is unfinished. If a file was truncated
+or changed, the checksum of the file does not match, and the previous checkpoint is used.
 """
 
 import hashlib
@@ -70,8 +70,8 @@ class CheckpointFolder:
 
     keep        number of latest checkpoints to keep
     on_message  called with a message about each damaged checkpoint
-    like        with FSDP: function from the name of a tensor in a checkpoint to the tensor whose sharding it
-                gets
+    like        with FSDP: function that takes the name of a tensor in a checkpoint and returns a tensor of the model;
+                the loaded tensor is sharded in the same way
     """
 
     folder: Path
@@ -110,7 +110,7 @@ class CheckpointFolder:
     def load_best(self) -> Checkpoint | None:
         """Return the valid checkpoint with the highest validation score, the latest if scores are equal.
 
-        Return None if no valid checkpoint has a score.
+        Returns None if no valid checkpoint has a score.
         """
         return self._load_first_valid(self.group.run_on_main(lambda: _by_score(self.folder)), "the next best is used")
 
@@ -176,7 +176,7 @@ def write_plan(folder: Path, plan: TrainingPlan) -> None:
 def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], step: int) -> None:
     """Raise ConfigError if a run is resumed with another training plan.
 
-    Only the settings in `RESUMABLE` may change.
+    Changes of the settings in `RESUMABLE` raise no error.
     """
     changed = sorted(name for name in {*saved, *wanted} - RESUMABLE if saved.get(name) != wanted.get(name))
     if changed:
@@ -188,7 +188,7 @@ def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], ste
 
 
 def capture(trainer: "Trainer") -> Checkpoint:
-    """Return a checkpoint of a training run, with all that is needed to resume it bit for bit."""
+    """Return a checkpoint of the current step, with all that is needed to resume the training run bit for bit."""
     rng_states = trainer.group.all_gather(lambda: rng_state.save_rng_state(trainer.group.device))
     sections: dict[str, dict[str, Tensor]] = {
         "model": dict(trainer.model.state_dict()),
@@ -303,7 +303,7 @@ def _step(file: Path) -> int:
 
 
 def _by_score(folder: Path) -> list[Path]:
-    """Return the JSON files of checkpoints with a validation score, best first, the latest of equal scores first."""
+    """Return the JSON files of checkpoints with a validation score, best first; if scores are equal, latest first."""
     scored: list[tuple[float, Path]] = []
     for file in _list_finished(folder):
         try:
@@ -316,9 +316,9 @@ def _by_score(folder: Path) -> list[Path]:
 
 
 def _remove_old(folder: Path, step: int, keep: int) -> None:
-    """Remove all checkpoints but the `keep` latest ones up to `step` and the best of these.
+    """Remove old checkpoints: of those up to `step`, the `keep` latest ones and the one with the best score are kept.
 
-    Checkpoints of later steps are removed too: they were damaged, and the run was resumed from an earlier one.
+    Checkpoints of later steps are removed too: they were damaged, and the run was resumed from an earlier checkpoint.
     """
     past = [file for file in _list_finished(folder) if _step(file) <= step]
     kept = {*past[-keep:], *[file for file in _by_score(folder) if file in past][:1]}

@@ -1,7 +1,7 @@
 """Distributed training with torchrun: process groups for DDP and FSDP.
 
-Each process computes its part of every batch. Losses and sample counts are summed exactly, so several processes learn
-what one process learns from the whole batch.
+Each process computes the gradients of a part of every batch. Losses and sample counts are summed over all processes, so
+the loss is the mean over the whole batch, as in training with one process.
 """
 
 import copy
@@ -35,7 +35,7 @@ _GROUP_NUMBER = itertools.count()  # process groups that this process has joined
 def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iterator[ProcessGroup]:
     """Context manager: join the process group that torchrun started.
 
-    Without torchrun the group is this process alone.
+    Without torchrun, the group contains only this process.
 
     parallel  "ddp": every process has the whole model. "fsdp": every process has a shard of each parameter, and
               all processes write checkpoints to a folder that all of them can reach
@@ -66,7 +66,7 @@ def join_process_group(parallel: str = "ddp", device: str | None = None) -> Iter
 
 
 def _local_device(device: str | None) -> torch.device:
-    """Return the device of this process; for several GPUs it is the one with the local rank.
+    """Return the device of this process. If there are several GPUs, it is the GPU whose index is the local rank.
 
     device  "cuda", another device name, or None for a GPU if there is one
     """

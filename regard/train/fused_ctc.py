@@ -1,7 +1,6 @@
-"""The CTC loss in one GPU kernel that does not read lengths on the host, so that a step can be captured as a CUDA
-graph.
+"""The CTC loss in one GPU kernel, so that a training step can be captured as a CUDA graph.
 
-torch's CTC loss reads lengths on the host.
+The CTC loss of torch cannot be captured, because it copies the lengths of the sequences to the CPU.
 """
 
 import torch
@@ -14,7 +13,7 @@ MOST = 1 << 13  # states times tokens that the kernel compares at once
 
 
 def is_supported(logits: Tensor, targets: Tensor) -> bool:
-    """Return whether the kernel computes this loss: on a GPU, with few tokens and short targets."""
+    """Return whether the kernel can compute this loss: on a GPU, if target length times vocabulary size is small."""
     return logits.is_cuda and has_triton() and (2 * targets.shape[1] + 1) * logits.shape[-1] <= MOST // 4
 
 

@@ -11,9 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterruptedError(KeyboardInterrupt):
-    """Raised after a signal stopped a training run. A checkpoint was saved before if the current step could be
-    finished.
-    """
+    """Raised after a signal stopped a training run. If the current step could be finished, a checkpoint was saved."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -42,10 +40,10 @@ class SignalRecorder:
 
     @contextmanager
     def convert_errors(self) -> Iterator[None]:
-        """Context manager: an error after a recorded signal is raised as TrainingInterruptedError.
+        """Context manager: raise TrainingInterruptedError instead of an error that follows a recorded signal.
 
-        A terminal sends Ctrl-C to all processes of the run. The compilers that torch.compile started end, and
-        compilation fails.
+        A terminal sends Ctrl-C to all processes of the run. It also ends the compilers that torch.compile started, so
+        that compilation fails because of the signal.
         """
         try:
             yield

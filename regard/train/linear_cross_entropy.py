@@ -1,6 +1,6 @@
 """The cross-entropy of a linear output layer, without holding the logits of all tokens at once.
 
-Logits are computed for some tokens at a time, and the gradients of these tokens at once, in the forward pass. So memory
+The forward pass computes logits for some tokens at a time, then their gradients, and discards the logits. So memory
 does not grow with tokens times vocabulary, and every product with the output weights is computed once.
 """
 
@@ -28,8 +28,8 @@ def linear_cross_entropy(
     """Return the cross-entropy of the logits `hidden @ weight.T`, summed over the targets that are not `ignored`.
 
     The logits of some tokens are computed at a time, so memory does not grow with tokens times vocabulary. Gradients
-    are computed in the forward pass, and the result can be differentiated once. In half precision and under autocast
-    logits are rounded to half precision, as those of a linear layer are; sums are float32.
+    are computed in the forward pass, and the result can be differentiated once. In half precision and under autocast,
+    logits are rounded to half precision, as in a linear layer; sums are computed in float32.
 
     weight   weights of the output layer, one row for each token of the vocabulary
     ignored  the target that is skipped
@@ -65,7 +65,7 @@ def linear_cross_entropy(
 def _linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the summed loss and its gradients with respect to `hidden` and `weight`; empty if not requested.
+    """Return the summed loss and its gradients with respect to `hidden` and `weight`; unrequested gradients are empty.
 
     This is a custom operator, so that torch.compile does not trace the loop.
     """
@@ -135,7 +135,7 @@ _linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gr
 
 
 def _cross_entropy_and_gradient(logits: Tensor, targets: Tensor, vocab: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of some rows of logits, and its gradient with respect to the logits, in their dtype."""
+    """Return the summed loss of some rows of logits, and its gradient with respect to the logits, in the same dtype."""
     exact = torch.promote_types(logits.dtype, torch.float32)
     skipped = targets == ignored
     if logits.device.type == "cpu" and bool(((targets < 0) | (targets >= vocab)).logical_and_(~skipped).any()):

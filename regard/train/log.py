@@ -15,7 +15,7 @@ NAME = "log.jsonl"
 
 
 class MetricsLog:
-    """Writes the metrics of a training run to `log.jsonl` and, if asked, to TensorBoard.
+    """Writes the metrics of a training run to `log.jsonl` and, if `tensorboard` is True, to TensorBoard.
 
     folder       the folder of the run
     start        the step from which the run is resumed; lines of later steps are removed
@@ -47,7 +47,7 @@ class MetricsLog:
 
 
 def _open_log(file: Path, start: int) -> TextIO:
-    """Open the log for appending, without lines after `start` and without a line that a killed run left unfinished."""
+    """Open the log for appending; first remove lines of steps after `start` and an unfinished line of a killed run."""
     lines = []
     for line in file.read_text(errors="replace").splitlines() if file.is_file() else []:
         try:

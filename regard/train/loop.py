@@ -61,10 +61,10 @@ class Progress:
 class Timing:
     """Measured times of a run, passed to `on_timing`.
 
-    step              seconds of a step
-    steps_left        steps to do
-    validation        seconds of a validation with its checkpoint; None before the first one
-    validations_left  validations to do
+    step              seconds of a training step
+    steps_left        number of training steps that remain
+    validation        seconds of a validation and the checkpoint after it; None before the first validation
+    validations_left  number of validations that remain
     """
 
     step: float
@@ -109,17 +109,17 @@ def fit(
     plan         the hyperparameters
     folder       where checkpoints and the log are written; None writes nothing
     resume       resume from the latest valid checkpoint in the folder, or start if there is none. On one CPU in
-                 float32 the result is bit for bit that of an uninterrupted run
+                 float32 the result equals that of an uninterrupted run bit for bit
     group        the processes that train together, from `join_process_group`
     tensorboard  write events for TensorBoard to the folder
     on_message   called with messages for the user, such as a damaged checkpoint
     on_progress  called every few steps
     on_timing    called after the first steps and after the first validation; not in a very short run
 
-    Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and one process. Then the run
-    stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops it at once. If the signal also ends
-    a process that the step needs, such as a C++ compiler started by torch.compile, the step fails: the run stops in the
-    same way, and resuming continues from the checkpoint before.
+    Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and only one process. Then the run
+    stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops the run at once. If the signal also
+    ends a process that the step needs, such as a C++ compiler started by torch.compile, the step fails: the run stops
+    in the same way, and resuming continues from the checkpoint before.
 
     See `docs/training.md` for an example.
     """
@@ -156,7 +156,10 @@ def count_validations(plan: TrainingPlan, done: int = 0) -> int:
 
 
 def measure_step_seconds(model: nn.Module, task: Task, plan: TrainingPlan) -> float:
-    """Estimate the seconds of a training step on the CPU by computing gradients of a few samples. Does not train."""
+    """Estimate the seconds of a training step on the CPU by computing gradients of a few samples.
+
+    The model is not changed.
+    """
     few = next(
         size
         for size in range(min(MEASURED_SAMPLES, plan.batch_size), plan.batch_size + 1)
@@ -286,7 +289,7 @@ class Trainer:
     def train_step(self, micro_batches: list[Any], lr_factor: float) -> tuple[Tensor, Tensor]:
         """Do one optimizer step; return the sum of the losses and the number of targets, over all processes.
 
-        The result must be used before the next step.
+        The result must be used before the next step, which can overwrite it.
 
         lr_factor  factor of the learning rate schedule
         """
@@ -431,8 +434,9 @@ class Trainer:
 
 
 class _StepTimer:
-    """Measures the time of steps and of the first validation, and calls `on_timing`. The first step is left out because
-    it is slower.
+    """Measures the time of steps and of the first validation, and calls `on_timing`.
+
+    The first step is not measured, because it is slower than the others.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -472,7 +476,7 @@ class _StepTimer:
 
 
 def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
-    """Create and lock the folder of a run, and check that the run may be written there.
+    """Create and lock the folder of a run, and check that the folder has no run yet unless `resume` is True.
 
     The lock is released when `stack` is closed.
     """
@@ -484,9 +488,7 @@ def _open_folder(folder: Path, resume: bool, stack: ExitStack) -> None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Context manager: eval mode without gradients. On exit the model is in training mode again and the RNG state is
-    restored.
-    """
+    """Context manager: set eval mode and disable gradients; on exit, set training mode and restore the RNG state."""
     model.eval()
     try:
         with torch.no_grad(), rng_state.preserve_rng_state(device):
@@ -500,4 +502,4 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _ignore(*values: object) -> None:
-    """Do nothing; replaces the callbacks in all processes but rank 0."""
+    """Do nothing; replaces the callbacks in all processes except rank 0."""

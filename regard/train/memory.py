@@ -38,8 +38,8 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 class PeakFit:
     """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of linear functions.
 
-    The memory after each allocation of a training step is a linear function of the size. Those that are the largest for
-    some size are kept, because the peak is at different allocations for different sizes.
+    The memory after each allocation of a training step is a linear function of the size of the micro-batch. The peak is
+    at different allocations for different sizes, so every linear function that is the largest for some size is kept.
 
     lines  slope and intercept of each linear function
     """
@@ -72,8 +72,8 @@ class PeakFit:
 class StepPeak:
     """The peak memory that a training step allocates, as a function of the size of a micro-batch.
 
-    total        all tensors
-    activations  all tensors except gradients of parameters that are already complete
+    total        peak memory of all tensors
+    activations  peak memory of all tensors except completely accumulated gradients of parameters
     """
 
     total: PeakFit
@@ -107,7 +107,7 @@ class TensorSize:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The measured memory of a training step. A micro-batch's size is the number of elements of its tensors.
+    """The measured memory of a training step. The size of a micro-batch is the number of elements of all its tensors.
 
     sample_size  elements per sample, in the largest of the batches that were compared
     parameters, gradients, optimizer  sizes of the parameters, their gradients and the optimizer state
@@ -137,9 +137,9 @@ class StepMemory:
 class DeviceMemory:
     """Predicted bytes on one device during training.
 
-    data         the data set, if it is on the device, and the batch
-    activations  tensors saved for the backward pass
-    step_peak    the most that a step allocates at once: activations, gradients and temporary tensors
+    data         bytes of the batch, and of the data set if it is on the device
+    activations  bytes of tensors saved for the backward pass
+    step_peak    largest number of bytes that a step allocates at once: activations, gradients and temporary tensors
     """
 
     parameters: int
@@ -195,7 +195,7 @@ class MemoryPrediction:
 def measure_step_memory(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = False) -> StepMemory:
     """Measure the memory of a training step on the CPU. The model is not changed.
 
-    gpu  ignore dropout in fused attention, because a GPU needs no weight matrix for it
+    gpu  measure for a GPU: ignore dropout in fused attention, for which a GPU needs no weight matrix but the CPU does
     """
     # a compiled model saves at most what it saves uncompiled
     plan = replace(plan, compile=False)
@@ -235,7 +235,7 @@ def predict_memory(
 ) -> MemoryPrediction:
     """Predict the memory of a training run on some devices, and the largest batch that fits.
 
-    If the run does not fit, settings are suggested that would.
+    If the run does not fit, the prediction suggests settings with which it fits.
 
     step      memory of one step, measured by `measure_step_memory`
     parallel  "ddp" or "fsdp"
@@ -293,14 +293,15 @@ def device_memory(
 
 
 def sampled_steps(plan: TrainingPlan) -> list[int]:
-    """Return step numbers spread evenly over the run. Their batches are compared to find the largest one."""
+    """Return step numbers spread evenly over the run; the batches of these steps are compared to find the largest."""
     count = min(STEPS, plan.steps)
     return [plan.steps * number // count for number in range(count)]
 
 
 def _line_through(sizes: tuple[int, int], small: int, large: int) -> tuple[float, float]:
-    """Return slope and intercept of the line through the bytes at two sizes; if the sizes are equal, of the line
-    through the origin.
+    """Return slope and intercept of the line through the bytes at two sizes.
+
+    If the sizes are equal, the line goes through the origin.
     """
     if sizes[0] == sizes[1]:
         return small / sizes[0], 0.0
@@ -340,8 +341,8 @@ def _max_micro_batch(step: StepMemory, accumulation: int, devices: int, parallel
 def _advice(step: StepMemory, plan: TrainingPlan, devices: int, parallel: str, limit: int) -> Iterator[str]:
     """Yield changes of the settings, any one of which would make the run fit into memory.
 
-    They are FSDP, more accumulation steps, more devices and a smaller batch. Nothing is yielded if the run fits
-    already.
+    Possible changes are FSDP, more accumulation steps, more devices and a smaller batch. Nothing is yielded if the run
+    fits already.
     """
     accumulation = plan.gradient_accumulation_steps
 

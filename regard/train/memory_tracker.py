@@ -14,11 +14,13 @@ from torch.utils._pytree import tree_leaves
 class MemoryTracker(TorchDispatchMode):
     """Context manager that records how many bytes of tensors are alive.
 
-    alive             list of the bytes alive after each allocation, of tensors created inside the block
-    alive_activations  the same without the gradients of parameters that are complete
-    input_bytes       bytes of other tensors that were used, such as the batch, without constants of one number
+    alive              bytes of all tensors created inside the block that are alive, as a list with one entry after
+                       each allocation
+    alive_activations  the same, without the completely accumulated gradients of parameters
+    input_bytes        bytes of the tensors that were used but not created inside the block, such as the batch; tensors
+                       without axes are not counted
 
-    model    its parameters and buffers are not counted
+    model    model whose parameters and buffers are not counted
     exclude  further tensors that are not counted, such as the optimizer state
     """
 

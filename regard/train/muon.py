@@ -1,5 +1,6 @@
-"""The Muon optimizer with batches: all matrices of one shape are orthogonalized together, not one after the other as in
-torch.optim.Muon.
+"""The Muon optimizer with batched matrix products: all matrices of one shape are orthogonalized together.
+
+torch.optim.Muon orthogonalizes them one after the other.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 class BatchedMuon(torch.optim.Muon):
     """torch.optim.Muon with batched matrix products; the results are equal up to rounding.
 
-    A small model has many small matrices. Launching their products one by one takes longer than the rest of a step.
+    A small model has many small matrices. Launching one matrix product for each takes longer than the rest of a step.
     """
 
     @torch.no_grad()

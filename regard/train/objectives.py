@@ -16,7 +16,7 @@ IGNORED = -100  # the target that is skipped, torch's `ignore_index`
 def cross_entropy(
     logits: Float[Tensor, "*n w"], targets: Int[Tensor, "*n"], *, smoothing: float = 0.0, ignored: int = IGNORED
 ) -> Loss:
-    """Return the cross-entropy loss, summed over the targets that are not `ignored`, and their number.
+    """Return the cross-entropy loss, summed over the targets that are not `ignored`, and the number of these targets.
 
     smoothing  label smoothing: the part of each target that is spread over all classes (Szegedy et al. 2015,
                arXiv:1512.00567)
@@ -45,7 +45,7 @@ def ctc(
     """Return the CTC loss (connectionist temporal classification, Graves et al. 2006), summed over the batch.
 
     rows     number of rows of logits of each sequence, without padding
-    lengths  number of tokens of each target; their sum is the count of the loss
+    lengths  number of tokens of each target; the sum of all lengths is the count of the loss
     blank    the blank token
     """
     if not 0 <= blank < logits.shape[-1]:

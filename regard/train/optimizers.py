@@ -17,11 +17,11 @@ NamedParameters = list[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True, kw_only=True)
 class ParamGroup:
-    """Factors on learning rate and weight decay for the parameters whose names match a pattern.
+    """Factors of the learning rate and the weight decay, for the parameters whose names match a pattern.
 
     pattern             a regular expression, searched for in the parameter's name
-    lr_scale            factor on the optimizer's learning rate
-    weight_decay_scale  factor on the optimizer's weight decay
+    lr_scale            factor by which the optimizer's learning rate is multiplied
+    weight_decay_scale  factor by which the optimizer's weight decay is multiplied
     """
 
     pattern: str
@@ -41,10 +41,10 @@ class AdamW:
     One-dimensional parameters (biases, gains of norms) have no weight decay.
 
     lr            learning rate
-    betas         decay rates of the two running means
-    eps           added to the denominator
+    betas         decay rates of the running means of the gradient and of its square
+    eps           number that is added to the denominator
     weight_decay  decay per step, as a multiple of the learning rate
-    param_groups  other learning rates and decays by parameter name; the first group that matches is used
+    param_groups  factors of learning rate and weight decay by parameter name; the first group that matches is used
     """
 
     lr: float = 1e-3
@@ -109,7 +109,7 @@ class Muon:
     def build(self, named: NamedParameters) -> list[torch.optim.Optimizer]:
         """Return a list of optimizers: Muon for the matrices, AdamW for the rest.
 
-        One without parameters is left out.
+        An optimizer that would have no parameters is left out.
         """
         matrices = {name: p for name, p in named if p.ndim == 2 and not re.search(self.exclude, name)}
         rest = self.adamw.build([(name, p) for name, p in named if name not in matrices])
@@ -162,7 +162,7 @@ class CombinedOptimizer:
     def scale_gradients(self, factor: Tensor, max_norm: float | None) -> None:
         """Multiply the gradients by a factor, then clip them so that their total norm is at most `max_norm`.
 
-        The norm is over all shards. None does not clip.
+        With FSDP, the total norm is over the shards of all processes. If `max_norm` is None, gradients are not clipped.
         """
         gradients = self.gradients()
         if max_norm is not None and not any(isinstance(each, DTensor) for each in gradients):

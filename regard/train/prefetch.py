@@ -16,9 +16,9 @@ AHEAD = 3  # batches: one that takes longer than a step is made up for by the ne
 class Prefetcher:
     """Context manager that loads the batches of the next steps in a background thread.
 
-    `next` raises the exception if loading that batch failed.
+    If loading a batch raises an exception, `next` raises this exception for the step of this batch.
 
-    load   returns the batch of a step
+    load   function that returns the batch of a step
     start  the first step
     stop   one after the last step
     ahead  number of batches that are loaded before they are needed

@@ -48,7 +48,10 @@ class ProcessGroup:
         return nullcontext()
 
     def copy_weights(self, prepared: nn.Module, model: nn.Module) -> None:
-        """Copy the trained weights from `prepared` to the original model. Do nothing if both are the same module."""
+        """Copy the trained weights from `prepared` to the original model.
+
+        Without FSDP both are the same module, and nothing is copied.
+        """
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """Context manager: skip gradient synchronization between processes, for gradient accumulation."""
@@ -59,19 +62,19 @@ class ProcessGroup:
         return x
 
     def run_on_main(self, act: Callable[[], T]) -> T:
-        """Call `act` in rank 0 only and return its result in every process. If it raises, every process raises."""
+        """Call `act` in rank 0 only and return the result in every process; an error is raised in every process."""
         return act()
 
     def all_gather(self, act: Callable[[], T]) -> list[T]:
-        """Call `act` in every process and return all results, by rank. If one raises, every process raises."""
+        """Call `act` in every process and return all results, by rank; the first error is raised in every process."""
         return [act()]
 
     def shard_like(self, value: Tensor, like: Tensor | None) -> Tensor:
-        """Shard a full tensor like `like`; return it unchanged if `like` is not sharded."""
+        """Shard a full tensor in the same way as `like`; return the full tensor if `like` is not sharded."""
         return value
 
     def empty_like(self, shape: torch.Size, dtype: torch.dtype, like: Tensor | None) -> Tensor:
-        """Return an uninitialized tensor that is sharded like `like`.
+        """Return an uninitialized tensor that is sharded in the same way as `like`.
 
         shape  shape of the full tensor
         """
@@ -88,7 +91,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def single_process(device: str | None = None) -> ProcessGroup:
-    """Return a process group of this process alone, on a device; None uses a GPU if there is one."""
+    """Return a process group that contains only this process, on a device; None uses a GPU if there is one."""
     return ProcessGroup(device=parse_device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 

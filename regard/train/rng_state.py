@@ -14,8 +14,7 @@ from torch import Tensor
 def seed_generators(seed: int, *more: int) -> None:
     """Seed the random number generators of Python, numpy and torch.
 
-    more  further numbers, such as the rank, that are combined with the seed; if all are 0, `seed` is used as it
-          is
+    more  further numbers, such as the rank, that are combined with the seed; if all are 0, `seed` is used unchanged
     """
     if any(more):
         key = hashlib.sha256(repr((seed, *more)).encode()).digest()
@@ -28,7 +27,7 @@ def seed_generators(seed: int, *more: int) -> None:
 def save_rng_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the RNG state of torch, numpy and Python, as tensors and JSON values.
 
-    device  the state of its GPU generator is included if it is a GPU
+    device  device of the run; if it is a GPU, the state of the GPU's generator is included
     """
     tensors = {"torch": torch.get_rng_state()}
     if device.type == "cuda":

@@ -10,8 +10,8 @@ from regard.base.validation import check_integer, check_range
 class Schedule:
     """A learning rate schedule: linear warmup, then decay to a minimum.
 
-    warmup        steps until the full learning rate is reached
-    min_lr_ratio  learning rate at the end, as a fraction of the full one
+    warmup        number of steps until the full learning rate is reached
+    min_lr_ratio  learning rate at the end of the decay, as a fraction of the full learning rate
     """
 
     warmup: int = 0

@@ -1,7 +1,7 @@
 """Sharded checkpoints: a folder of safetensors files to which every process writes its shards.
 
 torch.distributed.checkpoint records which shard is in which file, so a checkpoint can be resumed on a different number
-of processes, one included.
+of processes, also on a single process.
 """
 
 import os
@@ -64,7 +64,7 @@ def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: Proc
 
 
 def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with copies of those that share memory with others, such as tied weights.
+    """Return the tensors, but a copy of each tensor that shares memory with an earlier tensor, such as tied weights.
 
     safetensors cannot store tensors that share memory.
     """

@@ -1,7 +1,7 @@
-"""Training steps as CUDA graphs: a step is captured once, if all batches have one shape, and replayed with new values.
+"""Training steps as CUDA graphs: a step is captured once and replayed with new batches, which have the same shape.
 
-A step of a small model has many short kernels, and Python takes longer to launch them than the GPU to run them. A
-graph is launched at once: forward pass, backward pass, gradient clipping and the optimizer.
+A step of a small model has many short kernels, and Python takes longer to launch them than the GPU takes to run them. A
+CUDA graph launches the whole step at once: forward pass, backward pass, gradient clipping and optimizer.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ Step = Callable[[list[Any]], tuple[Tensor, Tensor]]
 
 
 class StepGraphs:
-    """Runs training steps on a GPU, by CUDA graphs where it can.
+    """Runs training steps on a GPU, as CUDA graphs if possible.
 
-    step        computes one step
-    clear       removes gradients, after a capture that failed
+    step        function that computes one step
+    clear       function that removes gradients, which is called if capturing a graph failed
     on_message  called with a message that says whether graphs are used and, if not, why
 
-    The loss may depend on the tensors of the batch, the model and the RNG state only. Any other value that Python code
-    reads is fixed when a graph is captured. Graphs are not used if batches differ in shape or if the step synchronizes
-    with the GPU.
+    The loss must depend only on the tensors of the batch, the model and the RNG state, because any other value that
+    Python code reads is fixed when a graph is captured. Graphs are not used if batches differ in shape or if the step
+    synchronizes with the GPU.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class StepGraphs:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Context manager: run the steps inside on a side stream, because CUDA graphs cannot be captured on the default
-        stream.
+        """Context manager: run the steps inside the block on a side stream.
+
+        CUDA graphs cannot be captured on the default stream.
         """
         outer = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(outer)
@@ -55,7 +56,7 @@ class StepGraphs:
             outer.wait_stream(self._stream)
 
     def run(self, micro_batches: list[Any]) -> tuple[Tensor, Tensor]:
-        """Do one step. The result must be used before the next one, which may overwrite it."""
+        """Do one step. The result must be used before the next step, because replaying a graph overwrites it."""
         if self._usable:
             self._check_shape(batch_signature(micro_batches))
         if self._usable and self._graph is None and self._eager_steps >= EAGER_STEPS:
@@ -66,7 +67,7 @@ class StepGraphs:
         return self._step(micro_batches)
 
     def _check_shape(self, shape: Hashable) -> None:
-        """Disable CUDA graphs if this batch has another shape than earlier ones."""
+        """Disable CUDA graphs if the shape of this batch differs from the shape of the earlier batches."""
         if self._shape is None:
             self._shape = shape
         if shape != self._shape:
@@ -123,7 +124,10 @@ def list_tensors(batch: Any) -> list[Tensor]:
 
 
 def batch_signature(batch: Any) -> Hashable:
-    """Return a key that is equal for batches that can use one graph: shapes, dtypes and all values outside tensors."""
+    """Return a key of a batch: batches with equal keys can use one CUDA graph.
+
+    The key contains the shapes and dtypes of the tensors, and all values that are no tensors.
+    """
     if isinstance(batch, Tensor):
         return tuple(batch.shape), batch.dtype
     if isinstance(batch, dict):

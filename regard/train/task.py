@@ -22,7 +22,7 @@ class Task(Protocol):
     """Protocol of a training task: the batches, the loss and the validation that `fit` needs to train a model."""
 
     def batch(self, step: int, part: int, of: int) -> Any:
-        """Return one micro-batch of training step `step`, number `part` (from 0) of `of`, with tensors on the CPU.
+        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step; tensors on the CPU.
 
         The result depends on the arguments only, so that a resumed run sees the same batches.
         """
@@ -36,8 +36,9 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return the validation metrics by name. The first is the score: larger is better. {} means no validation.
+        """Return the validation metrics by name; {} means no validation.
 
-        Every process evaluates all data, and the metrics of rank 0 are used.
+        The first metric is the score that selects the best weights: larger is better. Every process evaluates all
+        validation data, and the metrics of rank 0 are used.
         """
         ...

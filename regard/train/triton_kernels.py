@@ -12,9 +12,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def _cross_entropy_rows(
     LOGITS, TARGETS, LOSSES, stride, vocab, ignored, scale, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss of one row of logits, and replace the logits by its gradient.
+    """Compute the loss of one row of logits, and overwrite the logits with the gradient of the loss.
 
-    Columns from `vocab` to `stride` are padding, and their gradient is 0.
+    Columns from `vocab` to `stride` are padding; the gradient there is 0.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -49,9 +49,9 @@ def _cross_entropy_rows(
 def cross_entropy_and_gradient(
     logits: Tensor, targets: Tensor, vocab: int, ignored: int, scale: float, gradient: bool
 ) -> Tensor:
-    """Return the loss of each row of logits; if `gradient`, replace the logits by its gradient times `scale`.
+    """Return the loss of each row of logits; if `gradient`, overwrite the logits with the gradient times `scale`.
 
-    vocab  number of columns that are logits; the others are padding
+    vocab  number of columns that are logits; the other columns are padding
     """
     rows, stride = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
@@ -124,7 +124,7 @@ def _ctc_sequences(
 
 
 def ctc_and_gradient(logs: Tensor, targets: Tensor, rows: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """Return the CTC loss of each sequence, and its gradient with respect to the logits, whose log-softmax is `logs`.
+    """Return the CTC loss of each sequence, and the gradient with respect to the logits whose log-softmax is `logs`.
 
     logs     log-probabilities (b n w), contiguous float32
     targets  tokens (b t) without blanks

@@ -121,7 +121,7 @@ def _seed_lines(*lines: str) -> list[str]:
 
 
 def _detect_seed(a: MeasuredAttention, words: str) -> Detect:
-    """Return a detect function: it returns a violation if outputs differ between two random seeds, else None.
+    """Return a function of inputs that returns a violation if outputs differ between two random seeds, else None.
 
     words  describes the failure
     """
@@ -248,7 +248,9 @@ EARLIER_CALLS = (  # how q, k and v are written in a call before the one that ch
 
 
 def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
-    """Return a failure whose example is the smallest call that changes its output after a call in EARLIER_CALLS.
+    """Return a failure whose example shows a call that gives another output after an earlier call than as the first.
+
+    The calls in EARLIER_CALLS are tried as the earlier call, and the inputs are made as small as possible.
 
     words  describes the failure
     """

@@ -36,7 +36,7 @@ def require_causal(a: MeasuredAttention) -> None:
 def detect_difference(
     a: MeasuredAttention, changes: Callable[[AttentionInputs], dict[str, Any]], words: str, most: float = 1e-3
 ) -> Detect:
-    """Return a detect function: it returns a violation if the output differs from the expected output, else None.
+    """Return a function of inputs that returns a violation if the output differs from the expected output, else None.
 
     changes  function that returns, for given inputs, the conventions to use in place of the measured
              conventions
@@ -208,7 +208,7 @@ def window(a: MeasuredAttention) -> Failure | None:
 
 
 def _window_words(a: MeasuredAttention, n: int) -> str:
-    """Describe a wrong window: how many earlier and later keys a query sees; "" if it is the declared window."""
+    """Describe how many earlier or later keys a query sees instead of the declared number; "" if none is wrong."""
     found = a.band_at(n) or VisibleBand(None, None)
     sides = (("earlier", a.declared.window_before, found.before), ("later", a.declared.after, found.after))
     wrong = [(side, want, have) for side, want, have in sides if None not in (want, have) and want != have]
@@ -270,11 +270,10 @@ def _inconsistent_mask(
 
 
 def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
-    """Return which of j keys the last i queries see alone and in one pass, and the band of visible keys.
+    """Return which of j keys the last i of j queries see: in a decoding step, and in one pass; then the visible band.
 
-    The first result is for the i queries passed alone, as in decoding with a KV cache. The second result is for
-    the same queries when all j queries are passed. Raises NotApplicableError if the attention has no decoding
-    steps or no band.
+    In the decoding step, i queries are passed with j keys, as with a KV cache. In one pass, j queries are passed with j
+    keys. Both results are Boolean masks. Raises NotApplicableError if the attention has no decoding steps or no band.
     """
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")
@@ -300,10 +299,11 @@ def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: 
 
 @fact(FACTS, "mask-in-decode", explained_by="causality causal-off-by-one")
 def mask_in_decode(a: MeasuredAttention) -> Failure | None:
-    """With a KV cache, new tokens see the cached tokens that they see in one pass, and none of each other's future.
+    """With a KV cache, a new token sees the same tokens as in one pass without a cache, and no later token.
 
-    With j - i cached keys, i queries see the keys that the last i of j rows see (bottom-right), or the first i rows
-    (top-left, as torch's is_causal); the alignment is the declared one.
+    i queries with j keys, of which j - i are cached, see the keys that the last i of j queries see (bottom-right), or
+    that the first i queries see (top-left, as with torch's is_causal). If an alignment is declared, it has to be that
+    one.
 
     Usual causes: the position of the first query is the length of the cache plus or minus one (transformers#30417); a
     path for i = 1 without the window (nanochat#452); causal only if i = j, or switched off if there is a cache

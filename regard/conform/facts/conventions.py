@@ -29,7 +29,7 @@ FACTS: Registry[Fact] = Registry("fact")
 
 @fact(FACTS, "grouping", grade=POLICY)
 def grouping(a: MeasuredAttention) -> Failure | None:
-    """If several query heads share a key head, neighbouring ones share it.
+    """If several query heads share one key head, they are neighbouring query heads.
 
     Query head h uses key head h // (h_count / g_count): repeat (0 0 1 1), unless tile is declared.
 
@@ -93,7 +93,7 @@ def key_order(a: MeasuredAttention) -> Failure | None:
 def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
     """Return a failure if the position bias depends on the head width, else None.
 
-    It does if the bias is divided by sqrt(c) together with q . k.
+    A bias that is divided by sqrt(c) together with q . k depends on the head width c.
     """
     c, inputs = a.random_inputs(c=4).sizes[5], a.random_inputs(5, 5, b=1, c=12)
     h, other = inputs.sizes[1], inputs.sizes[5]
@@ -151,9 +151,9 @@ def scores(a: MeasuredAttention) -> Failure | None:
 
 
 def _softcap_before_scale(a: MeasuredAttention) -> str:
-    """Describe a soft-cap that is applied before the scale instead of after it; empty if there is none.
+    """Describe a soft-cap that is applied before the scale instead of after the scale; "" if there is none.
 
-    Such a soft-cap varies with the head width, or it equals the declared soft-cap times the scale.
+    In this case the measured soft-cap varies with the head width, or it equals the declared soft-cap times the scale.
     """
     caps = {c: a.measurement(c=c).scores.softcap for c in (a.random_inputs(c=width).sizes[5] for width in (4, 12))}
     cap, *others = caps.values()
@@ -181,8 +181,8 @@ def _score_declarations(a: MeasuredAttention) -> Iterator[str]:
 def scale(a: MeasuredAttention) -> Failure | None:
     """Wider vectors have larger dot products, so the products are divided by the square root of the width.
 
-    The factor of q . k is 1/sqrt(c), where c is the width per head of q and k, unless a scale is declared; a scale
-    argument changes it.
+    The factor of q . k is 1/sqrt(c), where c is the width per head of q and k, unless a scale is declared. If the
+    attention has a scale argument, the argument changes the factor.
 
     Usual causes: scaled twice (in q and in the kernel), inverted, missing, or computed from the width of the model,
     of v or of all heads (transformers#44380, x-transformers#190); an argument that is not passed on
@@ -240,9 +240,9 @@ def usual_rotation(a: MeasuredAttention, inputs: AttentionInputs) -> Rotation | 
 
 @fact(FACTS, "rotary-pairing")
 def rotary_pairing(a: MeasuredAttention) -> Failure | None:
-    """Rotary positions rotate pairs of coordinates: which two form a pair is a convention.
+    """Rotary positions rotate pairs of coordinates: which two coordinates form a pair is a convention.
 
-    Pairs are (k, k + c/2) for half and (2k, 2k + 1) for interleaved, as declared.
+    The pairs are those of the declared pairing: (k, k + c/2) for half, (2k, 2k + 1) for interleaved.
 
     Usual causes: weights or code from a project with the other pairing (transformers#25199)
     """
@@ -260,7 +260,7 @@ def rotary_pairing(a: MeasuredAttention) -> Failure | None:
 def last_queries_alone(a: MeasuredAttention) -> Failure | None:
     """A token has the same position whether it is passed alone or with the tokens before it.
 
-    The last i of j queries, passed alone with all j keys, give the output that they give among all j queries,
+    The last i of j queries, passed alone with all j keys, give the same output as together with the other queries,
     unless alignment='top-left' is declared.
 
     Usual causes: positions of queries counted from 0: a bias or rotary phase that ignores the length of the cache,

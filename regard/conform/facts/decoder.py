@@ -158,8 +158,8 @@ def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
 def targets_leaked(d: DecoderUnderTest) -> Failure | None:
     """A decoder that sees the next token copies it in place of predicting it.
 
-    Logits at t do not change with token t + 1, which they predict, nor with the next few tokens, one more per
-    layer.
+    Logits at position t predict token t + 1 and do not change with token t + 1. This fact also covers logits that
+    change with a few more tokens: if each layer shows one later token, L layers show L later tokens.
 
     Usual causes: the diagonal of the causal mask, triu(diagonal=2) or tril(diagonal=1), which shows one more token
     in every layer; inputs and targets not shifted against each other (attention-is-all-you-need-pytorch#19)
@@ -175,7 +175,10 @@ def targets_leaked(d: DecoderUnderTest) -> Failure | None:
 
 
 def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
-    """Return the number of later tokens on which the logits of each position depend; None if it is zero or all."""
+    """Return the number of later tokens on which the logits of each position depend.
+
+    Returns None if logits depend on no later token, on all later tokens, or on later tokens with gaps between them.
+    """
     seen = dependence(d)
     later = seen.triu(1)
     if not bool(later.diagonal(1).all()):
@@ -197,7 +200,7 @@ def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
 
 
 def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
-    """Return a failure whose example has as few tokens as possible: changing the last token changes earlier logits.
+    """Return a failure whose example, with as few tokens as possible, changes the last token and shows earlier logits.
 
     words  describes the failure
     """
@@ -293,7 +296,7 @@ def context_ignored(d: DecoderUnderTest) -> Failure | None:
 def batch_mixed(d: DecoderUnderTest) -> Failure | None:
     """Sequences of a batch do not affect each other.
 
-    Changing one sequence of a batch does not change the logits of others.
+    Changing one sequence of a batch does not change the logits of the other sequences.
 
     Usual causes: a norm or mean over axis 0, reshape in the wrong order, position ids shared by accident
     """
@@ -306,7 +309,7 @@ def batch_mixed(d: DecoderUnderTest) -> Failure | None:
 def batch_size(d: DecoderUnderTest) -> Failure | None:
     """Logits do not depend on the size of the batch.
 
-    Five sequences in one batch and one at a time agree up to rounding.
+    Five sequences give the same logits in one batch as one at a time, up to rounding.
 
     Usual causes: another code path for batches, padding to a common size without a mask (transformers#26869)
     """
@@ -380,7 +383,7 @@ def _later_slots_seen(d: DecoderUnderTest) -> Failure | None:
 
 @fact(FACTS, "longer-input-changes-prefix", explained_by="causality targets-leaked static-cache-unmasked")
 def longer_input_changes_prefix(d: DecoderUnderTest) -> Failure | None:
-    """Adding a token does not change the logits of earlier ones.
+    """Adding a token does not change the logits of earlier tokens.
 
     The logits of a prefix are those of the whole sequence, for every prefix.
 
@@ -404,10 +407,11 @@ SMALL_PADDING = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tok
 
 
 def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failure | None:
-    """Test several sizes of padding; return a failure with the smallest sizes that fail, or None.
+    """Test padding of 5 tokens to 9 in a batch of 2; if it fails, return a failure with the smallest sizes that fail.
 
-    test  function that returns a failure or None for (real tokens, padded length, batch size); the first call
-          has (5, 9, 2)
+    Returns None if this first test passes.
+
+    test  function that returns a failure or None for (real tokens, padded length, batch size)
     """
     found = test(5, 9, 2)
     smaller = (test(real, n, b) for real, n in SMALL_PADDING for b in (1, 2))
@@ -415,7 +419,7 @@ def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failur
 
 
 def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) -> Failure | None:
-    """Return a failure if padding `real` tokens to n tokens changes their logits, else None.
+    """Return a failure if padding `real` tokens to n tokens changes the logits of the real tokens, else None.
 
     side  side of the padding: "left" or "right"
     b     batch size; the second sequence is not padded
@@ -436,7 +440,7 @@ def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) 
 
 
 def _padding_seen(d: DecoderUnderTest, real: int, n: int, b: int) -> Failure | None:
-    """Return a failure if the logits of `real` tokens depend on the padding tokens on their left, else None.
+    """Return a failure if the logits of `real` tokens depend on the padding tokens before them, else None.
 
     n, b  padded length and batch size
     """
@@ -457,11 +461,11 @@ def _require_padding(d: DecoderUnderTest) -> None:
 def padding_leaks(d: DecoderUnderTest) -> Failure | None:
     """Padding does not change the logits of real tokens.
 
-    Tokens padded on the right, with a padding mask, give the logits that they give alone; the contents of padding
-    on the left change no logits of real tokens.
+    Tokens padded on the right, with a padding mask, give the same logits as without padding. With padding on the left,
+    the contents of the padding change no logits of real tokens.
 
-    Usual causes: the padding mask is not passed on, which causality hides on the right; or it replaces the causal
-    mask
+    Usual causes: the padding mask is not passed on (with padding on the right, a causal mask conceals this); or it
+    replaces the causal mask
     """
     _require_padding(d)
     right = _smallest_padding(lambda real, n, b: _padding_differs(d, "right", real, n, b))
@@ -472,7 +476,7 @@ def padding_leaks(d: DecoderUnderTest) -> Failure | None:
 def left_padding(d: DecoderUnderTest) -> Failure | None:
     """With padding on the left, positions are counted from the first real token.
 
-    Tokens padded on the left, with positions that count real tokens, give the logits that they give alone.
+    Tokens padded on the left, with positions that count real tokens, give the same logits as without padding.
 
     Usual causes: positions counted from the padding on, position ids ignored or not passed on (transformers#18388,
     #22161, trl#6800)
@@ -485,7 +489,7 @@ def left_padding(d: DecoderUnderTest) -> Failure | None:
 def packed_documents_leak(d: DecoderUnderTest) -> Failure | None:
     """Documents that are packed into one row do not see each other.
 
-    Packed documents, with document ids, give the logits that each gives alone.
+    Packed documents, with document ids, give the same logits as each document alone.
 
     Usual causes: document ids not passed on, positions not restarted (transformers#46634, pytorch#177378)
     """
@@ -516,10 +520,10 @@ STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Tensor], changes: bool) -> Failure | None:
     """Return a failure if logits depend on different tokens with a KV cache than in one forward pass, else None.
 
-    wrong    function that returns the wrong pairs (position, token), given the dependence in one pass and in
-             steps
-    changes  whether logits of the wrong pairs depend on the token in steps but not in one pass; False is the
-             opposite
+    wrong    function that returns the wrong pairs (position, token), given two results of `dependence`: in one pass,
+             and in steps
+    changes  True if wrong pairs are those where logits depend on the token only in steps, False if they are those
+             where logits depend on the token only in one pass
     """
     _require_cache(d)
     whole = dependence(d)
@@ -545,7 +549,7 @@ def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Ten
 def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
     """With a KV cache, new tokens see all cached tokens and themselves.
 
-    Through a cache, logits at t depend on every token on which they depend in one pass.
+    With a cache, logits at position t depend on every token on which they depend in one pass without a cache.
 
     Usual causes: the newest or oldest slot of the cache is masked (transformers#30417)
     """
@@ -556,7 +560,7 @@ def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
 def window_in_decode(d: DecoderUnderTest) -> Failure | None:
     """The window is as wide in decoding as in one pass.
 
-    Through a cache, logits at t depend only on tokens on which they depend in one pass.
+    With a cache, logits at position t depend only on tokens on which they depend in one pass without a cache.
 
     Usual causes: a decode path without the window or without the causal mask (nanochat#452)
     """

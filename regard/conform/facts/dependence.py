@@ -26,7 +26,7 @@ FACTS: Registry[Fact] = Registry("fact")
 
 @fact(FACTS, "softmax-over-the-other-axis", fatal=True)
 def softmax_axis(a: MeasuredAttention) -> Failure | None:
-    """The weights of each query sum to one over the keys, not those of each key over the queries.
+    """The weights sum to one over the keys for each query, not over the queries for each key.
 
     Weights sum to one over the axis j, not over b, h or i.
 
@@ -116,7 +116,10 @@ def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
 
 
 def _last_row(inputs: AttentionInputs) -> Tensor:
-    """Compute the output of the last query with scale 1; this query sees all keys even under a causal mask."""
+    """Compute the output of the last query with scale 1.
+
+    The last query is used because it sees all keys even under a causal mask.
+    """
     k, v = (x.repeat_interleave(inputs.q.shape[1] // x.shape[1], 1).double() for x in (inputs.k, inputs.v))
     return (inputs.q.double()[:, :, -1:] @ k.mT).softmax(-1) @ v
 
@@ -146,7 +149,7 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _detect_nonlinear(a: MeasuredAttention, name: str) -> Detect:
-    """Return a detect function: it returns a violation if the output is not linear in k or v, else None.
+    """Return a function of inputs that returns a violation if the output is not linear in k or v, else None.
 
     name  the tensor in which the output should be linear, "k" or "v"
     """
@@ -235,7 +238,7 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
 
 
 def _rotates_values(a: MeasuredAttention) -> bool:
-    """Return whether the attention rotates values by position: their length is kept but their direction changes."""
+    """Return whether the attention rotates values by position: the length of a value is kept, its direction changes."""
     inputs = a.random_inputs(5, 5, b=1)
     v = torch.zeros_like(inputs.v).expand(5, *inputs.v.shape[1:]).clone()
     v[range(5), :, range(5), 0] = 1.0  # in sequence n only key n has a value, which points along the first axis
@@ -263,7 +266,7 @@ def _has_sink(a: MeasuredAttention, inputs: AttentionInputs) -> bool:
 def batch_mixed(a: MeasuredAttention) -> Failure | None:
     """Sequences of a batch do not affect each other.
 
-    Changing q, k and v of one batch entry does not change the outputs of others.
+    Changing q, k and v of one batch entry does not change the outputs of the other entries.
 
     Usual causes: a mean, norm or softmax over axis 0; reshape(b * n, ...) in the wrong order; batch_first=True
     missing, or another layout than (b h n c)
@@ -278,9 +281,9 @@ def batch_mixed(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "heads-mixed", fatal=True)
 def heads_mixed(a: MeasuredAttention) -> Failure | None:
-    """Heads are independent: the inputs of one do not affect the others.
+    """Heads are independent: the inputs of one head do not affect the outputs of the other heads.
 
-    Changing q, k and v of one head does not change the outputs of others.
+    Changing q, k and v of one head does not change the outputs of the other heads.
 
     Usual causes: reshape(b, h, n, c) in place of view(b, n, h, c).transpose(1, 2), or the same on the way back
     """
@@ -365,7 +368,7 @@ def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str,
 def batch_size(a: MeasuredAttention) -> Failure | None:
     """An output does not depend on the size of the batch.
 
-    A batch of nine and nine batches of one agree up to rounding.
+    Nine sequences give the same outputs in one batch as one at a time, up to rounding.
 
     Usual causes: another code path for large batches, padding to a common size, statistics over the batch
     (transformers#26869)

@@ -75,7 +75,7 @@ def detect_wrong_output(
 def mask_ignored(a: MeasuredAttention) -> Failure | None:
     """A hidden key is not seen.
 
-    A key that the mask hides has a weight of exactly zero: hiding column 1 of the mask hides key 1, not row 1.
+    A key that the mask hides has a weight of exactly zero. Column 1 of the mask hides key 1, not query 1.
 
     Usual causes: the mask is not passed on, a mask of 1 and 0 is multiplied with the scores or added to them, or it
     is combined with another mask by OR in place of AND; mask.transpose(-2, -1), (b j) expanded to [:, :, None]
@@ -102,7 +102,7 @@ def _hides_key_one(
     The example shows the weights for zero queries.
 
     words     describes the failure
-    argument  the mask argument to use, if it is not that of the attention
+    argument  the mask argument to use; None uses the mask argument of the attention
     declare   options of `check` that declare this behaviour as intended
     """
     tested = a if argument is None else replace(a, mask=argument)
@@ -119,7 +119,7 @@ def _hides_key_one(
 def boolean_mask_added(a: MeasuredAttention) -> Failure | None:
     """A Boolean mask hides keys; it is not a matrix of the numbers 1 and 0.
 
-    A boolean mask is obeyed or raises; it is not added to the scores as 1 and 0.
+    A boolean mask hides keys, or the call raises an error; the mask is not added to the scores as 1 and 0.
 
     Usual causes: scores + mask with a boolean mask, which torch converts to numbers; declare mask_values='additive'
     if a boolean mask is never passed
@@ -163,8 +163,8 @@ def mask_polarity_fact(a: MeasuredAttention) -> Failure | None:
 def masked_outputs(a: MeasuredAttention) -> Failure | None:
     """With a mask the output is the weighted mean of the visible values, for every query and sequence.
 
-    Outputs under a random mask, which differs along all axes of the mask, are at most 2x as far from float64 as the
-    naive method, plus one ulp.
+    Under a random mask, which differs along all axes of the mask, the error of the output compared with float64 is at
+    most twice the error of the naive method, plus one ulp.
 
     Usual causes: mask[..., :1, :], mask[0] or mask[:, 0]; heads and batch entries flattened in the other order; a mask
     applied after the softmax, transposed, or used only if i = j
@@ -241,8 +241,8 @@ def additive_mask_scaled(a: MeasuredAttention) -> Failure | None:
 def fully_masked_row(a: MeasuredAttention) -> Failure | None:
     """A query that sees no key gets zeros.
 
-    A row whose mask hides every key gives zeros, not NaN, the mean of the values or its unmasked output, unless
-    fully_masked_rows declares it.
+    A row whose mask hides every key gives zeros. NaN, the mean of the values or the unmasked output are failures,
+    unless the option fully_masked_rows declares this output.
 
     Usual causes: softmax over a row of -inf is 0 / 0 (pytorch#41508, #103749); masked_fill(finfo.min) makes all scores
     equal (pytorch#160064); a constant added to all scores, as (1 - mask) * -1e4, does not change the softmax
@@ -279,10 +279,10 @@ def _require_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> None:
 
 @fact(FACTS, "fully-masked-row-gradient", grade=POLICY, explained_by="fully-masked-row masked-outputs")
 def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
-    """A query that sees no key has zero gradients, not NaN.
+    """A query that sees no key does not make gradients NaN.
 
-    A fully masked row has zero gradients, not NaN: nan_to_num on the output removes the NaN only in the forward
-    pass.
+    If a row is fully masked, no gradient of q, k or v is NaN. (nan_to_num on the output removes NaN only from the
+    forward pass.)
 
     Usual causes: softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)
     """
@@ -373,7 +373,7 @@ def _masked_nan(a: MeasuredAttention, name: str, what: str, grade: str) -> Failu
 def causal_with_mask(a: MeasuredAttention) -> Failure | None:
     """With a causal mask and another mask, both hold.
 
-    The causal argument still hides later keys if a mask is passed too, or the call raises.
+    If a mask is passed too, the causal argument still hides later keys, or the call raises an error.
 
     Usual causes: if mask is not None: ... else: causal (pytorch#118972, x-transformers)
     """

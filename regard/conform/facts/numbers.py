@@ -117,7 +117,7 @@ def off_by(error: float, most: float) -> str:
 def one_key(a: MeasuredAttention) -> Failure | None:
     """With a single key the output is the value of this key.
 
-    i = j = 1 works, and a single key has weight 1.
+    A call with i = j = 1 works, and a single key has weight 1.
 
     Usual causes: squeeze() without an axis, a loop that starts at 1, a variance over one number
     """
@@ -140,7 +140,8 @@ def one_key(a: MeasuredAttention) -> Failure | None:
 def outputs(a: MeasuredAttention) -> Failure | None:
     """The output is the weighted mean of the values.
 
-    Outputs are at most 2x as far from float64 as the naive method in the same dtype, plus one ulp.
+    The error of the output compared with float64 is at most twice the error of the naive method in the same dtype, plus
+    one ulp.
 
     Usual causes: an approximation, accumulation in lower precision, or a fault that has no name of its own here
     """
@@ -155,7 +156,7 @@ def outputs(a: MeasuredAttention) -> Failure | None:
 def gradient_mode(a: MeasuredAttention) -> Failure | None:
     """The output is the same with and without autograd.
 
-    Under torch.no_grad(), and if q, k and v require gradients, outputs are those of an ordinary call.
+    The output is the same under torch.no_grad(), with q, k and v that require gradients, and in an ordinary call.
 
     Usual causes: a fused path that is taken only without gradients and computes something else (pytorch#97111)
     """
@@ -198,7 +199,8 @@ def rotary_precision(a: MeasuredAttention) -> Failure | None:
 def half_precision(a: MeasuredAttention) -> Failure | None:
     """With half-precision inputs, sums are still computed in higher precision.
 
-    bfloat16 and float16 outputs are at most 2x as far from float64 as the naive method in that dtype.
+    In bfloat16 and float16, the error compared with float64 is at most twice the error of the naive method in that
+    dtype.
 
     Usual causes: sums of products or of weights accumulated in half precision; scores rounded several times
     """
@@ -214,7 +216,7 @@ def half_precision(a: MeasuredAttention) -> Failure | None:
 def finite_mask_value(a: MeasuredAttention) -> Failure | None:
     """A hidden key has no weight at all, not a very small one.
 
-    A hidden key has no weight even if every visible score is -3e5 or -1e10, and its own score is 0.
+    A hidden key with score 0 has a weight of exactly zero even if every visible score is -3e5 or -1e10.
 
     Usual causes: masked_fill(-1e9) or -1e4 in place of -inf, or adding (1 - mask) * -1e4: a hidden key beats visible
     scores below that (TransformerLens#385)
@@ -280,7 +282,7 @@ def _scale_scores(a: MeasuredAttention, dtype: torch.dtype, size: float) -> Atte
 def _detect_extreme(a: MeasuredAttention, words: str, inputs: AttentionInputs) -> Violation | None:
     """Return a violation if outputs for large scores are not finite or differ from the float64 result, else None.
 
-    A row is compared only if rounding errors of the keys do not change its output.
+    A row is compared with float64 only if rounding errors of the keys do not change the float64 result of the row.
 
     words  describes the violation
     """
@@ -363,7 +365,7 @@ def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs)
 
 
 def gradient_lines(name: str) -> WriteLines:
-    """Return a function that writes Python code; the code computes the gradient of q, k or v.
+    """Return a function that returns lines of Python code, which compute the gradient of q, k or v.
 
     name  "q", "k" or "v"
     """
@@ -400,7 +402,8 @@ def _detect_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> Violatio
 def gradients_of_inputs(a: MeasuredAttention) -> Failure | None:
     """The gradients of q, k and v are the derivatives of the output.
 
-    The gradients of q, k and v are at most 3x as far from float64 as the naive method's, plus one ulp.
+    The error of the gradients of q, k and v compared with float64 is at most three times the error of the naive method,
+    plus one ulp.
 
     Usual causes: q, k or v detached or cast; a hand-written backward pass (pytorch#158212, #146377); shared key heads
     whose query heads are not all summed; weights dropped or masked forward and not backward

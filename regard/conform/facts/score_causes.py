@@ -1,4 +1,4 @@
-"""Explain why weights are not softmax(scale q . k): compare the measured weights with those of usual mistakes."""
+"""Explain why weights are not softmax(scale q . k): compare the measured weights with the results of usual mistakes."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -25,7 +25,8 @@ class AttentionCall:
     transform  the transform from the output of the heads to `out`
     weights    the attention weights that the model returns or stores, which an edit can replace; None if the
                model computes no weights
-    edited     the inputs after the edits of scores, in one entry; no entry if there are none
+    edited     list with one record, the inputs of the call after the edits `scale_beta` and `hide`; empty if the
+               call has no such edit
     """
 
     path: str

@@ -25,10 +25,10 @@ from regard.see.softmax_tracer import AFTER_SOFTMAX
 
 @dataclass(eq=False)
 class HeadState:
-    """The state of an attention call while edits are applied to it.
+    """The state of an attention call while edits are applied to the call.
 
     heads            the output of the heads after the edits so far
-    edited           the record of the changed inputs; None if no edit changed them
+    edited           the record of the changed inputs; None if no edit changed the inputs
     weights_changed  whether an edit changed the weights of a head
     """
 
@@ -165,9 +165,10 @@ class SetWeights(Edit):
 
 @dataclass(frozen=True, eq=False)
 class ReplaceOutput(Edit):
-    """Replace the output of heads by zeros, a mean, the output for other sequences or in another forward pass.
+    """Replace the output of heads: ablation or activation patching.
 
-    The last is activation patching, the others are ablation.
+    Ablation replaces the output by zeros, a mean or the output for other sequences. Activation patching replaces it by
+    the output in another forward pass.
 
     values     function that returns the new output (b h i e), given the call and the current output of its
                heads

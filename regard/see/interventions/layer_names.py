@@ -52,6 +52,6 @@ def choose_layer(layer: str | int, paths: Sequence[str]) -> LayerChoice:
 
 
 def suggest_names(name: str, names: Sequence[str]) -> str:
-    """Return the end of an error message for a wrong name: a list of the most similar names."""
+    """Return the end of an error message for a wrong name: the most similar names, or some names if none is similar."""
     shown = [each for each in names if name in each][:3] or get_close_matches(name, names, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(repr, shown))}?" if shown else f"; it has {', '.join(names[:8])}"

@@ -136,11 +136,11 @@ def direct_logit_attribution(
 def _contributions(
     logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
 ) -> tuple[Float[Tensor, "b parts"], dict[str, Tensor]]:
-    """Return the contributions of the components to the logit, and its gradients at the outputs of the heads by layer.
+    """Return the contributions of the components to the logit, and the gradients of the logit at the heads by layer.
 
-    A contribution is output times gradient. There is one column of contributions for each leaf, in order, but a
-    leaf that holds the output of heads has one column for each head. The last column is the sum over all
-    biases.
+    The contribution of a component is its output times the gradient of the logit, summed over all entries. The columns
+    are in the order of `leaves`: one for each head of a leaf that is the output of heads, and one for any other leaf.
+    The last column is the contribution of all biases together.
 
     leaves  outputs of the components, by name; a leaf of four axes is the output of the heads of a layer
     """

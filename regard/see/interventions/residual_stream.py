@@ -25,10 +25,10 @@ SUPPORTED = "GPT-2, Llama, BERT and ViT of Hugging Face, and GPT, BERT and ViT o
 
 @dataclass(frozen=True)
 class ResidualStream:
-    """The blocks and feed-forward layers of a model, which write to the residual stream, each by its path.
+    """The blocks and feed-forward layers of a model, which write to the residual stream.
 
-    blocks        the Transformer blocks, in order
-    feedforwards  one feed-forward layer for each block; empty for an attention-only model
+    blocks        the Transformer blocks by path, in order
+    feedforwards  the feed-forward layer of each block by path; empty for an attention-only model
     """
 
     blocks: dict[str, nn.Module]

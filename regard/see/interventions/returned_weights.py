@@ -1,4 +1,4 @@
-"""Replace the attention weights that a model returns or stores besides its output, after an edit of weights."""
+"""After an edit of weights, replace the attention weights that a model returns or stores besides its output."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -42,7 +42,7 @@ class ReturnedWeights(Protocol):
 def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
     """Compute the weights of a record with gradients and without dropout.
 
-    They are the output of the attention for unit vectors as values.
+    The weights are the output of the attention if the values are unit vectors.
     """
     k = record.k
     units = torch.eye(k.shape[2], dtype=record.q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
@@ -131,7 +131,10 @@ class WeightTensors:
 
 @dataclass(frozen=True, eq=False)
 class _GradientCheck:
-    """A gradient hook that raises an error, because the autograd graph holds the weights before the edit."""
+    """A gradient hook that raises an error if a loss depends on edited weights that the model returned.
+
+    The autograd graph holds the weights before the edit, so the gradient would be wrong.
+    """
 
     place: WeightTensors
     heads: Tensor
@@ -146,5 +149,5 @@ class _GradientCheck:
 
 
 def drop(weights: Tensor, record: Record) -> Tensor:
-    """Apply the dropout of a call to its weights."""
+    """Apply dropout to attention weights, with the dropout probability of the recorded call."""
     return functional.dropout(weights, record.dropout) if record.dropout else weights

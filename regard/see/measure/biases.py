@@ -15,7 +15,7 @@ NO_BIAS, ALIBI_DISTANCE, ALIBI_KEY = "none", "ALiBi, -m |i - j|", "ALiBi, +m j"
 
 @dataclass(frozen=True, kw_only=True)
 class BiasReading:
-    """The measured bias of the scores, with ALiBi slopes if it is ALiBi, and the logits of attention sinks."""
+    """The measured bias of the scores, with the slopes if the bias is ALiBi, and the logits of attention sinks."""
 
     bias: Float[Tensor, "h i j"] | None = None  # the bias that is added to the scores, shifted to mean zero in each row
     bias_name: str | None = None
@@ -54,7 +54,7 @@ def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
 def name_bias(
     bias: Float[Tensor, "h i j"], visible: Bool[Tensor, "h i j"], near: float
 ) -> tuple[str, tuple[float, ...] | None]:
-    """Return the name of a measured bias with rows of mean zero, and the slope of each head if it is ALiBi.
+    """Return the name of a measured bias with rows of mean zero, and the slope of each head if the bias is ALiBi.
 
     Under a causal mask, both variants of ALiBi give the same weights.
 

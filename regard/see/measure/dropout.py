@@ -1,4 +1,4 @@
-"""Measure the dropout of weights in training and eval mode: the fraction of zeros, and the factor of the rest."""
+"""Measure the dropout of attention weights in training and eval mode: the fraction of zeros, and the scale factor."""
 
 import math
 from collections.abc import Callable
@@ -23,16 +23,16 @@ class DropoutReading:
     def probability(self) -> float:
         """The dropout probability p.
 
-        It is computed from the factor of the kept weights, which should be 1 / (1 - p). If this factor and the
-        fraction of zeros do not agree, it is the fraction of zeros.
+        p is computed from the factor of the kept weights, which should be 1 / (1 - p). If the factor and the fraction
+        of zeros do not agree, p is the fraction of zeros.
         """
         return round(1 - 1 / self.factor, 6) if self.consistent else self.share
 
 
 def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
-    """Return the measured weights, corrected for dropout in eval mode, and its probability p.
+    """Return the measured weights without the effect of dropout in eval mode, and the dropout probability p.
 
-    A correct attention has p = 0 in eval mode.
+    A correct attention has p = 0 in eval mode, and its weights are returned unchanged.
     """
     if raw.deterministic or not bool(raw.nonempty.any()):
         return raw, 0.0

@@ -26,7 +26,7 @@ class MaskArgument:
     axes           axes of the mask, such as "b 1 i j"
     values         "boolean"; "ones" (the numbers 1 and 0); or "additive" (0 and -inf)
     polarity       what True or 1 means: "keep" (visible) or "drop" (hidden). "transposed" if the mask hides
-                   rows in place of keys; None if it hides nothing
+                   rows in place of keys; None if the mask hides nothing
     boolean_added  whether the function also accepts a boolean mask, but wrongly adds it to the scores as 0 and
                    1
     """
@@ -78,12 +78,13 @@ def find_mask_argument(
 ) -> MaskArgument | None:
     """Find how an attention function takes a mask, by trial calls with each keyword, value type and shape.
 
-    Returns the first format that hides the right keys, else the first that raises no error, else None.
+    Returns the first format that hides the right keys or, transposed, hides rows in place of keys. If there is none,
+    returns the first format that raises no error, else None.
 
-    read         function that returns the weights at q = 0 of a call with given keywords
+    read        function that returns the weights at q = 0 of a call with given keywords
     names       keywords to try
     shape       sizes b, h, i and j
-    axes_tried  shapes to try, such as "b 1 i j"
+    axes_tried  axes of masks to try, such as "b 1 i j"
     """
     visible = torch.ones(shape, dtype=torch.bool)
     visible[..., 1] = False

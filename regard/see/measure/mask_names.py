@@ -19,7 +19,10 @@ UNNAMED = "a mask without a name"
 
 @dataclass(frozen=True)
 class VisibleBand:
-    """A band of visible keys: `before` earlier keys, the query's own key, and `after` later keys; None is all."""
+    """A band of visible keys: `before` earlier keys, the key at the query's position, and `after` later keys.
+
+    None means all earlier keys, or all later keys.
+    """
 
     before: int | None
     after: int | None
@@ -62,7 +65,7 @@ def smallest_band(visible: Bool[Tensor, "n n"]) -> VisibleBand | None:
 
 
 def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
-    """Return the name of a mask, found by comparison with known masks, and the alignment of its queries with the keys.
+    """Return the name of a mask, found by comparison with known masks, and how it aligns queries with keys.
 
     The alignment is "bottom-right" or "top-left", or None if the mask does not depend on the alignment.
     """
@@ -75,7 +78,7 @@ def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """Return the name of each known mask, and its visible pairs (i j) if aligned "bottom-right" and "top-left"."""
+    """Return pairs: the name of a known mask, and a dictionary from each alignment to the visible pairs (i j)."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})

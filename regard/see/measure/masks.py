@@ -1,4 +1,4 @@
-"""Measure the mask: its name, its alignment, the keyword that takes a mask, and the output of a fully masked row."""
+"""Measure the mask: its name, how it aligns queries with keys, its keyword, and the output of a fully masked row."""
 
 from dataclasses import dataclass
 
@@ -42,9 +42,10 @@ def read_mask(raw: RawWeights) -> MaskReading:
 
 
 def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
-    """Return the name of the mask, and the alignment of its queries with the keys.
+    """Return the name of the mask, and how it aligns queries with keys.
 
-    The alignment can be measured only if there are more keys than queries.
+    The alignment shows only if there are more keys than queries. If their numbers are equal, it is measured with four
+    more keys.
     """
     reader, visible = raw.reader, raw.visible
     names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
@@ -99,7 +100,7 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 def _note_finite_mask_value(raw: RawWeights) -> None:
     """Add a note if the mask hides keys with a finite value such as -1e9.
 
-    Such keys get weight if all visible scores are lower than this value.
+    If all visible scores are lower than this value, the hidden keys get weight.
     """
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):

@@ -90,7 +90,7 @@ class AttentionMeasurement:
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """Return `linearity`; if an attention sink was found, its field `normalised` is "rows and a sink"."""
+        """Return `linearity`, but with the field `normalised` "rows and a sink" if an attention sink was found."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager

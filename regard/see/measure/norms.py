@@ -53,7 +53,8 @@ def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.
 def read_norm(reader: ScoreReader) -> QKNorm:
     """Measure whether q and k are normalised: if so, a vector of twice the length gives the same scores.
 
-    The vectors are made long, so that the epsilon of the norm has no effect.
+    The compared vectors are 8 and 16 times as long as the random q and k, because the epsilon of a norm changes the
+    scores of short vectors.
     """
     q, k = reader.raw.q, reader.raw.k
 
@@ -94,9 +95,9 @@ def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | Non
 def _coordinate_products(
     q: Float[Tensor, "b h i c"], k: Float[Tensor, "b h j c"], rotation: Rotation | None
 ) -> Float[Tensor, "b h i j terms"]:
-    """Return the products of single coordinates of q and k, whose weighted sum is a score.
+    """Return the products of single coordinates of q and k; a score is the sum of these products times norm weights.
 
-    If `rotation` is not None, they are the terms of the product of rotated q and k.
+    If `rotation` is not None, the products are the terms of q . k after q and k are rotated.
     """
     q, k = q[:, :, :, None], k[:, :, None]
     if rotation is None:

@@ -1,4 +1,4 @@
-"""Measure the weights for random q and k and for q = k = 0, before anything is inferred from them."""
+"""Measure the attention weights for random q and k, and for q = k = 0: the data of all other measurements."""
 
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,11 @@ class RawWeights:
 
     @property
     def neutral(self) -> tuple[Tensor, Tensor]:
-        """A q and k for which every visible key has nonzero weight: zeros if possible, else the random q and k."""
+        """The q and k for measurements in which visible keys need a nonzero weight: zeros, or the random q and k.
+
+        At q = k = 0 all visible keys have similar weights. If `flat_unusable`, the attention gives NaN or hides keys
+        there, and the random q and k are returned.
+        """
         return (self.q, self.k) if self.flat_unusable else (0 * self.q, 0 * self.k)
 
     def changes_weights(self, q: Tensor, k: Tensor) -> bool:
@@ -48,7 +52,7 @@ class RawWeights:
 
 
 def read_raw_weights(reader: WeightReader, tensors: list[Tensor], notes: list[str]) -> RawWeights:
-    """Measure the attention weights for random and for zero q and k.
+    """Measure the attention weights for random q and k, and for q = k = 0.
 
     tensors  random q, k and v
     notes    list to which remarks are added
@@ -95,9 +99,10 @@ def read_raw_weights(reader: WeightReader, tensors: list[Tensor], notes: list[st
 
 
 def _visible_key_by_key(reader: WeightReader, q: Tensor, k: Tensor) -> Bool[Tensor, "b h i j"]:
-    """Find the visible pairs by setting one key at a time to the query, and all other keys to minus the query.
+    """Find the visible pairs with one call for each key: this key equals the query, all other keys are minus the query.
 
-    This is needed for a hard argmax, and for a function that gives no weight to a score of zero.
+    In its call, a key has the highest score in every row, so it has a weight in each row that sees it. This method is
+    needed for a hard argmax, and for a function that gives no weight to a score of zero.
     """
     ones, found = torch.ones_like(q), []
     for key in range(k.shape[2]):

@@ -103,9 +103,9 @@ class WeightReader:
         return self.probe.call(*tensors, **{**self.extra, **keywords}).detach().double().cpu()
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Float[Tensor, "b h i e"]:
-        """Call the attention under measurement and return its output minus its output for v = 0.
+        """Call the attention under measurement and return its output without an output bias.
 
-        The subtraction removes an output bias.
+        If the attention has an output bias (`affine`), its output for v = 0 is subtracted.
         """
         out = self.raw_output(q, k, v, **keywords)
         return out - self.raw_output(q, k, 0 * v, **keywords) if self.affine else out
@@ -113,8 +113,8 @@ class WeightReader:
     def value_width(self, j: int) -> int:
         """Return the width of v to use for `j` keys.
 
-        The width differs from j unless the probe fixes it, so that a scale that depends on j can be
-        distinguished from one that depends on the width.
+        Unless the probe fixes the width, it is j + 3. So a scale that depends on j can be distinguished from a scale
+        that depends on the width.
         """
         return self.e or j + 3
 
@@ -133,7 +133,10 @@ class WeightReader:
         return torch.stack([self.output(q, k, one.repeat(b, self.g, 1, 1), **keywords).mean(-1) for one in ones], -1)
 
     def weights(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """Read the attention weights without dropout: the maximum of several readings, over the dropout factor."""
+        """Read the attention weights without dropout: the maximum of several readings, divided by `kept_factor`.
+
+        Dropout sets some weights of each reading to zero and multiplies the kept weights by `kept_factor`.
+        """
         read = self.weights_once(q, k, **keywords)
         for _ in range(self.readings - 1):
             read = torch.maximum(read, self.weights_once(q, k, **keywords))

@@ -46,14 +46,14 @@ class Rotation:
         return rotated
 
     def base(self) -> float | None:
-        """The base of the frequencies base**(-pair / pairs); None if they do not have this form.
+        """Return the base of the frequencies base**(-pair / pairs); None if the frequencies do not have this form.
 
         The base is rounded to two digits if the rounded number fits closely.
         """
         return _common_base(torch.tensor(self.frequencies, dtype=torch.float64))
 
     def scheme(self) -> "RotaryScheme | None":
-        """The base and the context-extension scaling of the frequencies; None if they follow no known scheme."""
+        """Return the base and the context-extension scaling of the frequencies; None if no known scheme fits."""
         found = torch.tensor(self.frequencies, dtype=torch.float64)
         if (base := _common_base(found)) is not None:
             return RotaryScheme(base)

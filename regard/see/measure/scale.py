@@ -176,10 +176,10 @@ def _fit_capped(
 
 
 def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
-    """Return the allowed residual of a fit as a multiple of the rounding error.
+    """Return the largest residual of a good fit, as a multiple of the rounding error.
 
-    The residual may be larger with a rotation, because its frequencies are measured, and with a norm, because
-    its epsilon is unknown.
+    The result is 10 with a rotation, because the measured frequencies of the rotation have errors. It is 3 with a norm
+    only, because the epsilon of the norm is unknown, and 1 otherwise.
     """
     return 10 if rotation is not None else 1 if norm is None else 3
 

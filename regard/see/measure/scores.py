@@ -20,8 +20,9 @@ class ScoreReader:
     def scores(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:
         """Measure the scores of q and k from the log of the weights; NaN where a score is unknown.
 
-        The weights determine the scores up to a constant for each row. To find the constant, first the keys at
-        even positions are set to zero and then those at odd positions: a key of zeros has score zero.
+        The weights determine the scores up to a constant for each row. A key of zeros has score zero, which gives the
+        constant. So the scores are measured twice: the first time the keys at even positions are set to zero and the
+        scores at odd positions are read, the second time the reverse.
         """
         visible = self.raw.visible
         visible = visible if len(q) == len(visible) else visible[:1].expand(len(q), -1, -1, -1)

@@ -1,6 +1,7 @@
 """Probe a Hugging Face layer whose projections are not known, such as multi-head latent attention.
 
-q, k and v are replaced where the layer calls its attention function, after its projections and rotary positions.
+q, k and v are replaced in the call of the layer's attention function, which comes after projections and rotary
+positions.
 """
 
 import inspect
@@ -35,8 +36,8 @@ class _ChosenTensors:
     """Replaces q, k and v in the next attention call of a transformers layer.
 
     original  the attention function of the layer
-    tensors   q, k and v to use; None keeps the layer's own
-    shapes    shapes of the layer's own q, k and v
+    tensors   q, k and v to use; None keeps the q, k and v that the layer computes
+    shapes    shapes of the q, k and v that the layer computes
     """
 
     original: Callable[..., Any]
@@ -44,7 +45,10 @@ class _ChosenTensors:
     shapes: list[torch.Size] = field(default_factory=list)
 
     def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **keywords: Any) -> Any:
-        """Call the layer's attention function with the chosen q, k and v, and store the shapes of the layer's own."""
+        """Call the layer's attention function with the chosen q, k and v in place of those that the layer computed.
+
+        The shapes of the tensors that the layer computed are stored in `shapes`.
+        """
         self.shapes = [q.shape, k.shape, v.shape]
         return self.original(module, *(self.tensors or (q, k, v)), *rest, **keywords)
 
@@ -108,7 +112,7 @@ def _replace_output(copy: nn.Module) -> None:
 def _run_layer(
     copies: ModuleCopies, chosen: _ChosenTensors, name: str, options: ProbeOptions, x: Tensor, **keywords: object
 ) -> Tensor:
-    """Run a transformers layer on x while `chosen.attend` replaces its attention function."""
+    """Run a transformers layer on x, with `chosen.attend` in place of the layer's attention function."""
     copy: Any = copies.at(x.dtype)
     takes = inspect.signature(copy.forward).parameters
     empty = [

@@ -22,8 +22,8 @@ class BareWeight:
     """An object in place of a weight parameter: `replace` computes its product with another tensor.
 
     weight      the original parameter
-    replace     function that returns the product, given the other tensor and the axes of positions in it and in
-                the product
+    replace     function that returns the product, given the other tensor, and the pair: axis of positions in the
+                other tensor, axis of positions in the product
     time_first  whether the layer's tensors are (n, b, ...)
     """
 
@@ -53,7 +53,10 @@ class BareWeight:
         return dataclasses.replace(self, weight=found) if isinstance(found, Tensor) else found
 
     def _position_axes(self, product: Callable[[Tensor, Tensor], torch.Size], other: Tensor) -> Axes:
-        """Return the axis of positions in the input and in the product, found by a product with a longer sequence."""
+        """Return the axis of positions in `other` and in the product.
+
+        The axes are found by a product on the meta device with a longer sequence in place of `other`.
+        """
         for axis in (0 if self.time_first else 1,) if other.ndim == 3 else (1, 2):
             shape = [LENGTH if n == axis else size for n, size in enumerate(other.shape)]
             try:

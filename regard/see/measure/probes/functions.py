@@ -112,7 +112,10 @@ class _Function:
     def attempts(
         self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[Probe, ProbeSizes] | Exception]:
-        """Try all layouts; yield a probe and its sizes for each layout that works, and the exceptions of the others."""
+        """Try layouts: yield a probe and its sizes if a layout works, or the exception if a layout fails.
+
+        A layout with fewer axes is not tried after a layout that works, because it would hide mixed sequences or heads.
+        """
         options, axes = self.options, ""  # axes of all layouts that worked
         for layout in [options.layout] if options.layout else LAYOUTS:
             if "h" not in layout:

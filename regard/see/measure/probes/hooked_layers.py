@@ -247,7 +247,7 @@ def _replace_projections(copy: nn.Module, known: Projections, chosen: _Chosen) -
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """One way to call an attention layer: which arguments are sequences, and whether batch or time is their first axis.
+    """One way to call an attention layer: which arguments are sequences, and whether their first axis is batch or time.
 
     inputs  names of the arguments that are sequences
     takes   all arguments of the layer's forward
@@ -270,7 +270,7 @@ class _LayerCall:
     def filled_in(self) -> tuple[str, ...]:
         """Names of the arguments that are filled in because the caller did not pass them.
 
-        They are the required arguments and those in FILLED_VALUES.
+        The names are those of the required arguments, and of the arguments in FILLED_VALUES.
         """
         filled = dict.fromkeys((*self.required, *(each for each in FILLED_VALUES if each in self.takes)))
         return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))

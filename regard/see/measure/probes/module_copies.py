@@ -47,7 +47,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
 def dtypes_and_device(module: nn.Module | None, options: ProbeOptions) -> tuple[list[torch.dtype], torch.device]:
     """Return the dtypes to try and the device to use.
 
-    They are those of the module, or defaults if it has no floating-point parameters and buffers.
+    If the module has floating-point parameters or buffers, their dtype and device are used, otherwise defaults.
     """
     own = None if module is None else next(_floating(module), None)
     if own is not None:

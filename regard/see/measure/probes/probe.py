@@ -112,8 +112,8 @@ class ProbeOptions:
 def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> Probe | Exception:
     """Return the first probe that mixes no sequences or heads, else the first that runs, else the first exception.
 
-    A probe that mixes sequences or heads in every layout is also returned, so that `check` can report the
-    mistake.
+    If every probe that runs mixes sequences or heads, the first of these probes is returned, so that `check` can
+    report the mistake.
     """
     mixing: Probe | None = None
     raised: list[Exception] = []
@@ -135,7 +135,7 @@ def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> P
 def missing_argument_hint(name: str, filled_in: tuple[str, ...], of: str = "") -> str:
     """Return a hint for an error message: which required arguments were passed as None, and how to pass them.
 
-    of  name of the input, if a value in `extra` may be a function of it; empty if values may not be functions
+    of  name of the input, if a value in `extra` can be a function of this input; empty if it cannot
     """
     if not filled_in:
         return ""

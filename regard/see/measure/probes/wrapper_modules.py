@@ -24,7 +24,7 @@ ProbePart = Callable[[nn.Module, str, ProbeOptions], Probe]
 def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions, probe_part: ProbePart) -> Probe:
     """Build the probe of a module that contains one attention, such as a Transformer block.
 
-    If the module cannot be called with a sequence, the probe is that of the inner attention alone.
+    If the module cannot be called with a sequence, the result is the probe of the inner attention alone.
 
     path        path of the inner attention
     probe_part  function that builds the probe of the inner attention
@@ -48,9 +48,9 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
 
 
 def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
-    """Return whether the module takes (n, b, d), that is, its attribute `batch_first` is False.
+    """Return whether the module takes (n, b, d), that is, whether the attribute `batch_first` is False.
 
-    If a torch.nn module has no such attribute, the attribute of its inner attention is used.
+    If a torch.nn module has no such attribute, the attribute of the inner attention is used.
     """
     batch_first = getattr(module, "batch_first", None)
     if batch_first is None and type(module).__module__.startswith("torch.nn."):
