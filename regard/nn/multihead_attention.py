@@ -220,7 +220,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 def _append_visible(visible: Bool[Tensor, "*bi j"], appended: int) -> Bool[Tensor, "*bi n"]:
     """Append visible keys to a mask.
 
-    A padded boolean that a compiled model computes itself would not compile: TorchInductor's C++ mixes its vector types.
+    A padded boolean that a compiled model computes itself does not compile: TorchInductor's C++ mixes vector types.
     """
     return functional.pad(visible.to(torch.uint8), (0, appended), value=1).bool() if appended else visible
 

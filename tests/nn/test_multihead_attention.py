@@ -164,7 +164,7 @@ def test_wrong_arguments_raise_what_was_expected() -> None:
         layer(q[:, 0], k, v)
     with pytest.raises(ShapeError, match=r"query has 4 axes, .* but must be \(n, d\) or \(n, b, d\)"):
         layer(q[None], k, v)
-    with pytest.raises(ShapeError, match="query has width 8, .* but the layer was built for 12"):
+    with pytest.raises(ShapeError, match=r"query has width 8, .* but the layer was built for 12"):
         layer(q[..., :8], k, v)
     with pytest.raises(ShapeError, match=r"key_padding_mask is \(1, 7\), but must be \(7,\), \(j,\)"):
         layer(q[:, 0], k[:, 0], v[:, 0], key_padding_mask=PADDING[:1])
