@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils import _pytree
 
 from regard.base.errors import ConfigError
@@ -28,7 +29,8 @@ class Replacement:
 
     def __str__(self) -> str:
         plural = "" if len(self.replaced) == 1 else "s"
-        lines = [f"replaced {len(self.replaced)} module{plural}: {', '.join(self.replaced)}"]
+        names = f": {', '.join(self.replaced)}" if self.replaced else ""
+        lines = [f"replaced {len(self.replaced)} module{plural}{names}"]
         if self.max_difference is not None:
             lines.append(f"largest difference of the outputs: {self.max_difference:.2g}")
         lines += [f"left out {name}: {reason}" for name, reason in self.left_out.items()]
@@ -66,7 +68,11 @@ def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Repl
         if isinstance(layer, MultiheadAttention):
             continue
         if type(layer) is not nn.MultiheadAttention:
-            left_out[name] = f"{type(layer).__name__} is a subclass with code of its own"
+            left_out[name] = (
+                "torch.nn.utils.parametrize computes its weights in a class of its own"
+                if parametrize.is_parametrized(layer)
+                else f"{type(layer).__name__} is a subclass with code of its own"
+            )
             continue
         if id(layer) not in new:
             new[id(layer)] = MultiheadAttention.from_torch(layer)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -92,20 +92,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask         (i, j) or (b h, i, j), True where a pair is hidden, or floats to add; or a mask of regard
         is_causal         whether each query sees only the keys up to its own index; ignored if `attn_mask` is given
         """
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise ConfigError(
-                "regard.nn.MultiheadAttention takes padded tensors with key_padding_mask, not nested tensors; "
-                "call torch.nested.to_padded_tensor first"
-            )
+        self._check_inputs(query, key, value)
         same = query is key and key is value
         single = query.ndim == 2
         if single:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._project(query, key, value, same)
-        mask, terms = self._read_masks(key_padding_mask, attn_mask, is_causal, q, key.shape[1], k.shape[2])
+        padding = _read_padding(key_padding_mask, None if single else len(q), key.shape[1])
+        mask, terms = self._read_masks(padding, attn_mask, is_causal, q, key.shape[1], k.shape[2])
         # the first query is at index 0, as torch's is_causal means it; regard's own masks are aligned to the end
         positions = None if isinstance(attn_mask, Mask) else Positions(0, 0)
         dropout = self.dropout if self.training else 0.0
@@ -122,6 +118,25 @@ class MultiheadAttention(nn.MultiheadAttention):
         if single:
             return out[0], weights
         return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Raise an error for nested tensors, and inputs whose axes or widths are not those of the layer."""
+        for name, x, width in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
+            if not isinstance(x, Tensor):
+                raise ConfigError(f"{name} must be a tensor, not {type(x).__name__}; pass layer(query, key, value)")
+            if x.is_nested:
+                raise ConfigError(
+                    "regard.nn.MultiheadAttention takes padded tensors with key_padding_mask, not nested tensors; "
+                    "call torch.nested.to_padded_tensor first"
+                )
+            axes = {2: "(n, d)", 3: "(b, n, d)" if self.batch_first else "(n, b, d)"}
+            if x.ndim not in axes or x.ndim != query.ndim:
+                both = " or ".join(axes.values()) if x is query else axes[query.ndim] + " as query is"
+                raise ShapeError(f"{name} has {x.ndim} axes, {tuple(x.shape)}, but must be {both}")
+            if x.shape[-1] != width:
+                raise ShapeError(
+                    f"{name} has width {x.shape[-1]}, {tuple(x.shape)}, but the layer was built for {width}"
+                )
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor, same: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the heads of q, k and v, (b h n c), including the keys and values that the layer appends.
@@ -159,12 +174,12 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Mask, tuple[ScoreTerm, ...]]:
         """Convert torch's masks to a mask and score terms of regard.
 
-        given  number of keys that the caller passed
-        keys   number of all keys; those that the layer appends are visible to every query
+        padding  (b, j)
+        given    number of keys that the caller passed
+        keys     number of all keys; those that the layer appends are visible to every query
         """
         b, h, i, _ = q.shape
         _check_mask_dtype("attn_mask", attn_mask)
-        _check_mask_dtype("key_padding_mask", padding)
         mask: Mask = Full()
         terms: list[ScoreTerm] = []
         appended = keys - given
@@ -184,28 +199,52 @@ class MultiheadAttention(nn.MultiheadAttention):
                 )
             attn_mask = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (b, h))
             if attn_mask.dtype == torch.bool:
-                mask = DenseMask(functional.pad(~attn_mask, (0, appended), value=True))
+                mask = DenseMask(_append_visible(~attn_mask, appended))
             else:
                 terms.append(Additive(functional.pad(attn_mask.to(q.dtype), (0, appended))))
         if is_causal and attn_mask is None:
             if appended:
                 visible = torch.ones(i, given, dtype=torch.bool, device=q.device).tril()
-                mask = DenseMask(functional.pad(visible, (0, appended), value=True))
+                mask = DenseMask(_append_visible(visible, appended))
             else:
                 mask = Causal()
         if padding is not None:
-            if tuple(padding.shape) != (b, given):
-                raise ShapeError(f"key_padding_mask is {tuple(padding.shape)}, but must be {(b, given)}, (b, j)")
             if padding.dtype == torch.bool:
-                real = KeyPaddingMask(functional.pad(~padding, (0, appended), value=True))
+                real = KeyPaddingMask(_append_visible(~padding, appended))
                 mask = real if isinstance(mask, Full) else mask & real
             else:
                 terms.append(Additive(functional.pad(padding.to(q.dtype), (0, appended))[:, None, None]))
         return mask, tuple(terms)
 
 
+def _append_visible(visible: Bool[Tensor, "*bi j"], appended: int) -> Bool[Tensor, "*bi n"]:
+    """Append visible keys to a mask.
+
+    A padded boolean that a compiled model computes itself does not compile: TorchInductor's C++ mixes vector types.
+    """
+    return functional.pad(visible.to(torch.uint8), (0, appended), value=1).bool() if appended else visible
+
+
+def _read_padding(padding: Tensor | None, b: int | None, j: int) -> Tensor | None:
+    """Check a key_padding_mask and return it with axes (b, j).
+
+    b  number of sequences; None for inputs without a batch, whose mask is (j,)
+    """
+    if padding is None:
+        return None
+    if isinstance(padding, Mask):
+        raise ConfigError(f"key_padding_mask must be a tensor; pass a mask of regard, {padding}, as attn_mask")
+    _check_mask_dtype("key_padding_mask", padding)
+    wanted, letters = ((j,), "(j,)") if b is None else ((b, j), "(b, j)")
+    if tuple(padding.shape) != wanted:
+        raise ShapeError(f"key_padding_mask is {tuple(padding.shape)}, but must be {wanted}, {letters}")
+    return padding if b is not None else padding[None]
+
+
 def _check_mask_dtype(name: str, mask: Tensor | Mask | None) -> None:
-    """Raise ConfigError for a mask of integers, such as the attention_mask of a tokenizer."""
+    """Raise ConfigError for what is no mask, or one of integers, such as the attention_mask of a tokenizer."""
+    if mask is not None and not isinstance(mask, Tensor | Mask):
+        raise ConfigError(f"{name} must be a tensor or a mask of regard, not {type(mask).__name__}: {mask!r}")
     if isinstance(mask, Tensor) and mask.dtype != torch.bool and not mask.is_floating_point():
         raise ConfigError(
             f"{name} must be boolean, True where hidden, or floats to add to the scores, not {mask.dtype}; "

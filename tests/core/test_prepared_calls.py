@@ -3,10 +3,12 @@
 import gc
 import math
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from regard import (
     Mask,
@@ -194,3 +196,11 @@ def test_a_mask_whose_tensor_is_transposed_in_place_is_prepared_again() -> None:
     attend(q, k, v, mask=mask)
     ids.t_()
     torch.testing.assert_close(attend(q, k, v, mask=mask), attend(q, k, v, mask=mask, kernel="eager"))
+
+
+@pytest.mark.parametrize("mask", [lambda: padding(torch.tensor([5, 7])), lambda: causal() & ~window(before=0, after=0)])
+def test_activation_checkpointing_takes_the_first_call_with_a_mask(mask) -> None:
+    q = torch.randn(2, 3, 7, 8, requires_grad=True)
+    checkpoint(partial(attend, mask=mask()), q, q, q, use_reentrant=False).sum().backward()
+    expected = torch.autograd.grad(attend(q, q, q, mask=mask()).sum(), q)[0]
+    torch.testing.assert_close(q.grad, expected)

@@ -164,6 +164,17 @@ def test_a_shared_layer_stays_shared_and_a_subclass_is_left_out() -> None:
     assert type(model.second) is nn.MultiheadAttention
 
 
+def test_a_parametrized_layer_is_left_out_with_the_reason() -> None:
+    model = encoder()
+    for layer in model.layers:
+        nn.utils.parametrizations.weight_norm(layer.self_attn, "in_proj_weight")
+    report = replace(model)
+    assert str(report).splitlines() == ["replaced 0 modules"] + [
+        f"left out layers.{n}.self_attn: torch.nn.utils.parametrize computes its weights in a class of its own"
+        for n in range(len(model.layers))
+    ]
+
+
 def test_wrong_models_raise_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"model must be a torch\.nn\.Module, not str"):
         replace("encoder")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -154,9 +155,35 @@ def test_wrong_arguments_raise_what_was_expected() -> None:
             layer(q, k, k, key_padding_mask=torch.ones(3, 7, dtype=integers))
         with pytest.raises(ConfigError, match="attn_mask must be boolean, True where hidden, or floats"):
             layer(q, k, k, attn_mask=torch.ones(5, 7, dtype=integers))
+    with pytest.raises(ConfigError, match="attn_mask must be a tensor or a mask of regard, not str: 'causal'"):
+        layer(q, k, v, attn_mask="causal")
+    with pytest.raises(ConfigError, match=r"pass a mask of regard, causal\(\), as attn_mask"):
+        layer(q, k, v, key_padding_mask=causal())
+    with pytest.raises(ConfigError, match="key must be a tensor, not NoneType"):
+        layer(q, None, None)
+    with pytest.raises(ShapeError, match=r"key has 3 axes, \(7, 3, 12\), but must be \(n, d\) as query is"):
+        layer(q[:, 0], k, v)
+    with pytest.raises(ShapeError, match=r"query has 4 axes, .* but must be \(n, d\) or \(n, b, d\)"):
+        layer(q[None], k, v)
+    with pytest.raises(ShapeError, match=r"query has width 8, .* but the layer was built for 12"):
+        layer(q[..., :8], k, v)
+    with pytest.raises(ShapeError, match=r"key_padding_mask is \(1, 7\), but must be \(7,\), \(j,\)"):
+        layer(q[:, 0], k[:, 0], v[:, 0], key_padding_mask=PADDING[:1])
     with pytest.raises(ConfigError, match="append"):
         pair(add_zero_attn=True)[1](q, k, v, attn_mask=causal())
-    with pytest.warns(UserWarning, match="nested tensors"):
+    with warnings.catch_warnings(action="ignore"):  # torch warns of nested tensors once in a process
         nested = torch.nested.nested_tensor([torch.randn(3, D, dtype=torch.float64)])
     with pytest.raises(ConfigError, match="nested"):
         layer(nested, nested, nested)
+
+
+def test_a_compiled_layer_with_appended_keys_takes_a_mask_that_it_computes() -> None:
+    _, layer = pair(add_zero_attn=True)
+    x = inputs({})[0]
+
+    def attention(x: Tensor) -> Tensor:
+        index = torch.arange(len(x))
+        return layer(x, x, x, need_weights=False, attn_mask=index[:, None] < index)[0]
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(attention, fullgraph=True)(x), attention(x))

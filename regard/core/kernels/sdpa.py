@@ -107,7 +107,8 @@ def prepare(request: Request) -> PreparedCall | None:
         _, _, _, i, j, _, _ = request.sizes
         if i * j * (request.mask.batch() or 1) * (request.mask.heads() or 1) > MOST_PREPARED:
             return None
-        dense, causal = get_dense_bias(request), False
+        with torch.no_grad():  # activation checkpointing counts what is saved; a repeated call would save less
+            dense, causal = get_dense_bias(request), False
         if request.q.is_cpu or not request.mask.tensors():  # else every batch would wait for the device
             dense = _drop_empty_masks(dense)
         dense = replace(dense, added=None if dense.added is None else as_bias(dense.added, request.q.dtype))
