@@ -22,8 +22,9 @@ def _option(text: str, *choices: str, default: Any = None, least: int = 1) -> An
 class CheckOptions:
     """The options of `check`.
 
-    The options from `causal` on declare conventions of the attention. None means that the convention is
-    measured. If the attention does not follow a declared convention, the check fails.
+    The options from `causal` on declare conventions of the attention. If the attention does not follow a declared
+    convention, the check fails. None means that the convention is not declared: it is measured, and reported as a
+    failure or as a difference from our policy if the option names an expected value and the measured one differs.
     """
 
     kind: str | None = _option("found from its arguments by default", "attention", "decoder")

@@ -172,7 +172,7 @@ def _magnitude(x: Tensor) -> float:
 
 
 def _unreadable(inputs: AttentionInputs) -> list[str]:
-    """Return which of the names "q", "k" and "v" have tensors with too many entries to write out in an example."""
+    """Return the names among "q", "k" and "v" whose tensors are too long to write out in an example."""
 
     def unreadable(x: Tensor) -> bool:
         simple = _simplicity(x) > 2 or not bool(x.isfinite().all())

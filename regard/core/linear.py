@@ -162,7 +162,7 @@ def elu_plus_one() -> FeatureMap:
 def relu() -> FeatureMap:
     """Feature map phi(x) = max(x, 0). Kasai et al. 2021, arXiv:2103.13076.
 
-    A query that shares no feature with a visible key gets zeros.
+    In linear attention, the output of a query is zero if phi(q) . phi(k) = 0 for every visible key.
 
     >>> relu()(torch.tensor([[[[-1.0, 2.0]]]]))
     tensor([[[[0., 2.]]]])
@@ -249,8 +249,8 @@ def linear_attend(
               bfloat16 and float16 where it can compute the call. A named kernel that cannot compute the call
               raises KernelRefusedError with the reasons
 
-    Sums are computed in float32 or better, also under autocast, which only casts q, k and v. A query that
-    shares no feature with any visible key gets zeros.
+    Sums are computed in float32 or better, also under autocast, which only casts q, k and v. The output of a
+    query is zero if phi(q) . phi(k) = 0 for every visible key.
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> out, state = linear_attend(q, k, v, mask=causal())

@@ -1,6 +1,7 @@
 """The CTC loss in one GPU kernel, so that a training step can be captured as a CUDA graph.
 
 The CTC loss of torch cannot be captured, because it copies the lengths of the sequences to the CPU.
+`regard.train.objectives.ctc` calls this kernel where it can, and torch's loss elsewhere.
 """
 
 import torch

@@ -341,8 +341,8 @@ def _max_micro_batch(step: StepMemory, accumulation: int, devices: int, parallel
 def _advice(step: StepMemory, plan: TrainingPlan, devices: int, parallel: str, limit: int) -> Iterator[str]:
     """Yield changes of the settings, any one of which would make the run fit into memory.
 
-    Possible changes are FSDP, more accumulation steps, more devices and a smaller batch. Nothing is yielded if the run
-    fits already.
+    Possible changes are FSDP, more accumulation steps, more devices and a smaller batch; if none of these is enough, a
+    smaller model, whose size is not computed. Nothing is yielded if the run fits already.
     """
     accumulation = plan.gradient_accumulation_steps
 

@@ -54,8 +54,8 @@ def grouping(a: MeasuredAttention) -> Failure | None:
 def key_order(a: MeasuredAttention) -> Failure | None:
     """The order of the keys does not matter, unless positions are added on purpose.
 
-    At q = 0 all visible keys have the same weight, unless bias='alibi' or bias='any' is declared; a bias is the
-    same at every width of heads.
+    At q = 0 all visible keys have the same weight, or weights by ALiBi with its usual slopes, unless bias='any' is
+    declared; with bias='none', only the same weight is correct. A bias is the same at every width of heads.
 
     Usual causes: a bias by index, a decay, or keys paired with the values of other rows; a bias that is added
     before the scores are divided by sqrt(c); keys hidden by a small number such as -100 in place of -inf

@@ -314,7 +314,7 @@ def q_and_k_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _residual(weights: Tensor, products: Tensor) -> float:
-    """Fit log(weights), centred per row, as a multiple of the products q . k; return the relative residual.
+    """Fit log(weights) as a multiple of the products q . k, both centred per row; return the relative residual.
 
     The result is 1 if the fitted factor is not positive.
     """

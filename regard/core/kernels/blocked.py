@@ -56,7 +56,10 @@ class BlockGroup:
     _term_biases: dict[Hashable, Tensor] = field(default_factory=dict)  # the last one
 
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
-        """Return the mask as an additive mask: 0 where visible, -inf where hidden. A small result is cached."""
+        """Return the mask as an additive mask: 0 where visible, -inf where hidden. A small result is cached.
+
+        A row that sees no key is 0 everywhere if the fused kernel needs a finite score in every row.
+        """
         found = self._biases.get(dtype)
         if found is None:
             with outside_inference_mode():

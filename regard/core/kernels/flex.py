@@ -405,9 +405,10 @@ _MOST_FUNCTIONS = 256  # a new predicate in every step must not fill the memory
 def _call_flex(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, training: bool, **settings: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Call flex_attention with an attention sink. Returns the output and, in training, |log-sum-exp| of each row.
+    """Call flex_attention, with an attention sink if one is given.
 
-    The log-sum-exp of a row that sees no key is returned as 0.
+    Returns the output and, in training, the absolute log-sum-exp of each row, else None. The caller compares it with
+    the limit above which flex's gradients are wrong. It does not include the sink, and is 0 for a row that sees no key.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 

@@ -29,7 +29,8 @@ class Request:
     terms           score terms, applied in order
     beta            the factor of q . k
     hides_by_score  whether a term may hide keys by adding -inf
-    weights         the attention weights, if the caller returns them besides the output; an observer may replace them
+    weights         no argument: the attention weights that `attend_with_weights` has computed, if `watch` or
+                    `intervene` observes the call, which can replace them; else None
     """
 
     q: Float[Tensor, "b h i c"]

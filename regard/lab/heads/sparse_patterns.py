@@ -40,16 +40,16 @@ MATHS = r"N^2 \to N (2 w + 1), \quad N p^2, \quad N (2 w + 1) + 2 g N, \quad 2 N
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Settings of the claim: the sparse masks, and the sequence lengths to count and time visible pairs at.
+    """Settings of the claim: the sparse masks, and the lengths at which pairs are counted and attention is timed.
 
-    lengths  increasing numbers of tokens; square numbers, because one mask has blocks of root N tokens
+    lengths  increasing numbers of tokens; square numbers n, because one mask has blocks of sqrt(n) tokens
     reach    number of visible keys on each side of a query in the windows
     side     side of the square windows, in patches
     step     distance between visible keys in the dilated window
     tokens   number of global tokens
     width    width of queries, keys and values in the timings
     small    a small square number of tokens at which the masks are compared with the nonzero attention weights
-    repeats  number of timings of each pattern, in turn; the fastest is used
+    repeats  number of rounds; each round times every pattern once, and the fastest time of a pattern counts
     """
 
     lengths: tuple[int, ...] = (256, 1024, 4096)

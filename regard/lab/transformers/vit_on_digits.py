@@ -110,7 +110,9 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
 
 
 def build_model(setup: Setup, seed: int, vit: Callable[[ViTConfig], Any] = ViT) -> Any:
-    """Build the Vision Transformer of the exercise, with its initial weights: torch's defaults, zero tokens.
+    """Build the Vision Transformer of the exercise `vit` with the exercise's initial weights.
+
+    These are torch's defaults, and zeros for the class token and the positions.
 
     vit  builds the model: vit(config)
     """

@@ -10,7 +10,7 @@ from regard.see.measure.raw_weights import RawWeights
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReading:
-    """The key head that each query head uses, as measured (grouped-query attention)."""
+    """The key heads whose values and whose keys each query head uses, as measured (grouped-query attention)."""
 
     value_heads: tuple[int, ...] | None = None  # the key head whose values each query head reads
     key_heads: tuple[int, ...] = ()  # the key head whose keys each query head is compared with
