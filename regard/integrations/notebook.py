@@ -171,9 +171,11 @@ def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[st
     if i != j and _equal(_four_axes(rule.dense(i, j, positions=Positions(0, 0)), i, j), other):
         yield f"{name} counted queries from the first key (top-left) instead of to the last (bottom-right)"
     for step, words in ((1, "one larger"), (-1, "one smaller")):
-        changed = _change_windows(rule, step)
-        if changed is not None and _equal(_four_axes(changed.dense(i, j), i, j), other):
-            yield f"the window of {name} were {words}"
+        for before, after, side in ((step, step, ""), (step, 0, " before the query"), (0, step, " after the query")):
+            changed = _change_windows(rule, before, after)
+            if changed is not None and _equal(_four_axes(changed.dense(i, j), i, j), other):
+                yield f"the window of {name} were {words}{side}"
+                break
     for after, words in ((1, "showed the key after the query's own"), (-1, "hid the query's own key")):
         shifted = _change_causal(rule, after)
         if shifted is not None and _equal(_four_axes(shifted.dense(i, j), i, j), other):
@@ -212,8 +214,11 @@ def _fit_band(visible: Bool[Tensor, "b h i j"]) -> Mask | None:
     return None
 
 
-def _change_windows(mask: Mask, step: int) -> Mask | None:
-    """Return the mask with every window limit changed by `step`; None if the mask contains no limited window."""
+def _change_windows(mask: Mask, before: int, after: int) -> Mask | None:
+    """Return the mask with the limits of every window changed by `before` and `after`, those of 0 and None excepted.
+
+    None if the mask contains no limited window.
+    """
     found = False
 
     def change(part: Mask) -> Mask:
@@ -221,9 +226,8 @@ def _change_windows(mask: Mask, step: int) -> Mask | None:
         if not isinstance(part, Window) or (not part.before and not part.after):
             return part.map_children(change)
         found = True
-        return Window(
-            *(None if size is None else max(0, size + step) if size else size for size in (part.before, part.after))
-        )
+        limits = ((part.before, before), (part.after, after))
+        return Window(*(max(0, size + step) if size else size for size, step in limits))
 
     changed = change(mask)
     return changed if found else None

@@ -51,6 +51,11 @@ DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "top-left": (causal(), torch.ones(4, N).tril().bool(), "(top-left) instead of to the last (bottom-right)"),
     "window of one more": (causal() & window(before=2), TRIL & ~TRIL.tril(-4), "were one larger"),
     "window of one less": (causal() & window(before=3), TRIL & ~TRIL.tril(-3), "were one smaller"),
+    "window of one more on one side": (
+        window(before=2, after=1),
+        window(before=2, after=2),
+        "were one larger after the",
+    ),
     "own key": (causal(), TRIL.tril(-1), "hid the query's own key"),
     "next key": (lambda b, h, q, kv: q >= kv, torch.ones(N, N).tril(1).bool(), "showed the key after"),
     "multiplied": (causal(), TRIL.float(), "factors (1 visible, 0 hidden) instead of numbers to add"),

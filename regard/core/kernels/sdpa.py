@@ -185,8 +185,10 @@ def get_dense_bias(request: Request) -> DenseBias:
     terms = [term.key() for term in request.terms]
     _, h, g, i, j, _, _ = request.sizes
     constant = i > 1 and None not in terms and request.positions.consecutive
-    if not constant or request.q.device.type != "cpu" or not can_read_values(request.q) or request.mask.tensors():
+    if request.q.device.type != "cpu" or not can_read_values(request.q):
         return _build_dense_bias(request)
+    if not constant or request.mask.tensors():
+        return _drop_empty_masks(_build_dense_bias(request))
     at = (request.positions.queries, request.positions.keys)
     key = joint_key(request.mask, (*terms, *at, h, g, i, j, request.q.dtype))
     return _biases.get(key, request.mask, lambda: _drop_empty_masks(_build_dense_bias(request)), _is_small)
@@ -206,7 +208,8 @@ def _build_dense_bias(request: Request) -> DenseBias:
     visible, unseen, blind = request.visible(), None, None
     if visible is not None:
         unseen, blind = ~visible_keys(visible, request.k.shape[1]), ~visible.any(-1, keepdim=True)
-        request = replace(request, q=request.q.masked_fill(blind, 0))
+        if request.terms:  # they may read q
+            request = replace(request, q=request.q.masked_fill(blind, 0))
     terms = request.bound_terms()
     bias = sum_terms(terms, request.grid(), request.q) if terms else None
     if visible is not None and blind is not None and not takes_empty_rows(request.q):
