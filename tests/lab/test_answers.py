@@ -15,6 +15,7 @@ import regard
 from regard.base.errors import UnknownNameError
 from regard.base.formulas import mathml, parse_latex
 from regard.cli import app
+from regard.cli.settings import parse_settings
 from regard.cli.train import build_settings
 from regard.lab.answers import (
     SECTIONS,
@@ -101,9 +102,8 @@ def check_command(line: str) -> None:
     name, given = arguments_of(typer.main.get_command(app), words[1:])
     match name.split()[-1]:
         case "run":
-            known = [claims()[each] for each in given["ids"]]
-            for text in given["settings"] or []:
-                known[0].setup({text.partition("=")[0]: tuple(map(float, text.partition("=")[2].split(",")))})
+            for claim in [claims()[each] for each in given["ids"]]:
+                claim.setup(parse_settings(given["settings"] or [], claim.module.Setup))
         case "show" if given["name"] not in claims():
             find_answer(given["name"])
         case "sheet":

@@ -6,10 +6,10 @@ Claim: One query, key and value for the new token, and the attention of this que
 Measures: Causal attention over N + 1 tokens with two different new tokens: whether earlier rows are equal bit for bit.
     The new row from its one query against the whole pass. Multiply-adds, cache bytes and seconds of a real layer for
     growing N, one step against recomputing everything; the seconds are reported but do not decide.
-Finding: After {{ n.lengths[-1]|comma }} tokens another new token changes earlier rows by {{ n["change of earlier
-    rows"]|short }}; the new row, computed from its one query and the keys and values in the cache, equals that of a
-    whole pass up to {{ n["error of the step"]|at_most }} in float64. A step needs {{ n["multiply-adds of a
-    step"][-1]|comma }} multiply-adds and {{ n["cache bytes"][-1]|comma }} bytes of keys and values in float32;
+Finding: If the token after the first {{ n.lengths[-1]|comma }} is replaced by another, the earlier rows change by {{
+    n["change of earlier rows"]|short }}; the new row, computed from its one query and the keys and values in the cache,
+    equals that of a whole pass up to {{ n["error of the step"]|at_most }} in float64. A step needs {{ n["multiply-adds
+    of a step"][-1]|comma }} multiply-adds and {{ n["cache bytes"][-1]|comma }} bytes of keys and values in float32;
     recomputing everything needs {{ n["multiply-adds of recomputing"][-1]|comma }} multiply-adds ({{ n["multiply-adds of
     the visible pairs"][-1]|comma }} if masked pairs are left out), all besides the projections. In time this is {{
     (n["seconds of a step"][-1] * 1e3)|fixed }} ms against {{ (n["seconds of recomputing"][-1] * 1e3)|fixed }} ms.

@@ -21,7 +21,7 @@ Finding: With {{ n.heads|join_numbers }} heads, all with {{ n.parameters["two re
     1, the accuracy falls by {{ (100 * lost["1"].mean)|fixed(1) }} ± {{ (100 * lost["1"].half)|fixed(1) }} percentage
     points with one head. The difference to one head with the same seed is {% for count in more %}{{ (100 *
     more[count].mean)|fixed(1) }} ± {{ (100 * more[count].half)|fixed(1) }} points with {{ count }}{{ ", " if not
-    loop.last }}{% endfor %}; an interval that contains 0 shows no difference.
+    loop.last }}{% endfor %}; if an interval contains 0, the runs do not show whether there is a difference.
 Budget: 60 seconds
 Source: 000 1.4c, 001 review 7, 002 1.4c, 004 2c
 """
