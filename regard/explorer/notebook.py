@@ -71,7 +71,10 @@ class EmbeddedComparison(Page, MaskComparison):
 
     def data(self) -> dict[str, Any] | None:
         b, h = (self.first_difference or (0, 0))[:2]
-        return mask_data([each[b, h] for each in self.visible], self.names)
+        data = mask_data([each[b, h] for each in self.visible], self.names)
+        # the page sees no numbers, sequences or heads
+        where = f"Sequence {b}, head {h}." if b or h else ""
+        return None if data is None else data | {"compared": {"conventions": list(self.conventions), "where": where}}
 
     def _repr_html_(self) -> str:
         return Page._repr_html_(self) or MaskComparison._repr_html_(self)
