@@ -225,7 +225,7 @@ def _append_visible(visible: Bool[Tensor, "*bi j"], appended: int) -> Bool[Tenso
     return functional.pad(visible.to(torch.uint8), (0, appended), value=1).bool() if appended else visible
 
 
-def _read_padding(padding: Tensor | None, b: int | None, j: int) -> Tensor | None:
+def _read_padding(padding: Tensor | Mask | None, b: int | None, j: int) -> Tensor | None:
     """Check a key_padding_mask and return it with axes (b, j).
 
     b  number of sequences; None for inputs without a batch, whose mask is (j,)
