@@ -74,7 +74,7 @@ class EmbeddedComparison(Page, MaskComparison):
         data = mask_data([each[b, h] for each in self.visible], self.names)
         # the page sees no numbers, sequences or heads
         where = f"Sequence {b}, head {h}." if b or h else ""
-        return None if data is None else data | {"compared": {"conventions": list(self.conventions), "where": where}}
+        return None if data is None else data | {"compared": {"names": list(self.conventions), "where": where}}
 
     def _repr_html_(self) -> str:
         return Page._repr_html_(self) or MaskComparison._repr_html_(self)

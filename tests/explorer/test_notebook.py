@@ -49,7 +49,7 @@ def test_a_frame_names_the_convention_of_numbers_and_the_sequence_that_differs(b
     frame, errors = open_frame(browser, tmp_path, regard.show(causal(), against=lower))
     facts = frame.locator(".facts")
     facts.wait_for()
-    assert "They would be equal if\n\nthe numbers of additive (5, 5) were factors" in facts.inner_text()
+    assert "They would be equal if the numbers of additive (5, 5) were factors" in facts.inner_text()
     second = torch.stack([lower, lower.flip(0)])[:, None].bool()
     frame, more = open_frame(browser, tmp_path, regard.show(causal(), against=second))
     facts = frame.locator(".facts")

@@ -92,12 +92,14 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
     return out
 
 
-def _make_differentiable(grads: tuple[Tensor | None, ...], upstream: tuple[Tensor]) -> tuple[Tensor | None, ...] | None:
+def _make_differentiable(
+    grads: tuple[Tensor | None, ...], upstream: tuple[Tensor | None]
+) -> tuple[Tensor | None, ...] | None:
     """Replace the gradients of torch's backward pass by differentiable ones if they are to be differentiated again.
 
     torch's own gradients would raise an error then. A hook of the kernel's node, which has saved its inputs.
     """
-    if not torch.is_grad_enabled():  # the usual case: create_graph=False
+    if not torch.is_grad_enabled() or upstream[0] is None:  # the usual case: create_graph=False
         return None
     node: Any = torch._C._current_autograd_node()
     attention = dense_row_attention(node._saved_attn_mask, node._saved_is_causal, node._saved_scale)

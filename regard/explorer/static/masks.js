@@ -332,11 +332,10 @@ function mount(element, state, update, data) {
     if (!found.difference.count) return html("p", { class: "good" }, "Both masks are equal.");
     const { first, count } = found.difference;
     const at = state.keys - state.queries + first.query;
-    // what regard.show found out about the tensors, as long as the page shows these masks
-    const compared = data.compared && String(write(read(new URLSearchParams(data.start.split("?")[1])))) === String(write(state)) ? data.compared : { conventions: [], where: "" };
-    return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ${count > 1 ? "" : "s"}. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}. ${compared.where}`),
+    const { names = [], where = "" } = data.compared && String(write(read(new URLSearchParams(data.start.slice(6))))) === String(write(state)) ? data.compared : {};
+    return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ${count > 1 ? "" : "s"}. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}. ${where}`),
       found.conventions.length ? [html("p", {}, "One convention explains all of it:"), html("ul", {}, found.conventions.map((name) => html("li", {}, name)))]
-        : compared.conventions.length ? [html("p", {}, "They would be equal if"), html("ul", {}, compared.conventions.map((name) => html("li", {}, name)))]
+        : names.length ? names.map((name) => html("p", {}, `They would be equal if ${name}.`))
         : help(state.keys <= MOST_COMPARED ? "No usual difference of conventions explains it." : `Conventions are compared up to ${MOST_COMPARED.toLocaleString("en")} keys.`));
   }
 }
