@@ -73,8 +73,9 @@ class EmbeddedComparison(Page, MaskComparison):
         b, h = (self.first_difference or (0, 0))[:2]
         data = mask_data([each[b, h] for each in self.visible], self.names)
         # the page sees no numbers, sequences or heads
-        where = f"Sequence {b}, head {h}." if b or h else ""
-        return None if data is None else data | {"compared": {"names": list(self.conventions), "where": where}}
+        where = [f"That is in sequence {b}, head {h}."] if b or h else []
+        found = [f"They would be equal if {each}." for each in self.conventions]
+        return None if data is None else data | {"note": " ".join(where + found)}
 
     def _repr_html_(self) -> str:
         return Page._repr_html_(self) or MaskComparison._repr_html_(self)
