@@ -71,7 +71,11 @@ class EmbeddedComparison(Page, MaskComparison):
 
     def data(self) -> dict[str, Any] | None:
         b, h = (self.first_difference or (0, 0))[:2]
-        return mask_data([each[b, h] for each in self.visible], self.names)
+        data = mask_data([each[b, h] for each in self.visible], self.names)
+        # the page sees no numbers, sequences or heads
+        where = [f"That is in sequence {b}, head {h}."] if b or h else []
+        found = [f"They would be equal if {each}." for each in self.conventions]
+        return None if data is None else data | {"note": " ".join(where + found)}
 
     def _repr_html_(self) -> str:
         return Page._repr_html_(self) or MaskComparison._repr_html_(self)

@@ -44,6 +44,20 @@ def test_a_mask_from_ones_own_code_is_compared_in_a_frame(browser: Any, tmp_path
     assert not errors
 
 
+def test_a_frame_names_the_convention_of_numbers_and_the_sequence_that_differs(browser: Any, tmp_path: Path) -> None:
+    lower = torch.ones(5, 5).tril()
+    frame, errors = open_frame(browser, tmp_path, regard.show(causal(), against=lower))
+    facts = frame.locator(".facts")
+    facts.wait_for()
+    assert "They would be equal if the numbers of additive (5, 5) were factors" in facts.inner_text()
+    second = torch.stack([lower, lower.flip(0)])[:, None].bool()
+    frame, more = open_frame(browser, tmp_path, regard.show(causal(), against=second))
+    facts = frame.locator(".facts")
+    facts.wait_for()
+    assert "That is in sequence 1, head 0." in facts.inner_text()
+    assert not errors + more
+
+
 def test_a_mask_from_a_script_is_saved_and_opened(browser: Any, tmp_path: Path) -> None:
     distance = torch.arange(600)[:, None] - torch.arange(600)
     shown = regard.show((distance >= 0) & (distance <= 256), against=causal() & window(before=255))

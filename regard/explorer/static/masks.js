@@ -12,7 +12,6 @@ const MOST_ROWS = 64;
 const MOST_COMPARED = 4096; // keys
 const BASE = { mask: "causal() & window(before=3) | global_tokens(1)", queries: 16, keys: 16, against: "", painted: "" };
 
-
 const size = (text, fallback) => { const value = Number(text); return Number.isInteger(value) && value >= 1 && value <= LONGEST ? value : fallback; };
 
 function read(parameters) {
@@ -108,15 +107,16 @@ export function conventions(mine, theirs, queries, keys) {
     columns ??= Array.from({ length: n }, (_, j) => mine.row(j, n)).reduce((found, runs, j) => { for (const [start, stop] of runs) for (let k = start; k < stop; k += 1) found[k].push([j, j + 1]); return found; }, Array.from({ length: n }, () => []));
     return columns[i];
   } };
+  const own = ": the window counts the query itself in one of them", strict = ": j <= i in one of them, j < i in the other";
   const changes = [
-    ["inverted: True means hidden in one of them, visible in the other", inverted(mine)],
-    ["queries are aligned to the first key (top-left) in one of them, to the last key (bottom-right) in the other", shift ? { row: (i, n) => mine.row(i - shift, n) } : null],
-    ["one more earlier key: the window counts the query itself in one of them", widened(mine, 1, 0)],
+    ["inverted: True hides in one of them", inverted(mine)],
+    ["queries are aligned to the first key (top-left) in one of them, to the last (bottom-right) in the other", shift ? { row: (i, n) => mine.row(i - shift, n) } : null],
+    [`one more earlier key${own}`, widened(mine, 1, 0)],
     // keys that the first lacks at the edge cannot be taken away from it, so the second is widened
-    ["one earlier key fewer: the window counts the query itself in one of them", mine, widened(theirs, 1, 0)],
-    ["one later key more: j <= i in one of them, j < i in the other", widened(mine, 0, 1)],
-    ["one later key fewer: j <= i in one of them, j < i in the other", mine, widened(theirs, 0, 1)],
-    ["transposed: rows are keys in one of them", queries === keys ? turned : null],
+    [`one earlier key fewer${own}`, mine, widened(theirs, 1, 0)],
+    [`one later key more${strict}`, widened(mine, 0, 1)],
+    [`one later key fewer${strict}`, mine, widened(theirs, 0, 1)],
+    ["transposed in one of them", queries === keys ? turned : null],
     ["the causal part is missing in the second", { row: (i, n) => mine.row(i, n).map(([start, stop]) => [start, Math.min(stop, i + 1)]).filter(([start, stop]) => start < stop) }],
   ];
   return changes.filter(([, mask, other = theirs]) => mask && equal(mask, other, queries, keys)).map(([name]) => name);
@@ -332,9 +332,10 @@ function mount(element, state, update, data) {
     if (!found.difference.count) return html("p", { class: "good" }, "Both masks are equal.");
     const { first, count } = found.difference;
     const at = state.keys - state.queries + first.query;
+    const now = String(write(state)), note = (now === (data.first ??= now) && data.note) || "";
     return html("div", {}, html("p", { class: "warn" }, `${plural(count, "cell")} differ${count > 1 ? "" : "s"}. The first: the query at ${at} ${first.visible ? "sees" : "does not see"} key ${first.key} in the first mask, ${first.visible ? "not in the second" : "but in the second"}.`),
       found.conventions.length ? [html("p", {}, "One convention explains all of it:"), html("ul", {}, found.conventions.map((name) => html("li", {}, name)))]
-        : help(state.keys <= MOST_COMPARED ? "No usual difference of conventions explains it." : `Conventions are compared up to ${MOST_COMPARED.toLocaleString("en")} keys.`));
+        : note ? "" : help(state.keys <= MOST_COMPARED ? "No usual convention explains it." : `Compared up to ${MOST_COMPARED} keys.`), html("p", {}, note));
   }
 }
 
