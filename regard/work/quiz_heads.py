@@ -154,7 +154,7 @@ def channels_of_a_head(random: Random) -> GeneratedQuestion:
 
 @question("pairs-in-a-window", "sparse-patterns")
 def pairs_in_a_window(random: Random) -> GeneratedQuestion:
-    length, reach = random.choice((400, 625, 900, 1024)), random.randint(3, 7)
+    length, reach = random.choice((400, 576, 784, 1024)), random.randint(3, 7)
     return GeneratedQuestion(
         f"Each of {length} patches in a row sees itself and {reach} patches on either side. How many pairs is that?",
         {"lengths": (256, length), "reach": reach},

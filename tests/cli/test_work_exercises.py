@@ -225,4 +225,4 @@ def test_a_quiz_is_written_as_a_notebook(tmp_path: Path) -> None:
 
 def test_a_worked_solution_is_the_default_command() -> None:
     assert "Worked solution: three-tokens" in work("three-tokens").stdout
-    assert "regard work quiz" in " ".join(work("--help").stdout.split())
+    assert "Also: quiz, exercises, grade." in work("--help").stdout

@@ -134,7 +134,7 @@ def test_the_run_has_as_many_tokens_as_the_question() -> None:
     for seed in range(3):
         question = make_question("what-a-new-token-changes", "ann", seed)
         (before,) = re.findall(r"over (\d+) tokens", question.content.text)
-        assert f"After {before} tokens" in question.outcome.verdict.sentence
+        assert f"after the first {before} is replaced" in question.outcome.verdict.sentence
 
 
 @pytest.mark.parametrize(

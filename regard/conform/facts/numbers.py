@@ -316,7 +316,7 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
     return first_failure(smallest_failure(a, _scale_scores(a, torch.float32, size), detect) for size in (1e4, 1e7))
 
 
-@fact(FACTS, "overflow", explained_by="outputs extreme-scores half-precision finite-mask-value")
+@fact(FACTS, "overflow", explained_by="outputs extreme-scores half-precision")
 def overflow(a: MeasuredAttention) -> Failure | None:
     """Large scores do not overflow: weights stay between 0 and 1.
 

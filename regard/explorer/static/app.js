@@ -1,4 +1,4 @@
-// The shell: navigation, state in the address, the inspector ("why this number?"), pinning, sharing and export.
+// The shell: navigation, state in the address, the inspector, pinning, sharing and export.
 
 import { colourScale, diverging, format, h2, hatch, headRow, holdFocus, html, muted, setDark, svg, tbody, tr } from "./dom.js";
 import { attentionView } from "./attention.js";

@@ -1,4 +1,4 @@
-// Attention: Q, K, V as tables -> scores -> mask -> softmax -> weights -> output, as connected matrices.
+// Attention: Q, K, V as tables -> scores -> mask -> softmax -> weights -> output.
 
 import { asTable, betaSlider, checkbox, colourScale, diverging, field, format, formatShort, hatch, help, html, select, sequential, svg, warning } from "./dom.js";
 import { MaskError, denseMask, maskNames, parseMask } from "./mask_expression.js";

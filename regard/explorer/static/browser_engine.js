@@ -12,7 +12,7 @@ export async function prepare(data) {
   return model;
 }
 
-// Everything the Models view shows for a state. Throws an error with a sentence if the text is not readable.
+// What the Models view shows for a state. Throws an error with a sentence if it cannot read the text.
 export function analyse(state) {
   const wrong = checkText(model, state.text) ?? (state.source ? checkText(model, state.source) : null);
   if (wrong) throw new Error(wrong);
@@ -41,7 +41,7 @@ export function analyse(state) {
   };
 }
 
-// The change of the target's logit for each head set to zero alone, and for all brushed heads together.
+// The change of the target's logit for each head set to zero, and for all brushed heads.
 function ablations(state, pass, tokens, source, position, target) {
   const heads = state.brush.length ? state.brush : pass.layers.flatMap((layer, at) => layer.heads.map((_, h) => [at, h]));
   const groups = [...heads.map((head) => [head]), ...(state.brush.length > 1 ? [heads] : [])];

@@ -1,4 +1,4 @@
-// Check: reports of `regard check --save`. Each finding with its smallest example, and two reports compared.
+// Check: reports of `regard check --save`, each finding with its smallest example; two reports compared.
 
 import { diverging, field, format, formatShort, h2, hatch, headRow, help, html, muted, plural, script, svg, tbody, tr, warning } from "./dom.js";
 import { load } from "./remote.js";

@@ -1,4 +1,4 @@
-// Documents: trees of [tag, attributes, children] from Python become elements. Other tags become spans.
+// Trees of [tag, attributes, children] from Python become elements. Other tags become spans.
 
 import { html, math } from "./dom.js";
 

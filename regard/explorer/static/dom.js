@@ -89,7 +89,7 @@ export function diverging(value, largest) {
   return { fill: css(rgb), text: textOn(rgb) };
 }
 
-// Okabe and Ito's colours, which differ for the colour-blind too; darker where they need contrast with white.
+// Okabe and Ito's colours, which differ for the colour-blind too; some darker, for contrast with white.
 export const CATEGORY = ["#0072b2", "#d55e00", "#00805e", "#b0508a", "#946c00", "#3d7a99", "#7a4b9a", "#555b63"];
 export const category = (index) => CATEGORY[index % CATEGORY.length];
 

@@ -35,7 +35,7 @@ function drawTable({ head, rows }) {
   return svg("svg", { viewBox: `0 0 ${sum(widths)} ${22 * (most.length + 1) + 16}` }, [head, ...most].flatMap((row, r) => row.map((value, c) => cell(value, r, c))));
 }
 
-// The picture of a view with its computed colours written into it, so that it looks the same elsewhere.
+// The picture of a view with its computed colours written into it.
 function standalone(stage, table) {
   const section = stage.querySelector("section:not(.pinned):not(.difference)") ?? stage;
   const found = section.querySelector("svg.picture");

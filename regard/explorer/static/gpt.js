@@ -133,7 +133,7 @@ function normGradient({ weight }, x, deviation, gradient) {
 
 const columnsTimes = (weight, gradient) => { const sum = Array(weight[0].length).fill(0); weight.forEach((row, r) => { if (gradient[r]) row.forEach((w, c) => { sum[c] += w * gradient[r]; }); }); return sum; };
 
-// The gradient of one logit with respect to every weight, by layer and head: a backward pass through the edited model.
+// The gradient of one logit by every weight, by layer and head: a backward pass through the edited model.
 export function weightGradients(model, pass, position, token, edits = []) {
   let dx = pass.residual.map((x, i) => (i === position ? normGradient(model.norm, x, pass.last[i].deviation, model.unembedding[token]) : x.map(() => 0)));
   const found = [];

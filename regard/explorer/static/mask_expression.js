@@ -1,4 +1,4 @@
-// Mask expressions, such as causal() & window(before=3) | global_tokens(1): read by this parser, never executed.
+// Mask expressions, such as causal() & window(before=3) | global_tokens(1): parsed, never executed.
 // A mask is a function (i, keys) -> sorted, disjoint intervals [start, stop) of visible key positions.
 
 const MAX_DEPTH = 100;
@@ -304,7 +304,7 @@ export function parseMask(text) {
   return { row, covered, given };
 }
 
-// Completions of the word before the caret: mask names, or the settings of the call that the caret is in.
+// Completions before the caret: mask names, or settings of the call there.
 export function completeMask(text, caret) {
   const before = text.slice(0, caret);
   const word = /[A-Za-z_]*$/.exec(before)[0];
@@ -316,7 +316,7 @@ export function completeMask(text, caret) {
     .map(({ label, insert, summary }) => ({ label, summary, text: text.slice(0, caret - word.length) + insert + text.slice(caret), caret: caret - word.length + insert.length }));
 }
 
-// The mask functions that an expression calls, for the import line of the Python that is copied.
+// The mask functions that an expression calls, for the copied import line.
 export const maskNames = (text) => Object.keys(FORMS).filter((name) => !FORMS[name].given && new RegExp(`\\b${name}\\(`).test(text)).join(", ");
 
 // Queries are aligned to the end of the keys: query r is at position keys - queries + r.
@@ -336,7 +336,7 @@ export function countPairs(mask, queries, keys) {
   return pairs;
 }
 
-// Visible pairs in each cell of a grid of at most `most` x `most` blocks: exact, from the intervals of every row.
+// Exact numbers of visible pairs in a grid of at most `most` x `most` blocks.
 export function blockCounts(mask, queries, keys, most, size = Math.ceil(Math.max(queries, keys) / most)) {
   const rows = Math.ceil(queries / size);
   const columns = Math.ceil(keys / size);
@@ -352,7 +352,7 @@ export function blockCounts(mask, queries, keys, most, size = Math.ceil(Math.max
   return { size, rows, columns, counts };
 }
 
-// How many blocks of a size are full, partly visible and empty: a block-sparse kernel skips the empty ones.
+// How many blocks of a size are full, partly visible and empty.
 export function blockTable(mask, queries, keys, size) {
   const { rows, columns, counts } = blockCounts(mask, queries, keys, 0, size);
   const found = { size, full: 0, partial: 0, empty: 0 };

@@ -93,7 +93,7 @@ function joined(runs) {
   return found;
 }
 
-// The usual mistakes between two implementations of a mask. Each is a change of `mine`; the one that gives `theirs` names the cause.
+// Usual mistakes between two masks: each changes `mine`; the one that gives `theirs` names the cause.
 export function conventions(mine, theirs, queries, keys) {
   const shift = keys - queries;
   const inverted = (mask) => ({ row: (i, n) => { const runs = joined(mask.row(i, n)); return [0, ...runs.map(([, stop]) => stop)].map((start, k) => [start, runs[k]?.[0] ?? n]); } });
@@ -339,7 +339,7 @@ function mount(element, state, update, data) {
   }
 }
 
-// Visible pairs at 64, 256, ... positions, up to the length that is shown, and the exponent between the last two.
+// Visible pairs at 64, 256, ... positions, and the exponent between the last two.
 function growthOf(state) {
   return [64, 256, 1024, 4096, 16384, LONGEST].filter((length) => length <= Math.max(4096, state.keys)).flatMap((length) => {
     try {

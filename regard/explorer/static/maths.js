@@ -97,7 +97,7 @@ export function t5Bucket(distance, buckets = 32, reach = 128) {
   return (distance > 0 ? side : 0) + bucket;
 }
 
-// A seeded generator (mulberry32), so that a picture is the same each time it is drawn from its address.
+// A seeded generator (mulberry32): the same address gives the same picture.
 export function generator(seed) {
   let state = seed >>> 0;
   const uniform = () => {

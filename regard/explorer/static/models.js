@@ -164,7 +164,7 @@ function pooledHead(found, state, update) {
       html("table", {}, html("caption", {}, `The largest weights of query ${row + 1}, “${visible(found.tokens[row] ?? "")}”`), tbody(shown.map(({ weight, j }) => tr(`${j + 1}: ${visible(found.tokens[j] ?? "")}`, html("td", {}, number(weight, `weight.${state.layer}.${state.head}.${row}.${j}`, `Weight on key ${j + 1}`))))))));
 }
 
-// The picture, and beside it the same with the weights of one patch over it; hovering or focusing a patch shows its row.
+// The picture, and the same under the weights of the patch that is hovered or focused.
 function imageHead(found, state) {
   const { rows, columns, address } = found.head.image;
   const extra = found.head.weights[0].length - rows * columns; // the class token
@@ -365,7 +365,7 @@ function whyAblation(found, at) {
     parts: now ? [{ label: "set to zero", value: now.logit + each.change }, { label: "− as it is", value: now.logit, key: `logit.${now.id}` }] : null };
 }
 
-// A probability of the logit lens: the residual stream of a layer through the final norm and the output layer.
+// A probability of the logit lens: a layer's residual stream through the final norm and the output layer.
 function whyLens(found, at, place) {
   const each = found.lens?.()?.[at]?.top[place];
   if (!each) return null;

@@ -1,12 +1,11 @@
-// Predict, then reveal: the learner sets the bars first; the page shows the truth and names the likely mistake.
+// Predict, then reveal: the learner sets bars, then the page shows the truth and names the likely mistake.
 
 import { category, format, html } from "./dom.js";
 import { softmax, sum } from "./maths.js";
 
 const ratio = (parts) => { const total = sum(parts); return total ? parts.map((part) => part / total) : null; };
 
-// Wrong ways to turn the scores of one query into weights: [name, explanation, weights]. Name, explanation and numbers
-// are those of regard.work.common_mistakes, likelier ones first; a test compares them. Beta stands for the scale.
+// Wrong weights of one query: [name, explanation, weights], as in regard.work.common_mistakes; a test compares them.
 export function mistakes(scores, beta) {
   const scaled = scores.map((score) => beta * score);
   const largest = Math.max(...scaled);
@@ -19,9 +18,14 @@ export function mistakes(scores, beta) {
     ["softmax over the other axis", "the weights of each key add up to 1, but those of each query should", scores.map(() => 1)],
     ["all weight on the largest score", "the largest score of each query got all the weight; softmax gives every score a share", softmax(scores, Infinity)],
     ["no softmax", "these are the scores themselves", scaled],
+    ["no softmax", "these are the scores, neither scaled nor passed through the softmax", scores],
     ["no normalisation", "the exponentials were not divided by their sum", exps],
     ["no normalisation", "the exponentials of scores minus the largest were not divided by their sum", scaled.map((score) => Math.exp(score - largest))],
     ["no exponentials", "the scores were divided by their sum without exponentials", ratio(scaled)],
+    ["divided by the length", "the exponentials were divided by the root of the sum of their squares, not by their sum", exps.map((x) => x / Math.hypot(...exps))],
+    ["divided by the number of keys", "the exponentials were divided by the number of keys, not by their sum", exps.map((x) => x / exps.length)],
+    ["sigmoid instead of softmax", "the sigmoid of each score was taken alone; the exponentials of a query should be divided by their sum", scaled.map((x) => 1 / (1 + Math.exp(-x)))],
+    ["logarithm of the weights", "these are the logarithms of the weights", truth.map(Math.log)],
     ["softmax twice", "softmax was applied twice; apply it once", softmax(truth)],
     ["percent", "the weights are in percent; those of a query should add up to 1, not to 100", truth.map((x) => 100 * x)],
     ["another base", "these are powers of 2 instead of powers of e", power(2)],
@@ -35,7 +39,7 @@ export function mistakes(scores, beta) {
 
 const distance = (a, b) => Math.max(...a.map((x, j) => Math.abs(x - b[j])));
 
-// The judgement of a guess: whether it is right, and otherwise the mistake that gives nearly these weights.
+// Whether a guess is right, else the mistake that gives nearly these weights.
 export function judge(guess, scores, beta, tolerance = 0.06) {
   const truth = softmax(scores, beta);
   if (distance(guess, truth) <= tolerance) return { right: true, text: "That is right.", truth };

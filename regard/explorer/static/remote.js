@@ -33,7 +33,7 @@ const client = () => {
 
 const queues = new Map();
 
-// A long computation. The server runs one at a time for a client, so those of one task wait for each other.
+// A long computation. The server runs one at a time for a client; the others wait.
 export async function compute(task, body, progress, signal) {
   const before = queues.get(task);
   let done;

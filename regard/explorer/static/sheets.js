@@ -1,4 +1,4 @@
-// Sheets and lab: every question of the course sheets with its answer, and the claims that measure it.
+// Sheets and lab: questions of the course sheets with answers, and the claims that measure them.
 
 import { drawDocument, shelf } from "./document.js";
 import { asTable, h2, help, html, muted, number, warning, withCode } from "./dom.js";

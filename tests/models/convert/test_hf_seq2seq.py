@@ -94,12 +94,13 @@ def test_the_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> No
     source, _, target = texts()
     single, mine = theirs_say(theirs), ours(source, target, source_padding=padding([11, 5, 8]))
     truth = theirs_say(theirs.double())
-    allowed = 2 * (single.double() - truth).abs().max() + 1e-6
-    assert (mine.double() - truth).abs().max() <= allowed
+    # norms, because one entry's error is amplified by chance: t5 of version 1.1 has large scores, which are not scaled
+    allowed = 2 * (single.double() - truth).norm() + 1e-6
+    assert (mine.double() - truth).norm() <= allowed
     assert truth.std() > 0.3
     state = ours.start(source, padding([11, 5, 8]))
     stepped = torch.cat([ours.step(part, state) for part in target.split([1, 1, 9, 12], 1)], 1)
-    assert (stepped.double() - truth).abs().max() <= allowed
+    assert (stepped.double() - truth).norm() <= allowed
 
 
 @pytest.mark.parametrize("name", ["bart", "marian", "t5", "t5 of version 1.1"])
