@@ -1,8 +1,13 @@
-"""The benchmark of causal linear attention, beside its chunked form in operations of torch and softmax attention."""
+"""The benchmark of causal linear attention, beside its chunked form in operations of torch and softmax attention.
+
+If flash-linear-attention is installed, it is timed too, without feature map and without the division by the sum of
+weights, so it computes less.
+"""
 
 import math
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -22,6 +27,7 @@ MAPS: dict[str, Callable[[], FeatureMap]] = {
     "performer": lambda: performer(width=64, count=64),
 }
 LENGTHS = {"cuda": (16384, 131072, 1 << 20), "cpu": (2048, 4096, 8192)}
+FLA = "flash-linear-attention"
 BYTES = "copying as many bytes"  # as the inputs and outputs have: no kernel is faster
 MAX_GROWTH = 1.1  # of the time, as a power of the length
 
@@ -47,6 +53,8 @@ def measure_all(device: str, quick: bool, only: str) -> Iterator[BenchmarkResult
             others: dict[str, Attention] = {}
             if n <= 16384 and device == "cuda":
                 others["torch, chunked"] = _linear(MAPS[name](), "torch")
+            if device == "cuda" and find_spec("fla") is not None:
+                others[FLA] = peers.fla
             if n <= 131072:
                 others["torch sdpa, causal"] = peers.sdpa(causal=True)
             yield from measure(device, name, n, others, quick)
@@ -67,7 +75,10 @@ def measure(device: str, name: str, n: int, others: dict[str, Attention], quick:
     rounds, min_seconds = (3, 0.01) if quick else (7, 0.02)
     # inputs and outputs of the forward pass are 4 tensors; the backward pass reads 5 and writes 3
     for title, make, copies in (("forward", _forward, 2), ("backward", _backward, 4)):
-        functions = {who: make(each, q, k, v, grad) for who, each in attentions.items()}
+        functions = {
+            who: make(each, *(_swap_memory(x) if who == FLA else x for x in (q, k, v, grad)))
+            for who, each in attentions.items()
+        }
         functions[BYTES] = _copy(q, copies)
         timings = time_alternating(functions, rounds=rounds, min_seconds=min_seconds, device=device)
         for peer in (*others, BYTES):
@@ -94,6 +105,11 @@ def describe_growth(results: list[BenchmarkResult]) -> dict[str, bool]:
 
 def _linear(features: FeatureMap, kernel: str | None) -> Attention:
     return lambda q, k, v: linear_attend(q, k, v, features=features, mask=causal(), kernel=kernel).out
+
+
+def _swap_memory(x: Tensor) -> Tensor:
+    """Return a copy in which heads are the third axis in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _forward(attention: Attention, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> Function:

@@ -59,6 +59,17 @@ def flex(see: Callable[..., Tensor] | None, n: int) -> Attention:
     return run
 
 
+def fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """flash-linear-attention on features that are given, without the division by the sum of weights.
+
+    It takes (b n h c), so the inputs should have this order in memory.
+    """
+    from fla.ops.linear_attn import chunk_linear_attn
+
+    out: Tensor = chunk_linear_attn(*(x.transpose(1, 2) for x in (q, k, v)), scale=1.0, normalize=False)[0]
+    return out.transpose(1, 2)
+
+
 def flex_predicate(mask: Mask) -> Callable[..., Tensor]:
     """The masks of the benchmark as functions for flex_attention."""
     return {

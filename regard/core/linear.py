@@ -550,8 +550,13 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
 
 def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: Tensor) -> LinearState:
     """Return the initial state of linear attention, before the first key."""
-    peak = -torch.inf if features.logarithmic else 0.0
-    return LinearState(like.new_zeros(size), like.new_zeros(size[:3]), like.new_full(size[:3], peak), 0, features)
+    rows = math.prod(size[:3])
+    # one tensor for all: on a GPU a call that fills a tensor takes longer than a view
+    weighted, total, peak = like.new_zeros(rows * (size[3] + 2)).split((rows * size[3], rows, rows))
+    peak = peak.view(size[:3])
+    if features.logarithmic:
+        peak = peak - torch.inf
+    return LinearState(weighted.view(size), total.view(size[:3]), peak, 0, features)
 
 
 def _check_state(

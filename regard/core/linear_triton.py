@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from regard.base.extras import has_triton
 from regard.base.tracing import assume_constant_result, in_compiled_code, is_meta_or_fake
+from regard.core.kernels.gradients import needs_gradient
 from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import transform_levels
@@ -97,12 +98,14 @@ def run(
     map_code   the feature map that the kernels apply to q and k, see `linear_triton_kernels`
     reference  function that computes the same with torch operations; it is used for second derivatives
     """
-    given = [x.contiguous() for x in sums]
+    given = sums[0].contiguous(), sums[1].contiguous(), sums[2].contiguous()
     if torch.compiler.is_compiling():
         keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *given))
         out, matrix, vector, peak, _, _ = torch.ops.regard.linear_attention(q, k, v, *given, map_code, keep)
-    else:
+    elif needs_gradient(q, k, v, *given):
         out, matrix, vector, peak = _LinearAttention.apply(q, k, v, *given, map_code, reference)  # type: ignore[no-untyped-call]
+    else:
+        out, matrix, vector, peak, _, _ = forward(q, k, v, *given, map_code, keep=False)
     return out, (matrix, vector, peak if map_code == LOGARITHMIC else sums[2])
 
 

@@ -24,6 +24,7 @@ from regard.nn.int8 import Int8Linear, Int8Weight
 from regard.nn.projection import linear
 
 FEW_ROWS = 4  # up to this number, one product of weights and vector for each row; for more rows, cuBLAS
+ALIGNED = 8  # numbers of outputs for which cuBLAS has fast kernels are multiples of it
 EARLY = True
 KEYS_PER_TILE = 128  # of the attention kernel
 
@@ -98,12 +99,29 @@ def project(
     if state.triton and x.shape[0] <= FEW_ROWS:
         return _project_triton(x, weight, bias, norm, gate, activation, residual)
     x = x if norm is None else normalise(state, x, norm)
-    y = linear(x, weight, bias)
+    unaligned = state.triton and weight.shape[0] % ALIGNED > 0
+    y = unaligned_linear(x, weight, bias) if unaligned and isinstance(weight, Tensor) else linear(x, weight, bias)
     if gate is not None:
         y = activation(gate(x)) * y
     elif activation is not None:
         y = activation(y)
     return y if residual is None else residual + y
+
+
+def unaligned_linear(
+    x: Float[Tensor, "r i"], weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None = None
+) -> Float[Tensor, "r o"]:
+    """Return x @ weight.T + bias, for a number of outputs that is no multiple of ALIGNED, such as GPT-2's 50,257.
+
+    cuBLAS has no fast kernel for such a number, so the last outputs are computed by a product of their own. The rows of
+    the result are aligned in memory.
+    """
+    outputs = weight.shape[0]
+    whole = outputs - outputs % ALIGNED
+    y = x.new_empty(len(x), whole + ALIGNED)[:, :outputs]
+    for part in (slice(0, whole), slice(whole, outputs)):
+        torch.mm(x, weight[part].mT, out=y[:, part])
+    return y if bias is None else y.add_(bias)
 
 
 def embed(state: StepState, embedding: TokenEmbedding, table: Float[Tensor, "n d"] | None) -> Float[Tensor, "r d"]:

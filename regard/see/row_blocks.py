@@ -63,7 +63,7 @@ def iterate_row_blocks(
     finite = not terms and all(bool(x.isfinite().all()) for x in (call.q, call.k))
     for some in rows.split(step):
         columns = _dense_columns(call.mask, some, j) if table is None else _visible_columns(table, some, j)
-        width = j if columns == slice(None) else len(torch.arange(j)[columns])
+        width = len(range(j)[columns]) if isinstance(columns, slice) else len(columns)
         for few in some.split(max(1, most // max(1, b * h * width))):
             yield _compute_block(call, terms, few, columns, positions, lse, finite)
 

@@ -149,7 +149,7 @@ def test_block_masks_agree_with_those_of_torch(name, i, j):
         i = j  # no document has a number before its beginning
     mask = MASKS[name](j)
     asked = call(*draw(i, j), mask=mask)
-    ours = flex._build_plan(asked).blocks
+    ours = flex._get_plan(asked).blocks
     if ours is None:
         assert mask.dense(i, j).all()
         return
@@ -174,19 +174,19 @@ def test_the_predicate_of_a_block_mask_is_the_mask(name):
     for positions in (None, Positions(7), Positions(9, torch.randperm(130))):
         i = 20 if positions else 130
         asked = call(*draw(i, 130), mask=mask, positions=positions)
-        ours = flex._build_plan(asked).blocks
+        ours = flex._get_plan(asked).blocks
         dense = mask.dense(i, 130, positions=asked.positions).expand(B, 1, i, 130)
         if ours is None:
             assert dense.all()
             continue
         b, q, kv = torch.arange(B)[:, None, None], torch.arange(i)[:, None], torch.arange(130)
-        told = ours.mask_mod(b, torch.tensor(0), q, kv)
-        assert torch.equal(told.expand(B, i, 130), dense[:, 0])
+        found = ours.mask_mod(b, torch.tensor(0), q, kv)
+        assert torch.equal(found.expand(B, i, 130), dense[:, 0])
 
 
 def test_fine_blocks_skip_more():
     asked = call(*draw(1024, 1024, dtype=torch.bfloat16, b=1), mask=window(before=10))
-    plan = flex._build_plan(asked)
+    plan = flex._get_plan(asked)
     assert plan.blocks.BLOCK_SIZE == (flex.FINE, flex.FINE)
     theirs = by_torch(asked, flex.FINE)
     assert torch.equal(plan.blocks.to_dense().bool(), theirs.to_dense().bool())
@@ -212,7 +212,7 @@ SIZES = {
 def test_small_blocks_and_tiles_are_for_what_is_sparse_and_fits_them(name):
     sizes, rest, sparse = SIZES[name]
     sizes = {"i": 1024, "j": 1024, "b": 1, "dtype": torch.bfloat16} | sizes
-    plan = flex._build_plan(call(*draw(**sizes), **rest))
+    plan = flex._get_plan(call(*draw(**sizes), **rest))
     assert ("fwd_BLOCK_M" in plan.options) == sparse
     if plan.blocks is not None:
         assert plan.blocks.BLOCK_SIZE[0] == (flex.FINE if sparse else flex.COARSE)
@@ -220,20 +220,20 @@ def test_small_blocks_and_tiles_are_for_what_is_sparse_and_fits_them(name):
 
 @pytest.mark.parametrize("learned", ["q", "k", "v", "slopes", "nothing", "nothing, without gradients"])
 def test_training_keeps_to_the_blocks_that_have_a_gradient(learned):
-    """flex's backward takes blocks of 128 alone; the small tiles serve all the same."""
+    """flex's backward takes blocks of 128 only; the small tiles are used all the same."""
     tensors = dict(zip("qkv", draw(512, 512, b=1, dtype=torch.bfloat16), strict=True)) | {"slopes": torch.rand(H)}
     for name, x in tensors.items():
         x.requires_grad_(name == learned or "without" in learned)
     slopes = tensors.pop("slopes")
     with torch.set_grad_enabled("without" not in learned):
-        plan = flex._build_plan(call(*tensors.values(), **SPARSE, scores=alibi(slopes=slopes)))
+        plan = flex._get_plan(call(*tensors.values(), **SPARSE, scores=alibi(slopes=slopes)))
     assert plan.blocks.BLOCK_SIZE[0] == (flex.FINE if "nothing" in learned else flex.COARSE)
     assert "fwd_BLOCK_M" in plan.options
 
 
 @pytest.mark.parametrize(("i", "j"), [(256, 384), (256, 300), (300, 256), (130, 130)])
 def test_divisible_lengths_are_told_to_the_compiler(i, j):
-    plan = flex._build_plan(call(*draw(i, j), mask=causal()))
+    plan = flex._get_plan(call(*draw(i, j), mask=causal()))
     assert plan.options["IS_DIVISIBLE"] == (i % 128 == j % 128 == 0)
 
 
@@ -402,9 +402,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     calls: list[Request] = []
     original = flex._build_plan
 
-    def noted(asked: Request) -> flex.BlockMaskPlan:
+    def noted(asked: Request, training: bool) -> flex.BlockMaskPlan:
         calls.append(asked)
-        return original(asked)
+        return original(asked, training)
 
     monkeypatch.setattr(flex, "_build_plan", noted)
     return calls

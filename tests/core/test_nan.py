@@ -151,6 +151,8 @@ def test_a_query_that_sees_nothing_reaches_no_gradient(kernel, number, setting):
             return served(*x, mask=mask, **rest).square().sum()
 
         if setting == "func":
+            if kernel == "flex":
+                continue  # has no rule for torch.func
             found = torch.func.grad(loss, (0, 1, 2))(*(x.detach() for x in dirty))
         else:
             if setting != "eager" and kernel in ("blocked", "flex"):

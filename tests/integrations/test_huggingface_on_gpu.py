@@ -25,6 +25,8 @@ FAMILIES = [
 
 def make_on_gpu(family: str, dtype: torch.dtype, attention: str = "eager") -> TinyModel:
     tiny = make(family, attention, **(WIDE if family.split()[0] in ("llama", "mistral", "gemma2") else {}))
+    if not tiny.model._supports_sdpa:  # T5 before transformers 5.20 or so
+        pytest.skip("this version of transformers computes the attention of this model itself")
     inputs = {name: x.cuda() for name, x in tiny.inputs.items()}
     return TinyModel(tiny.model.to("cuda", dtype), inputs, tiny.real.cuda())
 
@@ -64,7 +66,8 @@ def test_a_compiled_model_gives_the_same_logits_and_gradients(family: str) -> No
     huggingface.register()
     tiny = make_on_gpu(family, torch.float32, "regard")
     expected, expected_gradients = tiny.gradients()
-    compiled = TinyModel(torch.compile(tiny.model, fullgraph=True), tiny.inputs, tiny.real)
+    # the experts of gpt_oss are chosen by a loop over values, which transformers 5.17 cannot trace
+    compiled = TinyModel(torch.compile(tiny.model, fullgraph="gpt_oss" not in family), tiny.inputs, tiny.real)
     out, gradients = compiled.gradients()
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=1e-4)
     names = {name.removeprefix("_orig_mod."): x for name, x in gradients.items()}

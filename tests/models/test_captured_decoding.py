@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import regard
 from regard.base.errors import ConfigError, RegardError
@@ -18,6 +19,7 @@ from regard.core.positions import DynamicNTK, Rotary, YaRN
 from regard.models import captured_decoding, generation
 from regard.models.beam_search import BeamSearch
 from regard.models.captured_decoding import capture_refusals, release_captured
+from regard.models.decoding_ops import ALIGNED, unaligned_linear
 from regard.models.generation import _prepare, collect_tokens, generate, stream_tokens
 from regard.models.generation_adapters import DecoderAdapter, EncoderDecoderAdapter, make_adapter
 from regard.models.generation_types import GeneratedText
@@ -211,6 +213,14 @@ def test_a_loop_made_for_other_parameters_or_settings_is_not_used(change: Callab
     change(model)
     assert_same(generate_ahead(model, [[1, 2]], max_new_tokens=9), generate(model, [[1, 2]], max_new_tokens=9))
     assert loop not in kept(model)
+
+
+@pytest.mark.parametrize("outputs", [1, 8, 17, 1001])
+def test_a_number_of_outputs_that_is_not_aligned_changes_nothing(outputs: int) -> None:
+    x, weight, bias = torch.randn(5, 16), torch.randn(outputs, 16), torch.randn(outputs)
+    found = unaligned_linear(x, weight, bias)
+    torch.testing.assert_close(found, functional.linear(x, weight, bias))
+    assert found.stride(0) % ALIGNED == 0
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "t5"])

@@ -307,6 +307,7 @@ _plans: Memo[BlockMaskPlan] = Memo(64)
 def _get_plan(request: Request) -> BlockMaskPlan:
     q, k, v = request.q, request.k, request.v
     settings = tuple(term.settings() for term in request.terms)
+    training = _needs_gradient(request)  # a plan is built with gradients disabled
     kind = (
         request.positions,
         q.shape,
@@ -314,24 +315,24 @@ def _get_plan(request: Request) -> BlockMaskPlan:
         v.shape,
         q.dtype,
         q.device,
-        _needs_gradient(request),
+        training,
         settings,
         _has_default_beta(request),
     )
     rest = kind if isinstance(request.positions.keys, int) else None
-    return _plans.get(joint_key(request.mask, rest), request.mask, lambda: _build_plan(request))
+    return _plans.get(joint_key(request.mask, rest), request.mask, lambda: _build_plan(request, training))
 
 
-def _build_plan(request: Request) -> BlockMaskPlan:
+def _build_plan(request: Request, training: bool) -> BlockMaskPlan:
     mask, positions, device = request.mask, request.positions, request.q.device
     i, j = request.q.shape[2], request.k.shape[2]
     sparse = _is_sparse(request)
     divisible = i % COARSE == 0 and j % COARSE == 0
     options = {"IS_DIVISIBLE": divisible, **_choose_tiles(request, sparse)}
-    function = _get_compiled((_compile_key(request), *options.items()))
+    function = _get_compiled((_compile_key(request), training, *options.items()))
     if isinstance(mask, Full):
         return BlockMaskPlan(None, None, None, function, options)
-    table = block_table(mask, i, j, FINE if sparse and not _needs_gradient(request) else COARSE, positions=positions)
+    table = block_table(mask, i, j, FINE if sparse and not training else COARSE, positions=positions)
     unseen, blind = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
     state = table.state if table.state.ndim == 3 else table.state[None]
     blocks = block_mask(state.to(device), mask_mod(mask, positions, device), i, j, table.size)
@@ -388,7 +389,6 @@ def _compile_key(request: Request) -> Hashable:
         e,
         ones,
         starts,
-        _needs_gradient(request),
         _has_default_beta(request),
     )
 

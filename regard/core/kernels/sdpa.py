@@ -100,21 +100,25 @@ def prepare(request: Request) -> PreparedCall | None:
 
     None if the dense mask would be too large to store.
     """
-    beta = request.beta
     if request.plain:
-        dense, causal = DenseBias(None, None, None), request.causal_square
-    else:
-        _, _, _, i, j, _, _ = request.sizes
-        if i * j * (request.mask.batch() or 1) * (request.mask.heads() or 1) > MOST_PREPARED:
-            return None
-        with torch.no_grad():  # activation checkpointing counts what is saved; a repeated call would save less
-            dense, causal = get_dense_bias(request), False
-        if request.q.is_cpu or not request.mask.tensors():  # else every batch would wait for the device
-            dense = _drop_empty_masks(dense)
-        dense = replace(dense, added=None if dense.added is None else as_bias(dense.added, request.q.dtype))
+        return _repeat(request, DenseBias(None, None, None), request.causal_square)
+    _, _, _, i, j, _, _ = request.sizes
+    if i * j * (request.mask.batch() or 1) * (request.mask.heads() or 1) > MOST_PREPARED:
+        return None
+    with torch.no_grad():  # activation checkpointing counts what is saved; a repeated call would save less
+        dense = get_dense_bias(request)
+    dense = replace(dense, added=None if dense.added is None else as_bias(dense.added, request.q.dtype))
+    if request.q.is_cuda and request.mask.tensors() and dense.unseen is not None:
+        return _repeat_when_known(request, dense)
+    return _repeat(request, _drop_empty_masks(dense), causal=False)
+
+
+def _repeat(request: Request, dense: "DenseBias", causal: bool) -> PreparedCall:
+    """Return a function of q, k and v that repeats an attention call with this dense bias."""
+    beta, device = request.beta, request.q.device
     plain = dense.unseen is None and dense.blind is None
     on_cpu = request.q.is_cpu and dense.blind is None and request.q.shape[3] == request.v.shape[3]
-    on_hopper = request.q.is_cuda and plain and _is_hopper(request.q.device.index or 0)
+    on_hopper = request.q.is_cuda and plain and _is_hopper(device.index or 0)
     grouped = request.q.shape[1] != request.k.shape[1]
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -131,6 +135,30 @@ def prepare(request: Request) -> PreparedCall | None:
         return _run_dense(q, k, v, beta, dense)
 
     return call
+
+
+def _repeat_when_known(request: Request, dense: "DenseBias") -> PreparedCall:
+    """Return what `_repeat` returns, for a mask on a GPU whose `unseen` and `blind` may be False everywhere.
+
+    Whether they are is copied to the host without waiting for the GPU. Calls before the copy has arrived set keys and
+    queries to zero where it may be needed.
+    """
+    masks = [mask for mask in (dense.unseen, dense.blind) if mask is not None]
+    some = torch.stack([mask.any() for mask in masks])
+    arrived = torch.empty(some.shape, dtype=some.dtype, pin_memory=True).copy_(some, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    call, known = _repeat(request, dense, causal=False), False
+
+    def repeat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        nonlocal call, known
+        if not known and copied.query():
+            flags = iter(arrived.tolist())
+            unseen, blind = (x if x is not None and next(flags) else None for x in (dense.unseen, dense.blind))
+            call, known = _repeat(request, DenseBias(dense.added, unseen, blind), causal=False), True
+        return call(q, k, v)
+
+    return repeat
 
 
 def _run_dense(
