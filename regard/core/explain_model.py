@@ -16,7 +16,7 @@ from regard.core.kernels.request import Request
 
 
 class LayerExplanation(NamedTuple):
-    """One call of `attend` in a model: the name of the module that made it, and what `explain` returned for it."""
+    """One call of `attend` in a model: the name of the module that made the call, and the result of `explain`."""
 
     layer: str
     explanation: Explanation

@@ -31,7 +31,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def fits(q: object, k: object, v: object) -> bool:
-    """Return whether q, k and v pass all checks of `check_inputs`. This is fast and has no error message."""
+    """Return whether q, k and v pass all checks of `check_inputs`. Faster than `check_inputs`; raises no error."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if q.is_nested or k.is_nested or v.is_nested:  # they may have no shape

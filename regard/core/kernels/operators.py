@@ -14,8 +14,8 @@ def register_once(name: str) -> Callable[[Register], Register]:
 
     If the module is imported again, the function is not called, because operators cannot be registered twice.
 
-    name  name under which the library is stored in `torch.ops.regard`, because operators exist only as long as
-          their library
+    name  the library is stored as this attribute of `torch.ops.regard`. If it were freed, its operators would be
+          removed
     """
 
     def decorate(register: Register) -> Register:

@@ -6,7 +6,7 @@ _names: ContextVar[tuple[list[str], ...]] = ContextVar("names", default=())
 
 
 def record_kernel(name: str) -> None:
-    """Append a kernel's name to all open records (see `open_record`). The operators of compiled code call this."""
+    """Append a kernel's name to all open records (see `open_record`). Operators of compiled code call this function."""
     for names in _names.get():
         names.append(name)
 

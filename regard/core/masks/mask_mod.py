@@ -67,7 +67,10 @@ class TruthValueError(ConfigError):
 
 
 class _Symbol:
-    """Base class of symbolic values. Their truth value raises an error, because `a and b` would return b alone."""
+    """Base class of symbolic values. Using one in `if`, `and` or `or` raises an error, as for tensors.
+
+    Otherwise Python would evaluate `a and b` to b alone.
+    """
 
     def __bool__(self) -> bool:
         raise TruthValueError(

@@ -1,4 +1,4 @@
-"""Random links to earlier keys."""
+"""Random attention: a query sees randomly chosen earlier keys."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
