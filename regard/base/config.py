@@ -122,7 +122,7 @@ def _convert(what: str, value: Any, option: Any) -> Any:
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union annotation such as int | None. Any other annotation is its only member."""
+    """Return the members of a union annotation such as int | None. Returns (hint,) for any other annotation."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
