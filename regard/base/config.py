@@ -55,7 +55,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a configuration of class `kind` from the output of `to_json`. Raises ConfigError if it does not fit.
+    """Build a configuration of class `kind` from `data`, the output of `to_json`.
+
+    Raises ConfigError if `data` does not fit the class.
 
     what  the source of `data`, such as a file name, for error messages
     """

@@ -48,8 +48,8 @@ def attend(
     beta       inverse temperature, the factor of q . k. None is c ** -0.5; 0 gives the mean of the visible values; inf
                gives hard attention, in which keys with equal maximum scores share the weight
     dropout    dropout probability of the attention weights; pass 0 outside training
-    kernel     name of the kernel to use; raises KernelRefusedError if it cannot compute this call exactly. None chooses
-               the kernel
+    kernel     name of the kernel to use; None chooses the kernel. Raises KernelRefusedError if the named kernel cannot
+               compute this call exactly
     positions  absolute positions of queries and keys, as `cache.extend` returns them. By default the keys are at
                0 .. j - 1 and the queries at the last i of these positions
 
@@ -82,7 +82,7 @@ def attend_with_weights(
     dropout: float = 0.0,
     positions: Positions | None = None,
 ) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i j"]]:
-    """Return the output of `attend`, and the attention weights after dropout with which it was computed.
+    """Return the output of `attend`, and the attention weights (after dropout) that produced this output.
 
     `watch` records this as one call. An edit of the weights inside `intervene` changes the returned output and the
     returned weights.

@@ -26,7 +26,7 @@ class LayerExplanation(NamedTuple):
 class ModelExplanation(TextDisplay):
     """The explanations of all calls of `attend` in one forward pass, in order.
 
-    left_out  names of attention modules that ran without calling `attend`, because they have their own code
+    left_out  names of attention modules that ran without calling `attend`, because they compute attention differently
     """
 
     layers: tuple[LayerExplanation, ...]

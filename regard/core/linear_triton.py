@@ -229,8 +229,8 @@ def forward(
     """Forward pass of causal linear attention, computed with Triton kernels.
 
     Returns six tensors: the outputs; matrix, vector and peak after the last token; the sum of weights of each query;
-    and the level of each query. The level is the exponent by which the sum of weights is scaled: it is stored divided
-    by exp(level). Peak and level are empty unless q and k are logarithms of features.
+    and the level of each query. The sum of weights of a query is stored divided by exp(level). Peak and level are empty
+    unless q and k are logarithms of features.
 
     matrix, vector, peak  the sums over earlier tokens
     keep                  whether to return the sums of weights and the levels, which the backward pass needs. False

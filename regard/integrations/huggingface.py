@@ -247,7 +247,7 @@ def _tensor_offset_mask(
 def _read_rule(function: Callable[..., Any], batch: int, custom: bool) -> Mask:
     """Convert a mask function of transformers to a mask of regard.
 
-    custom  whether a model adds a mask function of its own. Under torch.compile such a function is evaluated on every
+    custom  whether the model adds its own mask function. Under torch.compile such a function is evaluated on every
             pair, because it cannot be translated
     """
     if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Replace torch.nn.MultiheadAttention inside a model by `regard.nn.MultiheadAttention`, and restore it."""
+"""Replace torch.nn.MultiheadAttention inside a model by `regard.nn.MultiheadAttention`, or undo the replacement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -140,7 +140,7 @@ class Attention(nn.Module):
     def queries(self, x: Float[Tensor, "b i d"], positions: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
         """Return the query heads of the tokens in x.
 
-        positions  position of the first token, if they are consecutive, or a tensor of positions
+        positions  position of the first token, if the positions are consecutive, or a tensor of all positions
         """
         fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width)
         flat = _partial_linear(self.query_key_value, x, rows) if fused else self.query(x)
@@ -149,7 +149,7 @@ class Attention(nn.Module):
     def keys_values(self, memory: Float[Tensor, "b j m"], positions: int | Tensor = 0) -> KeysValues:
         """Return the key and value heads of the tokens in a memory.
 
-        positions  position of the first token, if they are consecutive, or a tensor of positions
+        positions  position of the first token, if the positions are consecutive, or a tensor of all positions
         """
         check_width(memory, self.memory_width, "memory")
         fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width, None)

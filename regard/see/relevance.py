@@ -71,7 +71,7 @@ def rollout(
     residual  the weight of the identity
     heads     how the heads of a layer are combined: "mean", "max" or "min"; after "max" and "min", rows are
               divided by their sum
-    rows      indices of the outputs to compute, which needs only vector-matrix products; None is all
+    rows      indices of the outputs to compute, without computing the full matrix; None is all
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -94,8 +94,8 @@ def rollout(
 def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> EncoderDecoderRelevance:
     """Attention rollout through an encoder and a decoder with cross-attention.
 
-    A decoder layer mixes its rows by self-attention and then adds rows of the encoder output by
-    cross-attention. A row of the target relevance and the same row of the source relevance together sum to one.
+    In each decoder layer, self-attention combines the decoder positions, then cross-attention adds the encoder
+    output. Row i of the target relevance and row i of the source relevance together sum to one.
 
     parts     records of `watch`, or `Roles`
     residual  the weight of the identity

@@ -206,8 +206,8 @@ def _edge(
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
     """Return the first row of the tile that is processed at step `turn`.
 
-    The tiles begin at row `first`; from tile `before` on, `gap` rows are skipped. Each program starts at another tile,
-    so `turn` may exceed the number of tiles, and then continues at the first tile.
+    The first tile begins at row `first`. Before tile number `before`, `gap` rows are skipped. Each program starts at
+    another tile, so `turn` may exceed the number of tiles; tile 0 then follows the last tile.
     """
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)

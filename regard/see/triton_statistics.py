@@ -1,7 +1,7 @@
 """Compute all statistics in one pass of a Triton kernel, for band masks (full, causal or a window).
 
-The kernel takes the log-sum-exp, which a fused forward pass returns. It recomputes the scores tile by tile, and all
-statistics from the tile that is in registers.
+The kernel takes the log-sum-exp, which a fused forward pass returns. It recomputes the scores tile by tile. All
+statistics are computed while a tile is in registers.
 """
 
 import math

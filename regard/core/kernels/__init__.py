@@ -240,7 +240,7 @@ class KernelAnswer:
     """Whether one kernel can compute an attention call, and the cost of the call with this kernel.
 
     reasons  why the kernel cannot compute the call; empty if it can
-    work     estimated number of scores to compute, weighted by the time per score; infinite if it cannot run
+    work     estimated number of scores to compute, weighted by the time per score; infinite if the kernel cannot run
     memory   bytes that the kernel needs in addition to inputs and output
     """
 

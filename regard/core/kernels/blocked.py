@@ -73,9 +73,9 @@ class BlockGroup:
 
     @cached_property
     def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
-        """The mask `visible`, except that rows that see no key see all keys.
+        """The mask `visible`, changed so that a query that sees no key sees all keys.
 
-        Some fused kernels need this mask, because they need a finite score in every row.
+        Some fused kernels need this mask, because they need a finite score for every query.
         """
         with outside_inference_mode():
             return self.visible | ~self.visible.any(-1, keepdim=True)
@@ -306,7 +306,7 @@ def _terms_key(request: Request, plan: GatherPlan) -> Hashable | None:
 
 
 def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield q, k and v of each group: its query blocks, and the key and value blocks that they see."""
+    """Yield (query blocks, key blocks, value blocks) for each group: its query blocks and the blocks that they see."""
     q, k, v = request.q, request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)

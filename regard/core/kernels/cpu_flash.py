@@ -211,7 +211,7 @@ def backward(
 
 @lru_cache(maxsize=64)
 def _factor_tensor(beta: float, dtype: torch.dtype) -> tuple[Tensor | None, float]:
-    """Return the two factors of `split_scale`, the first as a tensor, or as None if it is 1.
+    """Return the two factors of `split_scale`. The first is a tensor, or None if the factor is 1.
 
     torch multiplies by a tensor of one number in half the time that it needs for a Python number.
     """

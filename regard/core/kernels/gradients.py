@@ -1,11 +1,11 @@
 """Exact gradients of fused kernels at large scores.
 
 A fused kernel keeps one number for each row, the log-sum-exp, and its backward pass computes the weights again as
-exp(score - lse). In float32 a log-sum-exp of 1e9 has no digits left below 64, so these weights are wrong: the forward
-pass is right, the gradients are not. All kernels of torch do this: flash attention on the CPU, and flash, cuDNN,
-memory-efficient and flex attention on a GPU. Up to a log-sum-exp of `lse_limit`, their gradients are about as exact as
-those of naive attention, which computes the whole score matrix. Above it, this module computes the gradients as naive
-attention does, some rows of scores at a time.
+exp(score - lse). In float32 a log-sum-exp of 1e9 is rounded to a multiple of 64, so these weights are wrong: the
+forward pass is right, the gradients are not. All kernels of torch have this error: flash attention on the CPU, and
+flash, cuDNN, memory-efficient and flex attention on a GPU. Up to a log-sum-exp of `lse_limit`, their gradients are
+about as exact as those of naive attention, which computes the whole score matrix. Above this limit, this module
+computes the gradients as naive attention does, some rows of scores at a time.
 """
 
 import math
@@ -215,11 +215,11 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Return whether `poison_saved_lse` can be used for this GPU call, which sets wrong gradients to NaN.
+    """Return whether `poison_saved_lse` can set the wrong gradients of this GPU call to NaN.
 
-    NaN is acceptable if wrong gradients are rare: in half precision with an ordinary beta. `poison_saved_lse` cannot be
-    used inside saved-tensor hooks, such as those of torch.utils.checkpoint: it reads a saved tensor in the forward
-    pass, and this would already run the hooks.
+    NaN is acceptable only if wrong gradients are rare: in half precision with an ordinary beta. The function cannot be
+    used inside saved-tensor hooks, such as those of torch.utils.checkpoint, because it reads a saved tensor in the
+    forward pass, which would already run the hooks.
     """
     return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 

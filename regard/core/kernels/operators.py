@@ -14,8 +14,8 @@ def register_once(name: str) -> Callable[[Register], Register]:
 
     If the module is imported again, the function is not called, because operators cannot be registered twice.
 
-    name  the library is stored as this attribute of `torch.ops.regard`. If it were freed, its operators would be
-          removed
+    name  the attribute of `torch.ops.regard` in which the library is stored, because torch removes the operators of
+          a library that is freed
     """
 
     def decorate(register: Register) -> Register:

@@ -1,7 +1,8 @@
 """Mask algebra: the base class of masks and the combinations `&`, `|` and `~`. True means visible.
 
-Every form defines `see`, the visible pairs elementwise on positions. The dense matrix, gathered blocks and the
-predicate of a fused kernel are all computed from it. The other methods are optional and make a form faster.
+Every class of masks defines the method `see`, which computes elementwise whether a query-key pair is visible. The dense
+matrix, gathered blocks and the predicate of a fused kernel all use this method. The other methods are optional and make
+a mask faster.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -72,14 +73,14 @@ class Mask:
         raise NotImplementedError(f"{type(self).__name__} does not define see(grid)")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        """Return whether no pair and whether every pair of queries first..last and keys start..stop is visible.
+        """Return two flags for the queries first..last and keys start..stop: no pair is visible, all are visible.
 
-        Both ends of the ranges are included. False may also mean unknown.
+        Both ends of the ranges are included. A flag of False may also mean unknown.
         """
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        """Return for every query block and key block whether no pair and whether every pair in it is visible.
+        """Return two flags for each query block and key block: no pair is visible, all pairs are visible.
 
         If a mask does not define `box`, every query-key pair is evaluated.
         """
@@ -272,7 +273,7 @@ class Mask:
 
     @staticmethod
     def from_block_mask(block_mask: "BlockMask") -> "Mask":
-        """Convert a FlexAttention BlockMask to a mask. It fits calls of the lengths for which the BlockMask was made.
+        """Convert a FlexAttention BlockMask to a mask, for calls with the same lengths as the BlockMask.
 
         >>> Mask.from_block_mask(create_block_mask(lambda b, h, q, kv: q >= kv, 1, 1, 5, 5, device="cpu")).count(5)
         15

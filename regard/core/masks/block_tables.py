@@ -200,9 +200,9 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """Return the cost of attention with a block table: its non-empty blocks, plus sorting if it has steps.
+    """Return the cost of attention with a block table, in units of the cost of one block.
 
-    The unit is the cost of computing one block.
+    The cost is the number of blocks with visible pairs, plus the cost of sorting rows if the table is sorted.
     """
     return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 

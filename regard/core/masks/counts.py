@@ -1,16 +1,17 @@
 """Count visible pairs exactly, without the matrix.
 
-A mask expression is a polynomial in the indicators of its forms: `~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b.
-So its count is a signed sum of counts of conjunctions. The pairs of one conjunction are counted in one of these ways:
+A mask expression is a polynomial in the indicators (1 visible, 0 hidden) of its basic masks: `~a` is 1 - a, `a & b` is
+a b, `a | b` is a + b - a b. So the number of visible pairs is a sum of integer factors times the counts of conjunctions
+(`a & b & c`). The pairs of one conjunction are counted in one of these ways:
 
     windows        by a formula
     linear ranges  if the bounds of `key_range` are linear in the query, as arithmetic series (`_count_linear_rows`)
     other rules    some rows at a time: the ranges of keys are intersected, keys with equal labels are counted by
                    binary search, listed keys are tested one by one
 
-The number of terms of the polynomial doubles with every form. A long expression of ranges of keys is therefore not
-expanded: it is evaluated once between each two neighbouring bounds. A mask with a form that defines none of
-`key_range`, `labels` and `listed_keys` is counted pair by pair, a few rows at a time.
+The number of terms of the polynomial doubles with every basic mask. A long expression of ranges of keys is therefore
+not expanded: for each query it is evaluated once between each two neighbouring bounds of ranges. If a basic mask
+defines none of `key_range`, `labels` and `listed_keys`, every pair is evaluated, a few rows at a time.
 """
 
 import itertools

@@ -21,8 +21,8 @@ from regard.core.masks.algebra import Mask
 class DataMask(Mask):
     """Base class of masks that store one tensor, `data`. Two such masks are equal if their contents are equal.
 
-    Results are cached by contents on the CPU, where other code may change the memory (NumPy shares it), and by
-    the tensor's identity and version on other devices.
+    The cache key of a mask on the CPU has the contents of `data`, because other code may change them (NumPy shares
+    the memory). On other devices the key has the identity and version of the tensor.
     """
 
     data: Tensor

@@ -86,9 +86,9 @@ class ResultWeights:
 
 @dataclass(frozen=True, eq=False)
 class WeightTensors:
-    """Attention weights of handwritten attention; `write` replaces the values of the tensors that hold them, in place.
+    """The weights of attention written by hand; `write` replaces the values of the weight tensors in place.
 
-    tensors  pairs of a tensor that holds the weights, and whether dropout was applied to it
+    tensors  pairs of a tensor that holds the weights, and whether dropout was applied to this tensor
     sizes    shape of the weights at the softmax
     shape    shape to which the weights are broadcast in the product with the values
     axes     how the leading axes map to batch and heads

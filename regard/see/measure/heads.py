@@ -10,7 +10,7 @@ from regard.see.measure.raw_weights import RawWeights
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReading:
-    """The key heads whose values and whose keys each query head uses, as measured (grouped-query attention)."""
+    """The measured assignment of query heads to key heads (grouped-query attention), by values and by keys."""
 
     value_heads: tuple[int, ...] | None = None  # the key head whose values each query head reads
     key_heads: tuple[int, ...] = ()  # the key head whose keys each query head is compared with

@@ -82,7 +82,9 @@ class AttentionMeasurement:
             return read_training_dropout(self.raw, self.dropout_in_eval)
 
     def rotary_alignment(self, square: ScoreReading) -> str | None:
-        """Measure how rotary positions align queries with more keys: "bottom-right", "top-left" or None.
+        """Measure at which rotary positions the queries are if there are more keys than queries.
+
+        Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None for others.
 
         square  the measured scores for equal numbers of queries and keys
         """

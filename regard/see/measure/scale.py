@@ -138,7 +138,9 @@ def prepare_products(
 
 
 def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
-    """Measure how rotary positions align queries with more keys: "bottom-right", "top-left" or None.
+    """Measure at which rotary positions the queries are if there are more keys than queries.
+
+    Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None for others.
 
     reading  the measured scores for equal numbers of queries and keys, at the same width
     """
