@@ -114,8 +114,8 @@ def _without_calls(model: nn.Module, ran: list[str], called: list[str]) -> tuple
 def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterator[None]:
     """Record the names of running modules with forward hooks, inside the `with` block.
 
-    stack  list that always has the modules now running, the innermost last
-    ran    list to which the name of each module is appended when it starts
+    stack  list in which the hooks keep the names of the modules that are running, the innermost last
+    ran    list to which the hooks append the name of each module when its forward pass starts
     """
 
     def enter(name: str) -> None:

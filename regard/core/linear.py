@@ -484,9 +484,9 @@ def _read_log_chunk(
 ) -> Float[Tensor, "b h n e"]:
     """Compute the outputs of one chunk of causal linear attention from logarithmic features (see `Performer`).
 
-    A query sees all keys of the state, and its own chunk causally. Logarithms of queries and keys are added pair by
-    pair, and the largest sum of each row is subtracted before exp. If queries and keys were each scaled by their own
-    maximum, both factors could underflow where their product does not.
+    A query sees all keys of the state, and the keys of its chunk up to its own position. The logarithms of queries and
+    keys are added pair by pair, and the largest sum of each row is subtracted before exp. If queries and keys were each
+    scaled by their own maximum, both factors could underflow although their product does not.
     """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)

@@ -82,8 +82,8 @@ def _queries(
 ):  # fmt: skip
     """Load queries and compute their features.
 
-    Returns the features of each row divided by the largest in the row, and 1 / largest. Features that were computed
-    beforehand are returned as they are, with factors of 1.
+    Returns the features of each query divided by its largest feature, and 1 / (this largest feature). Features that
+    were computed before the kernel runs are returned unchanged, with factors of 1.
     """
     phi = _keys(X, rows, n, stride_n, stride_c, MAP, OPERAND, C, R)
     factor = tl.full([phi.shape[0]], 1.0, tl.float32)
@@ -232,8 +232,8 @@ def sum_queries(
 ):  # fmt: skip
     """Compute the gradient of the sum of weights of each row, and the sums of each segment that key gradients need.
 
-    The sums over the rows of a segment are: phi(q)^T times the gradients of the weighted sums of values, and phi(q)
-    times the gradients of the sums of weights.
+    Two sums over the rows of a segment are computed: phi(q)^T times the gradients of the weighted sums of values, and
+    phi(q) times the gradients of the sums of weights.
     """
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H

@@ -62,7 +62,10 @@ class ScoreTerm(ABC):
         return ()
 
     def key(self) -> Hashable | None:
-        """Return a cache key of what this score term adds; None if it depends on q or has a learned or large tensor."""
+        """Return a cache key of the values of this score term.
+
+        None if the values depend on q, or on a tensor that is learned or large.
+        """
         return None
 
     def settings(self) -> Hashable:
@@ -541,7 +544,7 @@ def _may_hold_minus_infinity(values: Tensor) -> bool:
 
 
 def _contents(settings: Hashable, values: Tensor) -> Hashable | None:
-    """Return a cache key made of settings and the contents of a small constant CPU tensor. None for other tensors."""
+    """Return a cache key: the settings and the contents of a small constant CPU tensor. None for other tensors."""
     learned = values.requires_grad and torch.is_grad_enabled()
     if learned or values.device.type != "cpu" or values.numel() > _SMALL or not can_read_values(values):
         return None

@@ -57,9 +57,9 @@ def quantize_weight(weight: Float[Tensor, "o i"]) -> Int8Weight:
 def int8_linear(x: Float[Tensor, "*n i"], weight: Int8Weight, bias: Float[Tensor, "o"] | None) -> Float[Tensor, "*n o"]:
     """Return x @ weight.T + bias.
 
-    On a CPU without gradients, torch's int8 kernel reads the weights as they are, if the number of inputs is a multiple
-    of VECTOR. The kernel takes and returns bfloat16; the scales are applied afterwards, in float32. In all other cases
-    the weights are converted to the dtype of x first.
+    On a CPU without gradients, torch's int8 kernel reads the int8 weights directly, if the number of inputs is a
+    multiple of VECTOR. The kernel takes and returns bfloat16; the scales are applied afterwards, in float32. In all
+    other cases the weights are converted to the dtype of x first.
     """
     needs_gradients = torch.is_grad_enabled() and x.requires_grad
     if x.device.type != "cpu" or x.shape[-1] % VECTOR or needs_gradients:

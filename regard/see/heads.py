@@ -33,7 +33,7 @@ class HeadSummary:
     distance   weighted mean of |i - j|. This and the next three fields are None if the positions of the queries
                are unknown
     previous   weight on the previous position
-    first      weight on the first position (attention sink), without the query at that position
+    first      weight on the first position (attention sink); the query at this position is left out
     induction  weight on the token after the previous occurrence of the same token
     """
 

@@ -224,7 +224,7 @@ def _head_index(record: Record, head: int) -> int:
 def map_cells(record: Record, most: int) -> tuple[int, int]:
     """Return the numbers of rows and columns of a pooled map, each at most `most`.
 
-    All cells but the last cover the same number of positions, to avoid stripes.
+    All cells except the last have the same number of positions; different numbers would be visible as stripes.
     """
     down, across = (-(-size // max(1, -(-size // most))) for size in (record.q.shape[2], record.k.shape[2]))
     return down, across

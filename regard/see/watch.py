@@ -604,7 +604,7 @@ def _ordinary_mode() -> AbstractContextManager[object]:
 def _is_compiled_call() -> bool:
     """Return whether the current call was made through torch.compile.
 
-    An eager call of flex_attention, which uses torch.compile itself, does not count.
+    False for an eager call of flex_attention, although this function uses torch.compile internally.
     """
     # torch has no public sign of a compiled function that a stance runs eagerly, so its frame is looked for;
     # tests/see/test_watch_compiled.py fails if the frame is renamed

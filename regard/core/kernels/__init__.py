@@ -175,9 +175,9 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object, po
 
 
 def _prepare(name: str, request: Request, passed: Arguments) -> PreparedCall | None:
-    """Return a function of q, k and v that repeats an attention call, and cache the function for later calls.
+    """Return a function that computes an attention call again for other q, k and v, and cache the function.
 
-    Returns None, and caches nothing, if the call cannot be repeated safely.
+    Returns None, and caches nothing, if this is not possible, for example because the mask is a tensor.
     """
     q, k, v = request.q, request.k, request.v
     mask, beta, positions = passed
@@ -225,7 +225,7 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
     If the observer returns a tensor, the tensor replaces the output.
 
     observer  function of the kernel's name, the checked arguments (`Request`) and the output
-    context   function that returns a context manager, which is entered around each kernel run
+    context   function that returns a context manager; each kernel runs inside this context manager
     """
     entry = (observer, context)
     _observers.set((*_observers.get(), entry))

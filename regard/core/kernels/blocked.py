@@ -60,7 +60,7 @@ class BlockGroup:
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
         """Return the mask as an additive mask: 0 where visible, -inf where hidden. A small result is cached.
 
-        A row that sees no key is 0 everywhere if the fused kernel needs a finite score in every row.
+        For a query that sees no key, all values are 0 if the fused kernel needs a finite score for every query.
         """
         found = self._biases.get(dtype)
         if found is None:
@@ -205,9 +205,10 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
+    """Return a function that computes this attention call again for other q, k and v.
 
-    None if the plan has more than MOST_PREPARED mask entries, because the cache of these functions would become large.
+    The call has no score terms and no dropout. Returns None if the plan has more than MOST_PREPARED mask entries,
+    because the cache of these functions would become large.
     """
     plan, mask, beta, positions = get_plan(request), request.mask, request.beta, request.positions
     if plan.pairs > MOST_PREPARED:

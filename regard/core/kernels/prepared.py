@@ -1,4 +1,4 @@
-"""Attention calls whose kernel and plan are remembered, so that a later call needs no checks and no `Request`."""
+"""A cache of attention calls with their kernel and plan, so that equal later calls need no checks and no `Request`."""
 
 from collections.abc import Hashable
 from threading import Lock

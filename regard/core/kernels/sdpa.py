@@ -96,9 +96,9 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
+    """Return a function that computes this attention call again for other q, k and v.
 
-    None if the dense mask would be too large to store.
+    The call has no score terms and no dropout. Returns None if the dense mask would be too large to store.
     """
     beta = request.beta
     if request.plain:

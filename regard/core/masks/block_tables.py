@@ -157,7 +157,7 @@ class BlockTable:
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
-        """Return one table for all sequences: 0 or 2 where the sequences agree on none or all, otherwise 1."""
+        """Return one table for all sequences: 0 where all sequences have 0, 2 where all have 2, otherwise 1."""
         if self.state.ndim == 2:
             return self.state
         low, high = self.state.amin(0), self.state.amax(0)
@@ -181,9 +181,10 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """Return the cheapest block table of a mask, for positions in order or sorted by the periods of the mask.
+    """Return the block table with the lowest cost (see `_cost`): of the positions in order, or sorted.
 
-    Sorting may leave fewer non-empty blocks. A sorted table is returned only if it saves more than sorting costs.
+    Sorting the positions by their remainders modulo the periods of the mask may reduce the number of blocks with
+    visible pairs. A sorted table is returned only if it saves more time than sorting takes.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)

@@ -4,10 +4,11 @@ A mask expression is a polynomial in the indicators (1 visible, 0 hidden) of its
 a b, `a | b` is a + b - a b. So the number of visible pairs is a sum of integer factors times the counts of conjunctions
 (`a & b & c`). The pairs of one conjunction are counted in one of these ways:
 
-    windows        by a formula
-    linear ranges  if the bounds of `key_range` are linear in the query, as arithmetic series (`_count_linear_rows`)
-    other rules    some rows at a time: the ranges of keys are intersected, keys with equal labels are counted by
-                   binary search, listed keys are tested one by one
+    windows        are counted by a formula
+    linear ranges  are summed as arithmetic series, if the bounds of `key_range` are linear functions of the query
+                   position (`_count_linear_rows`)
+    other masks    are counted some rows at a time: the ranges of keys are intersected, keys with equal labels are
+                   counted by binary search, and listed keys are tested one by one
 
 The number of terms of the polynomial doubles with every basic mask. A long expression of ranges of keys is therefore
 not expanded: for each query it is evaluated once between each two neighbouring bounds of ranges. If a basic mask
@@ -172,9 +173,10 @@ def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, seque
 def _count_linear_rows(term: frozenset[Mask], rows: range, period: int, columns: range, sequence: int) -> int:
     """Count the pairs that are visible in every mask of `term`, for rows in which all bounds of key ranges are linear.
 
-    The rows are divided into runs of rows `period` apart. Along a run, each bound is a line in i, so the first visible
-    key is a maximum of lines, and the end of the visible keys is a minimum of lines. A run is halved until both are one
-    line, and the range of keys is empty in all rows or in none. The numbers of keys are then an arithmetic series.
+    The rows are divided into runs of rows that are `period` apart. Along a run, each bound is a linear function of i.
+    So the first visible key is a maximum of linear functions, and the end of the visible keys is a minimum. A run is
+    halved until, in each half, both are linear and the range of keys is empty in all rows or in none. Then the numbers
+    of keys in the rows are an arithmetic series.
     """
     start = _positions(rows[:period])
     steps = (rows.stop - 1 - start) // period  # the rows of a run are start + n * period, n = 0 .. steps

@@ -337,7 +337,7 @@ class MaskModMask(Mask):
         return _call(self.function, self.batch_size, self.head_count, grid.batch, grid.head, grid.i, grid.j)
 
     def key(self) -> None:
-        """Return None: results are not cached, because what the function reads may change."""
+        """Return None: results are not cached, because values that the function reads may change."""
 
     def batch(self) -> int | None:
         return self.batch_size
@@ -382,7 +382,7 @@ class BlockMaskMask(Mask):
                 raise ShapeError(f"the BlockMask was made for {letter}={own}, but q has {letter}={wanted}")
 
     def key(self) -> None:
-        """Return None: results are not cached, because what the function reads may change."""
+        """Return None: results are not cached, because values that the function reads may change."""
 
     def batch(self) -> int | None:
         return len(self.state) if len(self.state) > 1 else None

@@ -57,6 +57,8 @@ def read_heads(raw: RawWeights, steady: bool) -> HeadReading:
 def name_grouping(heads: Sequence[int], g: int) -> str:
     """Name the assignment of query heads to key heads: "one to one", "shared", "repeat", "tile" or "other".
 
+    For 4 query heads and 2 key heads, the key heads of the query heads are 0 0 1 1 with "repeat", 0 1 0 1 with "tile".
+
     heads  the key head of each query head
     g      number of key heads
     """

@@ -132,6 +132,8 @@ def mask_polarity(
 def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """Measure the weights of a query whose keys are all hidden: "zeros", "nan", "mean", "unmasked" or "other".
 
+    "mean" means that all weights are equal, "unmasked" that the weights are the same as without a mask.
+
     read  function that returns the weights for random q and k of a call with given keywords
     """
     masked = read(**{argument.name: argument.convert(hide_one_row(argument, shape), dtype)})

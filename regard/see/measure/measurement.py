@@ -92,7 +92,7 @@ class AttentionMeasurement:
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """Return `linearity`, but with the field `normalised` "rows and a sink" if an attention sink was found."""
+        """Return `linearity`, with `normalised` set to "rows and a sink" if an attention sink was found."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager

@@ -33,7 +33,7 @@ SCALES: dict[str, Callable[[int, int, int, int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReading:
-    """How scores are computed from q and k, as measured: scale, soft-cap, norm and rotary positions."""
+    """The measured computation of scores from q and k: scale, soft-cap, norm and rotary positions."""
 
     scale: float | None = None  # None if it is unknown or differs between heads
     scales: tuple[float, ...] | None = None  # scale of each head

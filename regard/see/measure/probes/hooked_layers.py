@@ -281,7 +281,7 @@ class _LayerCall:
         return [(n, batch, d) if self.chosen.time_first else (batch, n, d) for batch, n, d in shapes]
 
     def find_sources(self, copies: ModuleCopies) -> dict[str, set[str]]:
-        """Return the names of the sequence arguments from which the layer computes q, k and v."""
+        """Return, for each of q, k and v, the names of the sequence arguments from which the layer computes it."""
         (dtype, *_), device = dtypes_and_device(copies.reference, self.options)
         sizes = ProbeSizes(self.sizes.h, self.sizes.g, *self.options.lengths()[0], self.sizes.c, self.sizes.e)
         inputs = [
