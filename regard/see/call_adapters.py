@@ -179,7 +179,7 @@ def _map_pairs(
     """Apply a function of one query-key pair, such as a mask_mod, to all pairs of a grid with torch.vmap.
 
     fn       the function: fn(*first, *indices, *data)
-    first    tensors that come before the indices, such as the scores
+    first    arguments of `fn` before the indices, such as the scores
     indices  batch, head, query and key indices; they are broadcast together
     data     further arguments, the same for each pair
     """
@@ -286,7 +286,10 @@ def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
 
 
 def expand_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Expand q, k and v to one batch size, k and v to one number of heads, and q to at least as many heads as k."""
+    """Broadcast q, k and v to a common batch size, and k and v to a common number of heads.
+
+    If q has fewer heads than k, q is broadcast to the heads of k.
+    """
     b = max(x.shape[0] for x in (q, k, v))
     g = max(k.shape[1], v.shape[1])
     h = max(q.shape[1], g)

@@ -1,6 +1,7 @@
 """A table of attention heads: entropy, distance, and mean weight on the previous, the first and the induction token.
 
-Every number is computed from the weights of single pairs and from row statistics, never from the matrix of weights.
+The induction token is the token after the previous occurrence of the same token. Every number is computed from the
+weights of single pairs and from row statistics, never from the matrix of weights.
 """
 
 import math

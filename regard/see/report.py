@@ -85,7 +85,7 @@ class AttentionReport:
     """The contents of an attention report; `render_report` converts it to an HTML page, `draw_report` to a figure.
 
     prompt       the text or image file that the model was given
-    setup        Python code that creates `seen`; the other code snippets of the report use its variables
+    setup        Python code that creates `seen`; the other code snippets of the report use variables of this code
     sides        the labels of queries and keys of each layer
     table        statistics of the heads, in the order to show them
     layer, head  the layer and index of the chosen head, which is shown large

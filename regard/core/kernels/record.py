@@ -1,4 +1,4 @@
-"""The record of kernels that run, per thread and asynchronous task."""
+"""Record the names of the kernels that run, separately for each thread and asynchronous task."""
 
 from contextvars import ContextVar
 

@@ -42,7 +42,7 @@ class ReturnedWeights(Protocol):
 def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
     """Compute the weights of a record with gradients and without dropout.
 
-    The weights are the output of the attention if the values are unit vectors.
+    The weights are computed as the output of attention in which the values are unit vectors.
     """
     k = record.k
     units = torch.eye(k.shape[2], dtype=record.q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)

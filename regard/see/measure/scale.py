@@ -140,7 +140,7 @@ def prepare_products(
 def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
     """Measure at which rotary positions the queries are if there are more keys than queries.
 
-    Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None for others.
+    Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None if neither fits.
 
     reading  the measured scores for equal numbers of queries and keys, at the same width
     """
