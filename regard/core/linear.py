@@ -244,7 +244,7 @@ def linear_attend(
               stores i * j numbers (times count for performer). Default: chunked for a causal mask, parallel
               otherwise
     chunk     number of keys that the chunked form processes at once; default `features.chunk`
-    state     the state that the previous call returned. The first key of this call follows its last key
+    state     the state that the previous call returned. The first key of this call follows the last key of the state
     kernel    "triton", the chunked form on a GPU, or "torch", all forms on every device; default triton for
               bfloat16 and float16 where it can compute the call. A named kernel that cannot compute the call
               raises KernelRefusedError with the reasons

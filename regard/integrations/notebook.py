@@ -127,7 +127,7 @@ def show(
 def _explain(
     mask: Any, against: Any, names: tuple[str, str], first: Tensor, second: Tensor, i: int, j: int
 ) -> Iterator[str]:
-    """Yield each condition under which two masks would be equal, such as that one of them were inverted.
+    """Yield each condition under which two masks would be equal, such as "the second mask were inverted".
 
     names          names of the masks in the sentences
     first, second  visible pairs of both masks

@@ -2,11 +2,14 @@
 
 A product is a matmul, an einsum of any number of operands, or an elementwise product and a sum. Functions of
 torch.special, torch.linalg and torch.ops.aten are traced like those of torch. Each operation on the scores before the
-softmax is traced: a factor becomes beta, an added tensor becomes a score term, a filled value becomes a mask. After any
-other operation the scores themselves are kept, which is exact and costs more memory. Square scores that are not a
-traced product are kept too. Queries and keys are then unknown, but every statistic can be computed. Not supported are
-weights that were not computed by a softmax over the last axis, a selection of rows or keys of the weights, and weights
-with permuted axes. Their product with the values raises UnsupportedAttention, which `watch` adds to `seen.left_out`.
+softmax is traced: a factor becomes beta, an added tensor becomes a score term, a filled value becomes a mask.
+
+After any other operation, the scores themselves are stored, which is exact and needs more memory. Square scores that
+are not a traced product are stored too: the queries and keys are then unknown, but every statistic can be computed.
+
+Three kinds of weights are not supported: weights that were not computed by a softmax over the last axis, a selection of
+rows or keys of weights, and weights with permuted axes. The product of such weights with the values raises
+UnsupportedAttention, which `watch` adds to `seen.left_out`.
 """
 
 import string
@@ -275,8 +278,8 @@ class SoftmaxTracer:
     def close(self) -> None:
         """Release all traced tensors and the functions `found` and `head_count`.
 
-        The functions refer to the owner of the tracer. Without this call, the reference cycle would keep both
-        in memory until the garbage collector runs.
+        The functions refer to the owner of the tracer. Without this call, the reference cycle would keep the tracer
+        and its owner in memory until the garbage collector runs.
         """
         self._traced.clear()
         del self._found, self._head_count

@@ -181,10 +181,10 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """Return the block table with the lowest cost (see `_cost`): of the positions in order, or sorted.
+    """Return the block table with the lowest cost (see `_cost`), for positions in order or for sorted positions.
 
-    Sorting the positions by their remainders modulo the periods of the mask may reduce the number of blocks with
-    visible pairs. A sorted table is returned only if it saves more time than sorting takes.
+    Positions are sorted by their remainders modulo the periods of the mask. Sorting may reduce the number of blocks
+    with visible pairs. A table of sorted positions is returned only if it saves more time than sorting takes.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)

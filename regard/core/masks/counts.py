@@ -85,9 +85,10 @@ def _split(span: range, size: int) -> Iterator[range]:
 
 
 def expand(mask: Mask) -> Polynomial | None:
-    """Expand a mask expression into the polynomial that the docstring of this module explains.
+    """Expand a mask expression into a polynomial: a sum of products of basic masks with integer factors.
 
-    Returns the integer factor of each product of masks, or None if the polynomial has too many terms.
+    Returns the factor of each product, or None if there are too many products. The docstring of this module explains
+    the polynomial.
     """
     match mask:
         case Full():

@@ -84,7 +84,8 @@ class AttentionMeasurement:
     def rotary_alignment(self, square: ScoreReading) -> str | None:
         """Measure at which rotary positions the queries are if there are more keys than queries.
 
-        Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None if neither fits.
+        Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None if neither
+        fits.
 
         square  the measured scores for equal numbers of queries and keys
         """
