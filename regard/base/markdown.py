@@ -1,4 +1,4 @@
-"""Markdown to HTML: CommonMark with tables, LaTeX formulas between $$ as MathML, and symbols in sentences."""
+"""Convert Markdown to HTML: CommonMark with tables, LaTeX formulas between $$, and symbols such as W_q in sentences."""
 
 import re
 from functools import cache

@@ -129,7 +129,7 @@ def _explain(
 ) -> Iterator[str]:
     """Yield each condition under which two masks would be equal, such as "the second mask were inverted".
 
-    names          names of the masks in the sentences
+    names          names of the masks in the yielded sentences
     first, second  visible pairs of both masks
     i, j           numbers of queries and keys
     """
@@ -163,7 +163,7 @@ def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[st
     The tested conditions are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
 
     rule   the mask
-    name   name of the mask in the sentences
+    name   name of the mask in the yielded sentences
     other  visible pairs of the other mask
     i, j   numbers of queries and keys
     """

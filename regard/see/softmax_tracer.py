@@ -952,7 +952,8 @@ def _is_parameter(x: Tensor) -> bool:
 def _spreads_over_values(traced: TracedWeights | Unsupported, operation: Operation, source: Tensor) -> bool:
     """Return whether an elementwise product multiplies weights by values that differ for each query.
 
-    This is so in deformable attention: the weights are broadcast, and the last axis of the product is the keys.
+    An example is deformable attention. The weights are broadcast over the values, and the keys are the last axis of
+    both.
     """
     is_own_softmax = isinstance(traced, Unsupported) or traced.scores is None
     repeated = operation.out.numel() > source.numel() > 0 and operation.out.shape[-1] == source.shape[-1] > 1
