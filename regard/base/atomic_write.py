@@ -51,7 +51,7 @@ def write_output(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _umask() -> int:
-    """Return the umask of the process. It can only be read by setting another one, so it is set and restored."""
+    """Return the umask of the process. os.umask can only read it by setting a new umask, so the old one is restored."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

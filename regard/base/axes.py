@@ -1,4 +1,4 @@
-"""The letters of tensor axes, used in signatures, einsum strings, error messages and on pages."""
+"""The letters of tensor axes, used in signatures, einsum strings, error messages and documentation."""
 
 from collections.abc import Sequence
 

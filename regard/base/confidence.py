@@ -19,7 +19,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 def _central_probability(angle: float, degrees: int) -> float:
     """Return the probability that |t| < tan(angle) * sqrt(degrees) for Student's t distribution.
 
-    It is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    The probability is computed as a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2

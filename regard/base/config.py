@@ -55,7 +55,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(what: str, kind: type[T], data: Mapping[str, Any]) -> T:
-    """Build a configuration of class `kind` from the output of `to_json`. Raises ConfigError if it does not fit.
+    """Build a configuration of class `kind` from `data`, the output of `to_json`.
+
+    Raises ConfigError if `data` does not fit the class.
 
     what  the source of `data`, such as a file name, for error messages
     """
@@ -122,7 +124,7 @@ def _convert(what: str, value: Any, option: Any) -> Any:
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union annotation such as int | None. Any other annotation is its only member."""
+    """Return the members of a union annotation such as int | None. Returns (hint,) for any other annotation."""
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 

@@ -24,7 +24,7 @@ def show_text(text: str) -> str:
 def show_page(page: str, height: int = 480, scripts: bool = False) -> str:
     """Return an HTML <iframe> with a complete page.
 
-    It is sandboxed: the page cannot change the notebook around it.
+    The iframe is sandboxed: the page cannot change the notebook.
 
     page     the HTML of the page
     height   height of the frame in pixels

@@ -1,7 +1,7 @@
 """Bounded file readers: bytes, text, gzip and JSON.
 
-They read regular files only and limit bytes, depth and digits. Every damaged file raises the error of the class that is
-passed as `error`, whose message names the file.
+The readers accept regular files only. They limit the number of bytes, the nesting depth of JSON and the digits of a
+number. For a damaged file they raise the exception class passed as `error`, with a message that names the file.
 """
 
 import gzip
@@ -49,9 +49,9 @@ def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> b
 
 
 def _read_regular(path: Path, most: int) -> tuple[os.stat_result, bytes]:
-    """Return the status of a file and its content, at most `most` + 1 bytes.
+    """Return the status (os.stat_result) of a file, and at most `most` + 1 bytes of its content.
 
-    The content is empty if the file is not a regular file, or has more than `most` bytes by its status.
+    The content is empty if the file is not a regular file, or if the size in its status is more than `most` bytes.
     """
     with _open_without_waiting(path) as opened:
         status = os.fstat(opened.fileno())
@@ -68,7 +68,7 @@ def _read_block(opened: IO[bytes], size: int) -> bytes:
 
 
 def _open_without_waiting(path: Path) -> IO[bytes]:
-    """Open a file for reading without waiting: opening a pipe would otherwise wait until another process writes."""
+    """Open a file for reading in non-blocking mode, because opening a pipe may wait for another process forever."""
 
     def open_handle(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
@@ -77,25 +77,25 @@ def _open_without_waiting(path: Path) -> IO[bytes]:
 
 
 def is_file(path: Path, error: Error = DataError) -> bool:
-    """Return whether a path is a regular file. Raises `error` if that cannot be known, see `exists`."""
+    """Return whether a path is a regular file. Raises `error` if the path cannot be checked, see `exists`."""
     return stat.S_ISREG(_mode(path, error))
 
 
 def is_folder(path: Path, error: Error = DataError) -> bool:
-    """Return whether a path is a folder. Raises `error` if that cannot be known, see `exists`."""
+    """Return whether a path is a folder. Raises `error` if the path cannot be checked, see `exists`."""
     return stat.S_ISDIR(_mode(path, error))
 
 
 def exists(path: Path, error: Error = DataError) -> bool:
-    """Return whether a path exists. Raises `error` if that cannot be known.
+    """Return whether a path exists. Raises `error` if the path cannot be checked.
 
-    That cannot be known, for example, if the name is too long or the user has no permission to open its folder.
+    For example, the name may be too long, or the user may have no permission to open the folder.
     """
     return _mode(path, error) != 0
 
 
 def _mode(path: Path, error: Error) -> int:
-    """Return the type and the permissions of a path as bits; 0 if it does not exist."""
+    """Return the mode bits of a path (file type and permissions); 0 if the path does not exist."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character in the path

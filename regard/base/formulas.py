@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001 (mathematical signs that look like letters)
 """Formulas as trees, written as terminal text, LaTeX or MathML; `parse_latex` reads a subset of LaTeX.
 
-A tree holds numbers, symbols and operations and computes nothing. The number of decimals is chosen when a tree is
-written.
+A tree consists of numbers, symbols and operations. It is only written, not evaluated. The functions that write a tree
+take the number of decimals.
 """
 
 import html
@@ -249,8 +249,7 @@ def _is_short(value: Fraction) -> bool:
 def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
     """Split a number for printing; return (is negative, numerator, denominator), the last two as text.
 
-    A short fraction has both parts. Any other number is written into the numerator, rounded if necessary, and its
-    denominator is "".
+    Any number other than a short fraction is returned as the numerator, rounded if necessary, with the denominator "".
     """
     if isinstance(value, float) or not _is_short(Fraction(value)):
         shown = decimal(value, digits)
@@ -294,7 +293,7 @@ def _precedence(each: Expression, flat: bool) -> int:
 class _Box:
     """A rectangle of text: one part of a formula, in lines of equal length.
 
-    The lines with index `middle` of neighbouring boxes are on the same line of the terminal.
+    If boxes are written next to each other, their lines with the index `middle` are on the same line of the terminal.
     """
 
     lines: tuple[str, ...]
@@ -378,10 +377,10 @@ def _box(expression: Expression, digits: int) -> _Box:
 
 
 def _row_precedence(row: Sequence[Expression], at: int) -> int:
-    """Return the required precedence of element `at` of a parsed formula (`Row`).
+    """Return the minimum precedence with which element `at` of a parsed formula (`Row`) is printed without brackets.
 
-    An element of lower precedence is printed in brackets. The highest precedence is required of a fraction next to a
-    factor, so the fraction gets brackets: (a/b) c. The lowest is required of any other element: no brackets.
+    For a fraction next to a factor this is the highest precedence, so that the fraction gets brackets: (a/b) c. For any
+    other element this is the lowest precedence, so that the element gets no brackets.
     """
     near = [*[each for each in row[:at] if each != SPACE][-1:], *[each for each in row[at + 1 :] if each != SPACE][:1]]
     factor = any(not isinstance(each, Operator) for each in near)
@@ -389,9 +388,9 @@ def _row_precedence(row: Sequence[Expression], at: int) -> int:
 
 
 def _small(each: Expression | None, characters: dict[str, str], mark: str) -> str:
-    """Write a subscript or superscript with small Unicode characters.
+    """Format a subscript or superscript with small Unicode characters; "" if `each` is None.
 
-    If a character has no small form, the whole script is written at normal size after `mark`.
+    If one of its characters has no small form, the whole text is written at normal size after `mark`.
 
     characters  the small form of each character
     mark        "_" or "^"
@@ -409,7 +408,7 @@ def _text_part(each: Expression, least: int, digits: int) -> _Box:
 
 
 def _with_signs(terms: Sequence[Expression]) -> list[tuple[str, Expression]]:
-    """Return the (sign, term) pairs of a sum. A negative number after the first term becomes a subtraction."""
+    """Return a (sign, term) pair for each term of a sum. A negative number becomes a subtraction, except in front."""
     later = [
         ("-", Number(-term.value)) if isinstance(term, Number) and term.value < 0 else ("+", term) for term in terms[1:]
     ]

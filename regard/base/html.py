@@ -53,5 +53,5 @@ def void_tag(name: str, /, **attributes: str | None) -> Markup:
 
 
 def join_html(parts: Iterable[str]) -> Markup:
-    """Concatenate pieces of HTML. Text that is not a `Markup` is escaped."""
+    """Concatenate strings of HTML. A string that is not a `Markup` is escaped."""
     return Markup("").join(parts)

@@ -45,12 +45,13 @@ TRANSLATIONS = {
 
 
 def reject_keywords(name: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raise KeywordError for a keyword argument that a function does not have.
+    """Raise KeywordError if a function was called with keyword arguments that it does not have.
 
-    The message names the keyword that regard uses instead, or else the most similar one, if there is one.
+    The message names the keyword that regard uses instead. If there is none, it names the most similar keyword of the
+    function.
 
     name     name of the function, for the message
-    unknown  the keywords; nothing is raised if there are none
+    unknown  the unknown keywords of the call; no error is raised if there are none
     known    the keywords that the function has
     """
     for word in unknown:

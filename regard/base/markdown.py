@@ -1,4 +1,4 @@
-"""Markdown to HTML: CommonMark with tables, LaTeX formulas between $$ as MathML, and symbols in sentences."""
+"""Convert Markdown to HTML: CommonMark with tables, LaTeX formulas between $$, and symbols such as W_q in sentences."""
 
 import re
 from functools import cache
@@ -19,9 +19,9 @@ SYMBOL = re.compile(rf"((?:(?<!\w)(?:[^\W\d_]|sum|Cov|\d+)|[)|])(?:{_MARK}(?![A-
 
 
 def markdown_html(markdown: str) -> Markup:
-    """Convert Markdown to HTML. A paragraph $$...$$ has formulas in LaTeX; HTML in the text is escaped.
+    """Convert Markdown to HTML. A paragraph between $$ and $$ consists of LaTeX formulas.
 
-    All headings become <h3>, because the text is part of a page.
+    HTML in the text is escaped. All headings become <h3>, because the text is part of a larger page.
 
     >>> markdown_html("**bold** and `code`")
     Markup('<p><strong>bold</strong> and <code>code</code></p>\\n')
@@ -43,7 +43,7 @@ def typeset_symbols(words: str) -> Markup:
 
 
 def _formulas(latex: str) -> Markup:
-    r"""Convert LaTeX formulas separated by \quad to MathML. They are side by side, and wrap on a narrow page."""
+    r"""Convert LaTeX formulas separated by \quad to MathML, side by side (one below the other on a narrow page)."""
     return tag("div", *(Markup(mathml(parse_latex(each.strip()))) for each in latex.split(r"\quad")), class_="formulas")
 
 

@@ -38,7 +38,7 @@ class NamedFunction:
 
 @dataclass
 class PartialArray:
-    """A placeholder for a numpy array while a pickle is loaded. `values` is None until an opcode sets it."""
+    """A placeholder for a numpy array while a pickle is loaded. `values` is None until an opcode sets the values."""
 
     values: np.ndarray[Any, np.dtype[np.uint8]] | None = None
 
@@ -156,7 +156,7 @@ class _PickleMachine:
     def call(self, function: Any, arguments: Any) -> Any:
         """Return the result that a function named in the pickle would have, without calling the function.
 
-        The result is computed here. Raises _RefusedOpcodeError unless the function is one of a few known ones.
+        Only the few functions that build plain data are known. Raises _RefusedOpcodeError for any other function.
         """
         kind = function.kind if isinstance(function, NamedFunction) else None
         match kind, arguments:
@@ -229,9 +229,10 @@ def _check_type(value: Any, kind: type) -> Any:
 def _finalize(value: Any, done: dict[int, Any]) -> Any:
     """Replace each `PartialArray` inside a loaded value by its numpy array.
 
-    Raises ValueError if one is not filled.
+    Raises ValueError if the values of a `PartialArray` were never set.
 
-    done  containers already converted, by the id of the original, so that shared containers stay shared
+    done  the results for containers that were already converted, by the id of the original container; with it, a
+          container that is used twice is still one object in the result
     """
     if id(value) in done:
         return done[id(value)]

@@ -39,7 +39,7 @@ class Registry(Generic[T]):
     def _suggestion(self, name: str) -> str:
         """Return a hint for an unknown name: similar names, or else all names, if there are at most MAX_LISTED.
 
-        For a longer registry without similar names, the hint has the first and the last name of the alphabet.
+        For a longer registry without similar names, the hint has the first and the last name in alphabetical order.
         """
         if near := suggest(name, self._entries, most=3):
             return near

@@ -50,7 +50,7 @@ def is_meta_or_fake(tensor: Tensor) -> bool:
 def can_read_values(tensor: Tensor) -> bool:
     """Return whether Python code can read the values of a tensor.
 
-    It cannot while torch.compile traces, inside torch.func transforms, and for fake and meta tensors.
+    False while torch.compile traces, inside torch.func transforms, and for fake and meta tensors.
     """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     return not (torch.compiler.is_compiling() or transformed or is_meta_or_fake(tensor))
@@ -59,16 +59,16 @@ def can_read_values(tensor: Tensor) -> bool:
 def in_compiled_code() -> bool:
     """Return whether torch.compile traces this call.
 
-    False in torch.export, whose programs must not use custom operators.
+    False under torch.export, because exported programs must not use custom operators.
     """
     return torch.compiler.is_dynamo_compiling() and not is_exporting()
 
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Context manager: leave inference mode, so that autograd can save the tensors created inside.
+    """Context manager: leave inference mode, so that autograd can save the tensors created inside the `with` block.
 
-    Gradients are disabled inside.
+    Gradients are disabled inside the block.
     """
     with torch.inference_mode(False), torch.no_grad():
         yield

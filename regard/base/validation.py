@@ -16,7 +16,12 @@ LARGEST_INTEGER = 1 << 40  # larger than any position; sums of a few fit 64 bits
 
 
 def suggest(name: object, known: Iterable[str], most: int = 1) -> str:
-    """Return "; did you mean 'NAME'?" with the most similar known names, or "" if no name is similar. Ignores case."""
+    """Return "; did you mean 'NAME'?" with the most similar known names, or "" if no name is similar.
+
+    Upper and lower case are not distinguished.
+
+    most  maximum number of names
+    """
     names = {each.lower(): each for each in known}
     near = [names[each] for each in get_close_matches(str(name).lower(), names, n=most)]
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -14,13 +14,13 @@ from regard.base.errors import ConfigError, DtypeError, ShapeError
 class Positions:
     """The absolute positions of the queries and keys of one attention call. Queries have consecutive positions.
 
-    `cache.extend` returns this object. Without it, `attend` takes 0, 1, 2 ... as the positions of the keys, and the
-    last of these as the positions of the queries.
+    `cache.extend` returns a `Positions`. By default, `attend` assumes that the keys are at 0, 1, 2 ... and that the
+    queries are at the last of these positions.
 
     queries  position of the first query
     keys     position of the first key, if keys are consecutive, or a tensor with the position of every key
-    offsets  one integer per sequence that is added to its query positions. This decodes right-padded sequences
-             of different lengths together without a dense mask
+    offsets  one integer per sequence, which is added to the positions of its queries. With offsets, right-padded
+             sequences of different lengths can be decoded in one batch without a dense mask
 
     >>> attend(q, k, v, mask=causal(), positions=Positions(queries=5)).shape
     torch.Size([1, 4, 5, 8])
@@ -58,7 +58,7 @@ class Positions:
 
     @classmethod
     def last_rows(cls, i: int, j: int) -> "Positions":
-        """Return the default positions of i queries and j keys: keys at 0 .. j - 1, queries at the last i of these."""
+        """Return the default positions of i queries and j keys: keys at 0 .. j - 1, queries at j - i .. j - 1."""
         return cls(j - i)
 
     @property
@@ -72,9 +72,9 @@ class Positions:
         return at if self.offsets is None else at + self.offsets.to(row.device)[:, None, None, None]
 
     def square(self, i: int, j: int) -> bool:
-        """Return whether i equals j and, for every r, query r and key r have the same position.
+        """Return whether i equals j and, for every index r, query r and key r have the same position.
 
-        False if positions are given as tensors.
+        False if `keys` is a tensor, or if there are offsets.
         """
         if not self.consecutive or i != j:
             return False
@@ -89,8 +89,8 @@ def _is_integer(x: Tensor) -> bool:
 def check_positions(positions: Positions | None, i: int, j: int, b: int | None = None) -> Positions:
     """Check that `positions` fits i queries, j keys and b sequences, else raise ShapeError. Returns the positions.
 
-    positions  None means the default: keys at 0 .. j - 1, queries at the last i of these positions
-    b          None does not check the number of sequences
+    positions  None means the default: keys at 0 .. j - 1, queries at j - i .. j - 1
+    b          number of sequences; None skips the check of this number
     """
     if positions is None:
         return Positions.last_rows(i, j)
@@ -115,10 +115,12 @@ def check_positions(positions: Positions | None, i: int, j: int, b: int | None =
 class Grid:
     """A set of query-key pairs, as integer tensors that broadcast against each other.
 
-    `row` and `column` are indices into q and k. `i` and `j` are the positions of that query and key. `batch`
-    and `head` are indices of the sequence and the head. With them, one elementwise definition of a mask or a
-    score term serves the dense matrix (row (i, 1), column (1, j)), gathered blocks, and the single pairs of a
-    fused kernel.
+    Masks and score terms are defined elementwise on a `Grid`. One definition is then enough for the dense matrix
+    (row (i, 1), column (1, j)), for gathered blocks, and for the single pairs of a fused kernel.
+
+    batch, head  indices of the sequence and of the head
+    row, column  indices of the query in q and of the key in k
+    i, j         absolute positions of the query and of the key
     """
 
     batch: Tensor

@@ -48,9 +48,10 @@ def attend(
     beta       inverse temperature, the factor of q . k. None is c ** -0.5; 0 gives the mean of the visible values; inf
                gives hard attention, in which keys with equal maximum scores share the weight
     dropout    dropout probability of the attention weights; pass 0 outside training
-    kernel     name of the kernel to use; raises KernelRefusedError if it cannot compute this call exactly. None chooses
-               the kernel
-    positions  absolute positions, as `cache.extend` returns them; default: the queries are the last rows
+    kernel     name of the kernel to use; None chooses the kernel. Raises KernelRefusedError if the named kernel cannot
+               compute this call exactly
+    positions  absolute positions of queries and keys, as `cache.extend` returns them. By default the keys are at
+               0 .. j - 1 and the queries at the last i of these positions
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> attend(q, k, v, mask=causal()).shape
@@ -81,9 +82,10 @@ def attend_with_weights(
     dropout: float = 0.0,
     positions: Positions | None = None,
 ) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i j"]]:
-    """Return the output of `attend` and the attention weights; both have the same dropout.
+    """Return the output of `attend`, and the attention weights (after dropout) that produced this output.
 
-    `watch` and `intervene` see one call. An edit of the weights changes the returned output and the returned weights.
+    `watch` records this as one call. An edit of the weights inside `intervene` changes the returned output and the
+    returned weights.
     """
     if not kernels.is_observed():
         return _compute_with_weights(q, k, v, dropout, mask, scores, beta, positions)
@@ -148,11 +150,11 @@ def explain(
     positions: Positions | None = None,
     **unknown: UnknownKeyword,
 ) -> "Explanation | ModelExplanation":
-    """Report which kernel `attend` would choose for these arguments, why others refuse, visible pairs and memory.
+    """Report which kernel `attend` would choose for these arguments, and why other kernels cannot compute the call.
 
-    The arguments are those of `attend`. `explain(model, inputs)` runs a model once and explains every call of
-    `attend` inside it. `inputs` is a tensor, a tuple of positional arguments or a dictionary of keyword
-    arguments.
+    The report also has the number of visible query-key pairs and the memory of each kernel. The arguments are those
+    of `attend`. `explain(model, inputs)` runs a model once and explains every call of `attend` inside the model.
+    `inputs` is a tensor, a tuple of positional arguments or a dictionary of keyword arguments.
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> explain(q, k, v).chosen

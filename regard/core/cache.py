@@ -1,8 +1,8 @@
 """KV caches and streams.
 
-`cache.extend(k, v)` appends new keys and values and returns all of them with their positions, so that one mask object
-serves training, a cache step and a stream. One pass, every split through a cache and every chunking of a stream give
-the same numbers.
+`cache.extend(k, v)` appends new keys and values, and returns the keys and values to attend to with their positions. One
+mask object can therefore be used for training, for generation with a cache and for a stream. The results are the same
+whether a sequence is computed in one pass, in several steps with a cache or in chunks with a stream.
 """
 
 from abc import ABC, abstractmethod
@@ -131,8 +131,8 @@ class StaticCache(Cache):
 class SlidingWindowCache(Cache):
     """A KV cache that drops the keys that the mask hides from all later queries.
 
-    The result equals that of a full cache, for every mask. All keys are kept if the mask never hides earlier keys, as
-    `causal()`, or does not say which keys it hides: a mask without the method `box`, such as `Mask.of`.
+    For every mask, the attention output equals that with a full cache. All keys are kept in two cases: the mask never
+    hides earlier keys, such as `causal()`, or the mask does not define the method `box`, such as `Mask.of`.
 
     >>> cache = SlidingWindowCache(causal() & window(before=2))
     >>> cache.extend(k, v).k.shape, cache.tensors()[0].shape
@@ -170,8 +170,8 @@ class SlidingWindowCache(Cache):
 class Stream:
     """Streaming attention: push queries, keys and values in chunks of any size and get the outputs in order.
 
-    The output of a query is returned as soon as no later key can be visible to this query or an earlier one. So the
-    delay is the look-ahead of the mask. Keys that no later query can see are dropped.
+    The output of a query is returned as soon as no later key can be visible to this query or to an earlier query. So
+    the delay is the number of later positions that the mask shows. Keys that no later query can see are dropped.
 
     >>> stream = Stream(chunks(4, before=1))
     >>> stream.push(*torch.randn(3, 1, 2, 6, 8)).shape, stream.finish().shape
@@ -196,7 +196,7 @@ class Stream:
     def push(
         self, q: Float[Tensor, "b h n c"], k: Float[Tensor, "b g n c"], v: Float[Tensor, "b g n e"]
     ) -> Float[Tensor, "b h r e"]:
-        """Append n positions and return the outputs of all queries that are now complete: r rows, possibly none."""
+        """Append n positions. Returns the outputs of the r queries that are complete after this call; r may be 0."""
         if torch.compiler.is_compiling():
             raise CacheError("a stream computes in Python which rows are complete; compile the code around it")
         if self._ended:
@@ -235,7 +235,13 @@ class Stream:
     ) -> Float[Tensor, "b h r e"]:
         """Compute and return the outputs of the next `rows` queries, then update the state of the stream.
 
-        An error leaves the stream unchanged.
+        If an error is raised, the stream is unchanged.
+
+        rows           number of queries to compute
+        waiting        the queries whose outputs were not returned yet
+        held           the keys and values to attend to
+        key_positions  the positions of these keys
+        received       number of positions pushed so far
         """
         now, (k, v) = waiting[:, :, :rows], held
         positions = Positions(self.returned, _compact_positions(key_positions))
@@ -269,7 +275,10 @@ def select_rows(held: tuple[Tensor, ...], rows: Int[Tensor, "r"]) -> tuple[Tenso
 
 
 def may_see(mask: Mask, start: int, keys: Int[Tensor, "j"]) -> Bool[Tensor, "j"]:
-    """Return for each key position whether some query at position `start` or later may see it. False is certain."""
+    """Return for each key position whether a query at position `start` or later may see this key.
+
+    False means that no such query sees the key. True may also mean unknown.
+    """
     return _expand_flag(mask.box(start, FAR, keys, keys).none, keys).logical_not()
 
 
@@ -283,7 +292,7 @@ def _expand_flag(flag: bool | Tensor, like: Tensor) -> Tensor:
 
 
 def _compact_positions(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
-    """Return the key positions as one number, the first position, if they are consecutive; else return the tensor."""
+    """Return the first key position as an int if the positions are consecutive; else return the tensor unchanged."""
     if not len(positions):
         return 0
     with _disable_current_modes():

@@ -16,7 +16,7 @@ from regard.core.kernels.request import Request
 
 
 class LayerExplanation(NamedTuple):
-    """One call of `attend` in a model: the name of the module that made it, and what `explain` returned for it."""
+    """One call of `attend` in a model: the name of the module that made the call, and the result of `explain`."""
 
     layer: str
     explanation: Explanation
@@ -26,7 +26,7 @@ class LayerExplanation(NamedTuple):
 class ModelExplanation(TextDisplay):
     """The explanations of all calls of `attend` in one forward pass, in order.
 
-    left_out  names of attention modules that ran without calling `attend`, because they have their own code
+    left_out  names of attention modules that ran without calling `attend`, because they compute attention differently
     """
 
     layers: tuple[LayerExplanation, ...]
@@ -114,8 +114,8 @@ def _without_calls(model: nn.Module, ran: list[str], called: list[str]) -> tuple
 def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterator[None]:
     """Record the names of running modules with forward hooks, inside the `with` block.
 
-    stack  list that always has the modules now running, the innermost last
-    ran    list to which the name of each module is appended when it starts
+    stack  list in which the hooks keep the names of the modules that are running, the innermost last
+    ran    list to which the hooks append the name of each module when its forward pass starts
     """
 
     def enter(name: str) -> None:

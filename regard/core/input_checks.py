@@ -14,9 +14,9 @@ LETTERS = {"q": "b h i c", "k": "b g j c", "v": "b g j e"}
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Check that q, k and v fit together, and cast them to the dtype of autocast if it is enabled.
+    """Check that q, k and v fit together. Returns q, k and v, cast to the dtype of autocast if autocast is enabled.
 
-    Raises ShapeError, DtypeError or DeviceError if they do not fit.
+    Raises ShapeError, DtypeError or DeviceError if q, k and v do not fit together.
     """
     fit = fits(q, k, v)
     if not fit:
@@ -31,7 +31,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def fits(q: object, k: object, v: object) -> bool:
-    """Return whether q, k and v pass all checks of `check_inputs`. This is fast and has no error message."""
+    """Return whether q, k and v pass all checks of `check_inputs`. Faster than `check_inputs`; raises no error."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return False
     if q.is_nested or k.is_nested or v.is_nested:  # they may have no shape

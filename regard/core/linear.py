@@ -244,7 +244,7 @@ def linear_attend(
               stores i * j numbers (times count for performer). Default: chunked for a causal mask, parallel
               otherwise
     chunk     number of keys that the chunked form processes at once; default `features.chunk`
-    state     the state that the previous call returned; positions continue where it ends
+    state     the state that the previous call returned. The first key of this call follows the last key of the state
     kernel    "triton", the chunked form on a GPU, or "torch", all forms on every device; default triton for
               bfloat16 and float16 where it can compute the call. A named kernel that cannot compute the call
               raises KernelRefusedError with the reasons
@@ -365,12 +365,12 @@ def _attend_with_triton(
 def _attend_with_torch(
     features: FeatureMap, computed: bool, q: Tensor, k: Tensor, v: Tensor, sums: linear_triton.Sums
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the result of the Triton kernels with torch operations, which have derivatives of any order.
+    """Compute the same result as the Triton kernels with torch operations, for derivatives of any order.
 
     Returns the outputs and the two sums after the last token, `weighted` and `total` of `LinearState`.
 
-    computed  whether q and k are features already
-    sums      sums of earlier tokens, with their peak
+    computed  whether q and k are already features; if not, the feature map is applied here
+    sums      sums over earlier tokens: `weighted`, `total` and `peak` of `LinearState`
     """
     q, k = q.float(), k.float()
     if not computed:
@@ -412,7 +412,7 @@ def _attend_causally(
 def _split(x: Float[Tensor, "b h n c"], size: int) -> tuple[Float[Tensor, "b h j c"], ...]:
     """Split a tensor along the sequence into chunks of `size`.
 
-    Slices are not used, because the gradient of each slice would fill a tensor as large as x with zeros.
+    This is faster than slicing: the backward pass of each slice would fill a tensor as large as x with zeros.
     """
     return x.split(size, 2) if x.shape[2] else ()
 
@@ -484,9 +484,9 @@ def _read_log_chunk(
 ) -> Float[Tensor, "b h n e"]:
     """Compute the outputs of one chunk of causal linear attention from logarithmic features (see `Performer`).
 
-    A query sees all keys of the state, and its own chunk causally. Logarithms of queries and keys are added pair by
-    pair, and the largest sum of each row is subtracted before exp. If queries and keys were each scaled by their own
-    maximum, both factors could underflow where their product does not.
+    A query sees all keys of the state, and the keys of its chunk up to its own position. The logarithms of queries and
+    keys are added pair by pair, and the largest sum of each row is subtracted before exp. If queries and keys were each
+    scaled by their own maximum, both factors could underflow although their product does not.
     """
     later = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool, device=keys.device).triu(1)
     pairs = (queries[:, :, :, None] + keys[:, :, None]).masked_fill(later[..., None], -torch.inf)
@@ -508,7 +508,7 @@ def _read_state(
 
 
 def _normalise(found: Float[Tensor, "b h i e"], mass: Float[Tensor, "b h i 1"]) -> Float[Tensor, "b h i e"]:
-    """Divide weighted sums of values, `found`, by the sums of weights, `mass`. Where `mass` is 0 the result is 0."""
+    """Divide the weighted sums of values (`found`) by the sums of weights (`mass`); 0 where `mass` is 0."""
     nothing = mass == 0
     return (found / mass.masked_fill(nothing, 1)).masked_fill(nothing, 0)
 
@@ -526,7 +526,7 @@ _MAP_CODES = {_elu_plus_one: 1, torch.relu: 2, _squared_relu: 3}  # as in linear
 
 
 def _or_zero(peak: Tensor) -> Tensor:
-    """Return the peak of a state with 0 in place of -inf, which means that there are no keys yet."""
+    """Return the peak of a state with -inf replaced by 0. The peak is -inf before the first key."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
@@ -614,7 +614,12 @@ def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool
 
 
 def _step_size(form: str | None, chunk: int | None, default: int, is_causal: bool, j: int) -> int:
-    """Return how many keys linear attention processes in one step, with the algorithm `form`."""
+    """Return the number of keys that the algorithm `form` of linear attention processes at once.
+
+    chunk    number of keys in a chunk, as passed by the user; None is `default`
+    default  number of keys in a chunk of the feature map
+    j        number of keys of the call
+    """
     form = ("chunked" if is_causal else "parallel") if form is None else form
     if form not in FORMS:
         raise ConfigError(f"unknown form {form!r}{suggest(form, FORMS)} (there are: {', '.join(FORMS)})")

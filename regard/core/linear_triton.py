@@ -148,7 +148,7 @@ def choose_length(n: int, heads: int) -> int:
 
 
 def padded(width: int) -> int:
-    """Round a width up to a power of two, at least `NARROWEST`, as Triton needs it."""
+    """Round a width up to a power of two, at least `NARROWEST`. The tiles of Triton must have such widths."""
     return max(NARROWEST, 1 << (width - 1).bit_length())
 
 
@@ -231,11 +231,11 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Forward pass of causal linear attention, computed with Triton kernels.
 
-    Returns the outputs; matrix, vector and peak after the last token; the sum of weights of each row; and the level of
-    each row. The sum of weights of a row is stored divided by exp(level). Peak and level are empty unless q and k are
-    logarithms of features.
+    Returns six tensors: the outputs; matrix, vector and peak after the last token; the sum of weights of each query;
+    and the level of each query. The sum of weights of a query is stored divided by exp(level). Peak and level are empty
+    unless q and k are logarithms of features.
 
-    matrix, vector, peak  the sums of earlier tokens
+    matrix, vector, peak  the sums over earlier tokens
     keep                  whether to return the sums of weights and the levels, which the backward pass needs. False
                           returns empty tensors in place of both
     """
@@ -270,9 +270,12 @@ def backward(
     top: Tensor,
     map_code: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Backward pass of causal linear attention: the gradients of q, k, v and of the sums of earlier tokens.
+    """Backward pass of causal linear attention: return the gradients of q, k, v and of the sums over earlier tokens.
 
-    last  the peak after the last token
+    of_out                the gradient of the outputs
+    of_matrix, of_vector  the gradients of the sums after the last token
+    last                  the peak after the last token
+    mass, top             the sum of weights and the level of each query, as `forward` returns them
     """
     with select_device(q):
         launch = _Launch(q, k, v, map_code)

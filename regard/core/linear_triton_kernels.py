@@ -43,7 +43,7 @@ def _phi(x, MAP: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def _slope(phi, factor, MAP: tl.constexpr):
-    """Compute factor * (derivative of the feature map) from phi = factor * (features)."""
+    """Compute the derivative of the feature map times `factor`, given `phi`, the features times `factor`."""
     if MAP == ELU_PLUS_ONE:
         slope = tl.where(phi < factor, phi, factor)
     elif MAP == RELU:
@@ -57,7 +57,7 @@ def _slope(phi, factor, MAP: tl.constexpr):
 
 @triton.jit
 def _rows(X, rows, n, stride_n, stride_c, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Load rows of a tensor; rows and columns beyond its end are 0."""
+    """Load the rows with the indices `rows`; rows and columns beyond the end of the tensor are 0."""
     columns = tl.arange(0, PADDED)
     there = rows[:, None] < n
     if WIDTH < PADDED:
@@ -82,8 +82,8 @@ def _queries(
 ):  # fmt: skip
     """Load queries and compute their features.
 
-    Returns the features of each row divided by the largest in the row, and 1 / largest. Features that were computed
-    beforehand are returned as they are, with factors of 1.
+    Returns the features of each query divided by its largest feature, and 1 / (this largest feature). Features that
+    were computed before the kernel runs are returned unchanged, with factors of 1.
     """
     phi = _keys(X, rows, n, stride_n, stride_c, MAP, OPERAND, C, R)
     factor = tl.full([phi.shape[0]], 1.0, tl.float32)
@@ -95,14 +95,14 @@ def _queries(
 
 @triton.jit
 def _inverse(x, nothing):
-    """Compute 1 / x, or return `nothing` below the range of normal numbers, where 1 / x may overflow."""
+    """Compute 1 / x. Returns `nothing` where x is below the smallest normal number, because 1 / x may overflow."""
     small = x < 1.1754944e-38
     return tl.where(small, nothing, 1.0 / tl.where(small, 1.0, x))
 
 
 @triton.jit
 def _store(X, x, rows, n, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Store rows of a contiguous tensor."""
+    """Store x in the rows with the indices `rows` of a contiguous tensor."""
     columns = tl.arange(0, PADDED)
     there = (rows[:, None] < n) & (columns[None, :] < WIDTH)
     tl.store(X + rows[:, None].to(tl.int64) * WIDTH + columns[None, :], x.to(X.dtype.element_ty), mask=there)
@@ -232,8 +232,8 @@ def sum_queries(
 ):  # fmt: skip
     """Compute the gradient of the sum of weights of each row, and the sums of each segment that key gradients need.
 
-    The sums over the rows of a segment are: phi(q)^T times the gradients of the weighted sums of values, and phi(q)
-    times the gradients of the sums of weights.
+    Two sums over the rows of a segment are computed: phi(q)^T times the gradients of the weighted sums of values, and
+    phi(q) times the gradients of the sums of weights.
     """
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H

@@ -1,9 +1,9 @@
 """Triton kernels for causal linear attention whose features are given by their logarithms, forward and backward.
 
-The steps are those of `linear_triton_kernels`. Sums of exponentials are divided by the exponential of their largest
-logarithm so far, the peak of each feature, and rescaled where it rises. The weights inside a chunk are sums over the
-features of exp(ln phi(q) + ln phi(k) - TOP), pair by pair: factors of queries and keys could each underflow where
-their product does not.
+The steps are those of `linear_triton_kernels`. The peak of a feature is the largest logarithm of this feature so far.
+Sums of exponentials are stored divided by exp(peak), and rescaled when the peak increases. The weights inside a chunk
+are sums over the features of exp(ln phi(q) + ln phi(k) - TOP), computed pair by pair. If queries and keys were scaled
+separately, both factors could underflow although their product does not.
 """
 
 import triton
@@ -15,7 +15,7 @@ from regard.core.linear_triton_kernels import _head, _inverse, _of_found, _rows,
 
 @triton.jit
 def _logs(X, rows, n, stride_n, stride_c, beyond, C: tl.constexpr, R: tl.constexpr):
-    """Load logarithms of features, (tokens, features). Entries outside the tensor are `beyond`."""
+    """Load the logarithms of features, (tokens, features). Entries outside the tensor get the value `beyond`."""
     features = tl.arange(0, R)
     there = (rows[:, None] < n) & (features[None, :] < C)
     at = X + rows[:, None].to(tl.int64) * stride_n + features[None, :] * stride_c
@@ -24,7 +24,7 @@ def _logs(X, rows, n, stride_n, stride_c, beyond, C: tl.constexpr, R: tl.constex
 
 @triton.jit
 def _finite(peak):
-    """Replace -inf, which means no keys yet, by 0, so that the peak can be subtracted."""
+    """Replace -inf by 0 in a peak, so that the peak can be subtracted. A peak is -inf before the first key."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 
@@ -88,7 +88,7 @@ def accumulate(
 ):  # fmt: skip
     """Compute cumulative sums over segments for FEATURES features, as `linear_triton_kernels.accumulate` does.
 
-    PEAK and PEAK_AFTER are the peaks of the start and of the result.
+    PEAK is the peak of the start values MATRIX and VECTOR, PEAK_AFTER that of the results.
     """
     both = tl.program_id(1).to(tl.int64)
     features, columns = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES), tl.arange(0, E)

@@ -46,7 +46,7 @@ def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) ->
 
 
 def inverse_frequencies(base: float, width: int, device: torch.device | None = None) -> Float[Tensor, "pairs"]:
-    """Return the RoPE frequencies base^(-2k/width) for k = 0 .. width/2 - 1, in radians per position and float32."""
+    """Return the RoPE frequencies base^(-2k/width) for k = 0 .. width/2 - 1, in float32 radians per position."""
     return 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
 
 
@@ -145,8 +145,8 @@ class DynamicNTK(RopeScaling):
 class Llama3(RopeScaling):
     """Llama 3's RoPE scaling, which divides low frequencies by `factor` and keeps high ones.
 
-    A frequency is low or high by its number of turns in the original context, original * frequency / (2 pi).
-    Llama 3.1, arXiv:2407.21783 and github.com/meta-llama/llama-models.
+    Whether a frequency is low or high depends on its number of turns in the original context, original * frequency /
+    (2 pi). Llama 3.1, arXiv:2407.21783 and github.com/meta-llama/llama-models.
 
     low       with at most this number of turns, the frequency is divided by `factor`
     high      with at least this number of turns, the frequency is kept; between `low` and `high` it is
@@ -177,8 +177,8 @@ class Llama3(RopeScaling):
 class YaRN(RopeScaling):
     """YaRN's RoPE scaling, which divides low frequencies by `factor` and keeps high ones.
 
-    A frequency is low or high by its number of turns in the original context. Between `fast` and `slow`, the
-    frequencies are interpolated linearly in their index k. A frequency makes t turns at index k(t) = w *
+    Whether a frequency is low or high depends on its number of turns in the original context. Between `fast` and
+    `slow`, the frequencies are interpolated linearly in their index k. A frequency makes t turns at index k(t) = w *
     ln(original / (2 pi t)) / (2 ln base) for a rotated width w. The interpolation runs from floor k(fast) to
     ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
 

@@ -1,7 +1,7 @@
 """Score terms: biases and other functions of the scores, applied after beta and before the softargmax.
 
-A term is bound to one call. It is then an elementwise function of scores and query-key pairs, so that the dense matrix,
-gathered blocks and a fused kernel share one definition. Several terms are applied in order.
+`ScoreTerm.bind` returns the term of one attention call: an elementwise function of scores and query-key pairs. This one
+definition is used for the dense matrix, for gathered blocks and in fused kernels. Several terms are applied in order.
 """
 
 import math
@@ -62,7 +62,10 @@ class ScoreTerm(ABC):
         return ()
 
     def key(self) -> Hashable | None:
-        """Return a cache key of what this score term adds; None if it depends on q or has a learned or large tensor."""
+        """Return a cache key of the values of this score term.
+
+        None if the values depend on q, or on a tensor that is learned or large.
+        """
         return None
 
     def settings(self) -> Hashable:
@@ -218,7 +221,9 @@ class Softcap(ScoreTerm):
         return apply_cap
 
     def bind_in_kernel(self, q: Tensor, tanh: Callable[[Tensor], Tensor]) -> BoundTerm:
-        """Return this term for a kernel that ignores gradients of hidden scores, with as few instructions as possible.
+        """Return this term as a function of (scores, grid) for use inside a GPU kernel, with few instructions.
+
+        The kernel must ignore gradients of hidden scores.
 
         tanh  the function to use for tanh
         """
@@ -233,7 +238,7 @@ class Softcap(ScoreTerm):
 class Sink(ScoreTerm):
     """The score term of `sink` (attention sink): one more logit per head in the softmax, without a value.
 
-    It changes only the sum by which the softmax divides, after all other terms.
+    The logit is added only to the denominator of the softmax, after all other terms have been applied.
     """
 
     logits: Float[Tensor, "h"]
@@ -389,7 +394,7 @@ def _t5_buckets_example(sizes: Sizes, number: float = 32) -> ScoreTerm:
 def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
     """Return the T5 bucket of each distance j - i.
 
-    Thresholds are integers, so no logarithm is rounded at a border.
+    The borders of the buckets are computed as integers, so that no distance is in a wrong bucket by rounding.
     """
     side = torch.zeros_like(distance)
     if bidirectional:
@@ -454,7 +459,7 @@ def _softcap_example(sizes: Sizes, number: float = 30) -> ScoreTerm:
 def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
     """Attention sink: one more logit per head in the softmax, without a value.
 
-    The other weights sum to less than 1. Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss,
+    The weights of the keys then sum to less than 1. Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss,
     arXiv:2508.10925.
 
     logits  the additional logit of each query head
@@ -526,7 +531,7 @@ def _as_term(term: object) -> ScoreTerm:
 
 
 def _add(scores: Tensor, values: Tensor, hides: bool) -> Tensor:
-    """Add values to scores. With `hides`, a value of -inf gives -inf even where the score is NaN."""
+    """Add values to scores. If `hides` is True, a value of -inf gives -inf even where the score is NaN."""
     return torch.where(values == -math.inf, values, scores + values) if hides else scores + values
 
 
@@ -539,7 +544,7 @@ def _may_hold_minus_infinity(values: Tensor) -> bool:
 
 
 def _contents(settings: Hashable, values: Tensor) -> Hashable | None:
-    """Return a cache key made of settings and the contents of a small constant CPU tensor. None for other tensors."""
+    """Return a cache key: the settings and the contents of a small constant CPU tensor. None for other tensors."""
     learned = values.requires_grad and torch.is_grad_enabled()
     if learned or values.device.type != "cpu" or values.numel() > _SMALL or not can_read_values(values):
         return None

@@ -17,8 +17,8 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
     are 0. NaN or +inf makes all weights of its row NaN.
 
     scores  floating-point tensor
-    beta    inverse temperature, larger is sharper: 0 gives equal weights; inf gives all weight to the largest
-            score, shared equally between ties
+    beta    inverse temperature. A larger beta concentrates the weights on the largest scores: 0 gives equal weights;
+            inf gives all weight to the largest score, divided equally if several scores are the largest
     axis    axis along which weights sum to one
 
     >>> softargmax(torch.tensor([1.0, 1.0, -torch.inf]))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import a module of this package at its first use: `regard.integrations.huggingface` needs no import."""
+        """Import a submodule at its first use: `regard.integrations.huggingface` works without an import statement."""
         if name in _MODULES:
             return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there are {', '.join(_MODULES)}")

@@ -91,9 +91,9 @@ _ON_BOOLEANS = {
 class ModelMask:
     """The `attention_mask` inside a transformers model: a mask of regard with positions of queries and keys.
 
-    Layers pass it on unchanged. Model code that indexes or concatenates it gets the boolean matrix (b, 1, i,
-    j), True meaning visible, as with `attn_implementation="sdpa"`. Arithmetic raises an error, because booleans
-    that are added to scores would hide nothing.
+    The layers of the model pass this object on unchanged. Model code that indexes or concatenates the mask gets the
+    boolean matrix (b, 1, i, j), True meaning visible, as with `attn_implementation="sdpa"`. Arithmetic with the mask
+    raises an error, because adding booleans to scores would hide no key.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ModelMask:
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Convert the mask to a dtype as a dense matrix; for a device, or for torch.bool, return the mask itself."""
+        """Return the mask as a dense matrix of another dtype. For a device or torch.bool, return the mask itself."""
         kinds = [*args, *kwargs.values()]
         if any(isinstance(kind, torch.dtype) and kind != torch.bool for kind in kinds):
             return self.to_dense().to(*args, **kwargs)
@@ -247,7 +247,7 @@ def _tensor_offset_mask(
 def _read_rule(function: Callable[..., Any], batch: int, custom: bool) -> Mask:
     """Convert a mask function of transformers to a mask of regard.
 
-    custom  whether a model adds a mask function of its own. Under torch.compile such a function is evaluated on every
+    custom  whether the model adds its own mask function. Under torch.compile such a function is evaluated on every
             pair, because it cannot be translated
     """
     if torch.compiler.is_compiling():
@@ -440,7 +440,7 @@ def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
 def _has_table_of_classes(model: Any) -> bool:
     """Return whether the Python module of a model defines a table *_ATTENTION_CLASSES, as SAM does.
 
-    Such models choose an attention class by name instead of calling the registered function.
+    A model with such a table chooses an attention class by name instead of calling the registered function.
     """
     return any(name.endswith("_ATTENTION_CLASSES") for name in vars(sys.modules[type(model).__module__]))
 
@@ -448,7 +448,7 @@ def _has_table_of_classes(model: Any) -> bool:
 def _raise_for_models_without_the_interface(base: Any) -> None:
     """Patch transformers to raise ConfigError if "regard" is requested for a model that cannot use it.
 
-    Such models do not call the registered attention function; transformers itself only logs a warning.
+    Such a model does not call the registered attention function. Without the patch, transformers only logs a warning.
     """
     if hasattr(base, "_checks_for_regard"):
         return

@@ -43,8 +43,7 @@ class MaskComparison:
     """Two masks and their difference; prints as text and displays as a picture in a notebook.
 
     first_difference  sequence, head, query and key of the first cell that differs; None if the masks are equal
-    conventions       common differences of convention that would make them equal, such as "the second is
-                      inverted"
+    conventions       conditions under which the masks would be equal, such as "causal() hid the query's own key"
     """
 
     names: tuple[str, str]
@@ -63,7 +62,7 @@ class MaskComparison:
 
     @property
     def summary(self) -> str:
-        """A summary: whether the masks are equal, their first difference, and a convention that explains it."""
+        """A text: whether the masks are equal, the first difference, and under which condition they would be equal."""
         if self.first_difference is None:
             return f"equal: {_count(self.visible[0])}"
         b, h, i, j = self.first_difference
@@ -128,9 +127,9 @@ def show(
 def _explain(
     mask: Any, against: Any, names: tuple[str, str], first: Tensor, second: Tensor, i: int, j: int
 ) -> Iterator[str]:
-    """Yield differences of convention that would make two masks equal, such as "inverted" or "transposed".
+    """Yield each condition under which two masks would be equal, such as "the second mask were inverted".
 
-    names          names of the masks in the sentences
+    names          names of the masks in the yielded sentences
     first, second  visible pairs of both masks
     i, j           numbers of queries and keys
     """
@@ -159,12 +158,12 @@ def _explain(
 
 
 def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[str]:
-    """Yield the conventions under which a mask would have the visible pairs `other`.
+    """Yield each condition under which a mask would have the same visible pairs as another mask.
 
-    The tested conventions are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
+    The tested conditions are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
 
     rule   the mask
-    name   name of the mask in the sentences
+    name   name of the mask in the yielded sentences
     other  visible pairs of the other mask
     i, j   numbers of queries and keys
     """
@@ -183,7 +182,7 @@ def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[st
 
 
 def _rule(mask: Any) -> Mask | None:
-    """Return a mask or mask_mod as a `Mask` that depends on positions only; None for tensors and other masks."""
+    """Convert a mask or mask_mod to a `Mask` that depends on positions only; None if that is impossible."""
     if isinstance(mask, Mask):
         return None if mask.by_pair() else mask
     if callable(mask) and not isinstance(mask, Tensor):
@@ -215,9 +214,9 @@ def _fit_band(visible: Bool[Tensor, "b h i j"]) -> Mask | None:
 
 
 def _change_windows(mask: Mask, before: int, after: int) -> Mask | None:
-    """Return the mask with the limits of every window changed by `before` and `after`, those of 0 and None excepted.
+    """Return the mask with `before` and `after` added to the limits of every window in it.
 
-    None if the mask contains no limited window.
+    A limit of 0 or None is not changed. Returns None if no limit was changed.
     """
     found = False
 

@@ -1,4 +1,4 @@
-"""Replace torch.nn.MultiheadAttention inside a model by `regard.nn.MultiheadAttention`, and restore it."""
+"""Replace torch.nn.MultiheadAttention inside a model by `regard.nn.MultiheadAttention`, or undo the replacement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ class Replacement:
 
 
 def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Replacement:
-    """Replace every torch.nn.MultiheadAttention in a model by regard's, in place.
+    """Replace every torch.nn.MultiheadAttention in a model by a `regard.nn.MultiheadAttention`, in place.
 
     Modules inside encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
     dicts and hook handles stay valid. Encoders and encoder layers no longer use torch's fast path for inference, which
@@ -134,10 +134,10 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, n
 
 
 def _fast_path_switches(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield every encoder and encoder layer, and the name of an attribute: the value 0 switches off torch's fast path.
+    """Yield every encoder and encoder layer with the name of an attribute that switches off torch's fast path if 0.
 
-    The fast path of a layer does not call the attention module. The fast path of an encoder passes nested tensors to
-    its layers.
+    The fast path of an encoder layer does not call the attention module. The fast path of an encoder passes nested
+    tensors to its layers.
     """
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):

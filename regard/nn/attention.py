@@ -24,7 +24,7 @@ from regard.nn.projection import Linear, linear
 
 
 class KeysValues(NamedTuple):
-    """The keys and values of cross-attention, projected from the memory once for all decoding steps."""
+    """The key and value heads of cross-attention, computed once from the memory and used in all decoding steps."""
 
     k: Float[Tensor, "b g j c"]
     v: Float[Tensor, "b g j c"]
@@ -32,6 +32,8 @@ class KeysValues(NamedTuple):
 
 class Attention(nn.Module):
     """Multi-head attention: queries from x, keys and values from x or from a memory, and an output projection.
+
+    The memory is a second sequence, such as the output of an encoder; attention to a memory is cross-attention.
 
     width         model width
     heads         number of query heads
@@ -109,12 +111,13 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "b r d"]:
         """Return one output for each token of x (r = i). With a stream, return the r outputs that are complete.
 
-        memory     input of the keys and values (cross-attention), or keys and values already projected; default x
-                   itself
+        memory     sequence from which keys and values are computed (cross-attention), or the keys and values themselves
+                   (see `keys_values`); default x
         mask       which keys each query sees, as in `attend`
         cache      KV cache, to which the keys and values of x are appended
         stream     state of streaming attention, made by `stream(mask)`
-        positions  position of each token for rotary, (n) or (b n); default: x continues where the cache ends
+        positions  position of each token for rotary, (n) or (b n); by default the first token of x follows the last
+                   token in the cache
         """
         if unknown:
             reject_keywords(f"{type(self).__name__}.forward", unknown, signature(self.forward).parameters)
@@ -137,7 +140,7 @@ class Attention(nn.Module):
     def queries(self, x: Float[Tensor, "b i d"], positions: int | Tensor = 0) -> Float[Tensor, "b h i c"]:
         """Return the query heads of the tokens in x.
 
-        positions  position of the first token, if they are consecutive, or a tensor of positions
+        positions  position of the first token, if the positions are consecutive, or a tensor of all positions
         """
         fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width)
         flat = _partial_linear(self.query_key_value, x, rows) if fused else self.query(x)
@@ -146,7 +149,7 @@ class Attention(nn.Module):
     def keys_values(self, memory: Float[Tensor, "b j m"], positions: int | Tensor = 0) -> KeysValues:
         """Return the key and value heads of the tokens in a memory.
 
-        positions  position of the first token, if they are consecutive, or a tensor of positions
+        positions  position of the first token, if the positions are consecutive, or a tensor of all positions
         """
         check_width(memory, self.memory_width, "memory")
         fused, rows = self.width == self.memory_width, slice(self.heads * self.head_width, None)
@@ -198,7 +201,7 @@ class Attention(nn.Module):
 def check_heads(width: int, heads: int, kv_heads: int | None = None, head_width: int | None = None) -> None:
     """Check that `width` is a multiple of `heads`, and `heads` of `kv_heads`, else raise ConfigError.
 
-    head_width  if given, width need not be a multiple of heads
+    head_width  width per head; if it is not None, `width` may be any number
     """
     check_integer("width", width, 1)
     check_integer("heads", heads, 1)
@@ -232,7 +235,7 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
 
 
 def _partial_linear(layer: nn.Linear | Int8Linear, x: Tensor, rows: slice) -> Tensor:
-    """Apply only some rows of the weight and bias of a linear layer."""
+    """Compute only some outputs of a linear layer: those with the indices `rows`."""
     return linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
 
 

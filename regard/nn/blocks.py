@@ -123,7 +123,10 @@ class Block(nn.Module):
 
 
 class BlockStream:
-    """The state of streaming through a Transformer block. A row is returned when no later token can change it."""
+    """The state of streaming through a Transformer block.
+
+    The output of a token is returned as soon as no later token can change this output.
+    """
 
     def __init__(self, block: Block, mask: Mask) -> None:
         if not isinstance(block.attention, Attention) or not block.attention.streams or block.cross is not None:
@@ -137,7 +140,7 @@ class BlockStream:
         self._waiting: Tensor | None = None  # inputs whose attention is not complete
 
     def push(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b r d"]:
-        """Append n tokens and return the outputs that are now complete: r rows, possibly none."""
+        """Append n tokens. Returns the r outputs that are complete after this call; r may be 0."""
         inner = self.block.attention_norm(x) if self.block.order == "pre" else x
         return self._finish_rows(x, self.attention(inner, stream=self.state))
 

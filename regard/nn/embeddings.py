@@ -126,7 +126,7 @@ def check_integers(name: str, x: object, read_as: str, end: int, known: str) -> 
 
     name     name of x in error messages
     read_as  the axes of x, such as "b n"
-    known    what the valid values are, for error messages
+    known    description of the valid values, for error messages
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__

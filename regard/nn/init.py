@@ -1,7 +1,7 @@
 """Initialisation of parameters from a table.
 
 A table maps patterns such as `*.out.weight` to initializers; the first pattern that matches a name is used. A parameter
-without an entry is an error, so no value is left to a default of torch.
+that matches no pattern is an error, so that no parameter keeps a default value of torch.
 """
 
 import math

@@ -3,8 +3,8 @@
     small = quantize_int8(model)  # a copy for inference; `model` is unchanged
     small.generate(tokens, max_new_tokens=64)
 
-Weight-only quantization: the weights of each output are rounded to multiples of a scale, which is the largest of their
-absolute values divided by 127. Activations stay as they are, except on a CPU, where products read them in bfloat16.
+Weight-only quantization: the weights of each output are rounded to multiples of a scale. The scale is the largest
+absolute value of these weights divided by 127. Activations are not quantized; on a CPU, they are rounded to bfloat16.
 """
 
 import copy
@@ -36,7 +36,7 @@ class Int8Weight:
         return self.values.shape
 
     def __getitem__(self, rows: slice) -> "Int8Weight":
-        """Return the weights and scales of some outputs, those with the indices `rows`."""
+        """Return the weights and scales of the outputs with the indices `rows`."""
         return Int8Weight(self.values[rows], self.scales[rows])
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "o i"]:
@@ -57,9 +57,9 @@ def quantize_weight(weight: Float[Tensor, "o i"]) -> Int8Weight:
 def int8_linear(x: Float[Tensor, "*n i"], weight: Int8Weight, bias: Float[Tensor, "o"] | None) -> Float[Tensor, "*n o"]:
     """Return x @ weight.T + bias.
 
-    On a CPU without gradients, torch's int8 kernel reads the weights as they are, if the number of inputs is a multiple
-    of VECTOR. The kernel takes and returns bfloat16; the scales are applied afterwards, in float32. In all other cases
-    the weights are converted to the dtype of x first.
+    On a CPU without gradients, torch's int8 kernel reads the int8 weights directly, if the number of inputs is a
+    multiple of VECTOR. The kernel takes and returns bfloat16; the scales are applied afterwards, in float32. In all
+    other cases the weights are converted to the dtype of x first.
     """
     needs_gradients = torch.is_grad_enabled() and x.requires_grad
     if x.device.type != "cpu" or x.shape[-1] % VECTOR or needs_gradients:
@@ -101,7 +101,7 @@ def quantize_int8(model: Layer) -> Layer:
     """Return a copy of a model of regard for inference, in which the linear layers of its blocks have int8 weights.
 
     Embeddings, norms and the output layer keep their weights: rounding the logits would change the chosen tokens more
-    than rounding inside the blocks. Save the model before; the copy cannot be saved or trained.
+    than rounding inside the blocks. The copy cannot be saved or trained, so save the model before you quantize it.
 
     >>> small = quantize_int8(regard.build("gpt2"))
     >>> small.blocks[0].attention.out

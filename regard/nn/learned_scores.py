@@ -13,7 +13,7 @@ class LearnedBuckets(nn.Module):
     heads          number of query heads
     buckets        number of rows of the table
     max_distance   all distances of at least this are in the last bucket
-    bidirectional  whether later keys have buckets of their own; False for causal attention
+    bidirectional  whether keys after the query have their own buckets; False for causal attention
 
     >>> bias = regard.nn.LearnedBuckets(heads=4, buckets=16)
     >>> regard.nn.Attention(32, heads=4, scores=bias)(torch.randn(1, 5, 32)).shape
@@ -34,7 +34,7 @@ class LearnedDistances(nn.Module):
     """Learned relative position keys: see `regard.shaw`.
 
     head_width    width of one head of q and k
-    max_distance  all distances of at least this share one key in each direction
+    max_distance  largest distance with its own key; larger distances use the key of this distance
 
     >>> positions = regard.nn.LearnedDistances(head_width=8, max_distance=16)
     >>> regard.nn.Attention(32, heads=4, scores=positions)(torch.randn(1, 5, 32)).shape

@@ -46,7 +46,7 @@ class LinearCache(Cache):
 
 
 class LinearAttention(Attention):
-    """Multi-head linear attention: an `Attention` layer whose weights are products of a feature map, not a softmax.
+    """Multi-head linear attention: an `Attention` layer whose weights are products of features, not a softmax.
 
     features  feature map of `regard.core.linear`; default elu_plus_one()
 

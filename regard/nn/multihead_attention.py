@@ -20,10 +20,10 @@ from regard.core.scores import Additive, ScoreTerm
 class MultiheadAttention(nn.MultiheadAttention):
     """Multi-head attention with the signature and the state dict of torch.nn.MultiheadAttention.
 
-    The masks have torch's polarity here: True in `attn_mask` and `key_padding_mask` hides a key. A mask of regard may
-    be passed as `attn_mask` too; it keeps its own meaning. Three things differ from torch: a row that sees no key gives
-    zeros instead of NaN, padding and causal masks are not expanded to a matrix, and `is_causal=True` needs no
-    `attn_mask`.
+    The boolean masks have the meaning that they have in torch: True in `attn_mask` and `key_padding_mask` hides a key.
+    `attn_mask` may also be a mask of regard, such as `causal()`. There are three differences to torch: the output of a
+    query that sees no key is zero instead of NaN, padding and causal masks are not expanded to a matrix, and
+    `is_causal=True` needs no `attn_mask`.
 
     embed_dim      model width
     num_heads      number of heads
@@ -218,9 +218,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _append_visible(visible: Bool[Tensor, "*bi j"], appended: int) -> Bool[Tensor, "*bi n"]:
-    """Append visible keys to a mask.
+    """Append `appended` visible keys to a boolean mask.
 
-    A padded boolean that a compiled model computes itself does not compile: TorchInductor's C++ mixes vector types.
+    The mask is padded as uint8, because TorchInductor cannot compile padding of booleans.
     """
     return functional.pad(visible.to(torch.uint8), (0, appended), value=1).bool() if appended else visible
 
@@ -242,7 +242,10 @@ def _read_padding(padding: Tensor | Mask | None, b: int | None, j: int) -> Tenso
 
 
 def _check_mask_dtype(name: str, mask: Tensor | Mask | None) -> None:
-    """Raise ConfigError for what is no mask, or one of integers, such as the attention_mask of a tokenizer."""
+    """Raise ConfigError unless the mask is None, a mask of regard, or a boolean or floating-point tensor.
+
+    A mask of integers, such as the attention_mask of a tokenizer, has the opposite meaning and is refused.
+    """
     if mask is not None and not isinstance(mask, Tensor | Mask):
         raise ConfigError(f"{name} must be a tensor or a mask of regard, not {type(mask).__name__}: {mask!r}")
     if isinstance(mask, Tensor) and mask.dtype != torch.bool and not mask.is_floating_point():

@@ -4,7 +4,7 @@ dense     scores_ij = relu(A x_i) . w_j + b_j: predicted from the query token
 random    scores_ij = R_ij: a learned matrix, the same for every input
 dot       scores_ij = beta q_i . k_j: the scores of scaled dot-product attention
 
-All are computed by `attend`. For "dense" the key of position j is (w_j, b_j), and the query of token i is
+All three are computed by `attend`. For "dense" the key of position j is (w_j, b_j), and the query of token i is
 (relu(A x_i), 1), so that their dot product is the score.
 """
 
@@ -35,8 +35,8 @@ class Synthesizer(nn.Module):
     Tay et al. 2020, arXiv:2005.00743.
 
     context  maximum number of positions, for which keys and biases are learned
-    parts    the scores that are added: "dense" is predicted from the query token, "random" is a learned matrix, "dot"
-             is q . k. Several are added with learned weights that sum to one
+    parts    names of the scores to add up: "dense" is predicted from the query token, "random" is a learned matrix,
+             "dot" is q . k. Several scores are weighted with learned weights that sum to one
 
     >>> Synthesizer(width=32, heads=4, context=16)(torch.randn(2, 5, 32)).shape
     torch.Size([2, 5, 32])

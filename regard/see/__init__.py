@@ -1,4 +1,4 @@
-"""Record, measure and change the attention of any model."""
+"""Record, measure and change the attention of any PyTorch model."""
 
 from regard.see.adapters import Probe as Probe, as_probe as as_probe
 from regard.see.interventions.activation_patching import (

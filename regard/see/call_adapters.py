@@ -63,8 +63,8 @@ class AxisPermutation:
 class HeadTransform:
     """An output transform that converts (b h i e) to the leading axes of the call, then applies another transform.
 
-    axes  converts between (b h i e) and the leading axes of the call
-    rest  the transform that is applied afterwards
+    axes  the leading axes of the call, with the functions that convert them from and to (b h i e)
+    rest  the second transform
     """
 
     axes: LeadingAxes
@@ -153,8 +153,8 @@ class MeasuredScores(ScoreTerm):
 class UniformRows(ScoreTerm):
     """A score term that gives all keys of the marked rows equal scores, and so equal weights.
 
-    Adding the lowest number of the dtype to all scores of a row has this effect, because all sums round to the
-    same number.
+    A model has such rows if its mask adds the lowest number of the dtype to all scores of a row: all sums are rounded
+    to this number.
     """
 
     rows: Bool[Tensor, "#b #h i 1"]
@@ -179,7 +179,7 @@ def _map_pairs(
     """Apply a function of one query-key pair, such as a mask_mod, to all pairs of a grid with torch.vmap.
 
     fn       the function: fn(*first, *indices, *data)
-    first    tensors that come before the indices, such as the scores
+    first    arguments of `fn` before the indices, such as the scores
     indices  batch, head, query and key indices; they are broadcast together
     data     further arguments, the same for each pair
     """
@@ -286,7 +286,10 @@ def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
 
 
 def expand_batch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Expand q, k and v to one batch size, k and v to one number of heads, and q to at least as many heads as k."""
+    """Broadcast q, k and v to a common batch size, and k and v to a common number of heads.
+
+    If q has fewer heads than k, q is broadcast to the heads of k.
+    """
     b = max(x.shape[0] for x in (q, k, v))
     g = max(k.shape[1], v.shape[1])
     h = max(q.shape[1], g)
@@ -302,9 +305,9 @@ def read_mask(
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
     """Convert an `attn_mask` tensor, boolean (True is visible) or additive, to a mask, score terms and positions.
 
-    An additive value that is low enough to hide a key becomes part of the mask. If all values of a row are that low,
-    the keys with the highest value of the row stay visible. If this value is so low that all sums of it and a score
-    round to the same number, the weights of the row are uniform.
+    A value of an additive mask that is low enough to hide a key becomes part of the mask. If all values of a row are
+    low enough, the keys with the highest value of the row stay visible. If this highest value is so low that adding it
+    rounds all scores to the same number, the weights of the row are uniform.
 
     has_sink  whether an attention sink takes part in the softmax; if so, a row that would have uniform weights
               hides all keys instead
@@ -328,7 +331,7 @@ def read_mask(
 
 
 def finite_score_bound(q: Tensor, k: Tensor, beta: float) -> float:
-    """Return `score_bound` as a float: 0 without queries or keys, and inf if q or k holds NaN or infinity."""
+    """Return an upper bound of |beta * q . k| as a float: 0 without queries or keys, inf if q or k is not finite."""
     bound = float(score_bound(q, k, beta)) if q.numel() and k.numel() else 0.0
     return bound if math.isfinite(bound) else math.inf
 
@@ -338,8 +341,8 @@ def split_hidden(
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
     """Split an additive mask into the visible pairs, the values at these pairs, and the rows with uniform weights.
 
-    If finite values hide all keys of a row, the keys with the highest value of the row count as visible. If this value
-    is so low that all sums of it and a score round to the same number, the weights of the row are uniform.
+    If finite values hide all keys of a row, the keys with the highest value of the row count as visible. If this
+    highest value is so low that adding it rounds all scores to the same number, the weights of the row are uniform.
 
     added  the additive mask
     bound  upper bound of the absolute scores
@@ -356,11 +359,11 @@ def split_hidden(
 
 
 def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
-    """Return True where an additive mask hides a pair: the weight is below rounding error for all possible scores.
+    """Return True where an additive mask hides a pair: the weight of the pair is rounded to 0, whatever its score is.
 
-    A hiding value is so far below all other values of the mask that even the highest possible score cannot compensate
-    for it: -inf, the lowest number of the dtype, -1e9, -1e4, or -100 if scores are small. A bias that decreases
-    gradually, such as ALiBi, hides nothing.
+    A value hides its pair if it is so far below all other values of the mask that even the highest possible score
+    cannot compensate for it: -inf, the lowest number of the dtype, -1e9, -1e4, or -100 if scores are small. The values
+    of a bias that decreases gradually, such as ALiBi, do not hide a pair.
 
     bound  upper bound of the absolute scores
     """
@@ -502,7 +505,8 @@ def _keep_heads_in_mask(mask: Mask, heads: Int[Tensor, "r"]) -> Mask:
 def keep_rows(record: Record, rows: Int[Tensor, "r"]) -> Record:
     """Return a recorded attention call reduced to the queries with these indices.
 
-    Masks and score terms that depend on positions become matrices, because the remaining queries may have gaps.
+    Masks and score terms that depend on positions become matrices, because the positions of the remaining queries may
+    not be consecutive.
     """
     j = record.k.shape[2]
     seen = to_four_axes(record.mask.see(pair_grid(record, rows)))

@@ -1,6 +1,7 @@
 """A table of attention heads: entropy, distance, and mean weight on the previous, the first and the induction token.
 
-Every number is computed from the weights of single pairs and from row statistics, never from the matrix of weights.
+The induction token is the token after the previous occurrence of the same token. Every number is computed from the
+weights of single pairs and from row statistics, never from the matrix of weights.
 """
 
 import math
@@ -33,7 +34,7 @@ class HeadSummary:
     distance   weighted mean of |i - j|. This and the next three fields are None if the positions of the queries
                are unknown
     previous   weight on the previous position
-    first      weight on the first position (attention sink), without the query at that position
+    first      weight on the first position (attention sink); the query at this position is left out
     induction  weight on the token after the previous occurrence of the same token
     """
 

@@ -1,7 +1,7 @@
 """Hooks on Hugging Face's attention registry (`AttentionInterface`).
 
-A transformers model looks up its attention function in the registry at every call. While watching, the registry returns
-this function with a wrapper. Operations inside the function are intercepted as in any other code. If no operation is
+A transformers model looks up its attention function in the registry at every call. Inside `watch`, the registry returns
+a wrapper of this function. Operations inside the function are intercepted as in any other code. If no operation is
 intercepted (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k,
 v and the mask. Because a function can ignore some arguments, the record is verified: it must reproduce the output.
 """

@@ -81,7 +81,7 @@ class _ResidualGraph:
     def _paths(self, levels: list[list[int]], source: int) -> Iterator[list[tuple[int, int]]]:
         """Yield augmenting paths of shortest length as (layer, position) nodes, until there are none.
 
-        levels  from `_levels`; positions from which no path reaches the sink are removed from this list
+        levels  the result of `_levels`; positions without a path to the sink are removed from this list
         """
         path = [(0, source)]
         while path:

@@ -97,7 +97,7 @@ def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dty
 
     In a boolean mask, True hides a key.
 
-    j  number of keys, including those that the layer appends, which are visible
+    j  number of keys, including the keys that the layer appends, which are always visible
     """
     parts = []
     if attn is not None:

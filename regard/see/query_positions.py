@@ -58,8 +58,8 @@ def _without_positions(record: Record, reason: str) -> Record:
 def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]) -> bool:
     """Return whether attention is over channels instead of positions, as in the channel attention of DaViT and XCiT.
 
-    This is inferred from sizes: the number of heads times the number of rows is a size of the module's
-    parameters, and the number of heads times the width of q is not.
+    This is inferred from sizes. For attention over channels, the number of heads times the number of queries is the
+    size of an axis of the module's parameters, and the number of heads times the width of q is not.
 
     find_module  function that returns the module of the call; None if it is unknown
     """

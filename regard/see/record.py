@@ -1,4 +1,4 @@
-"""Records of attention calls: the inputs of each call that `watch` intercepted, and its statistics on demand.
+"""Records of attention calls: the inputs of each call that `watch` intercepted, and statistics computed from them.
 
 `watch`, in see/watch.py, installs the hooks that make the records.
 """
@@ -185,6 +185,8 @@ class Seen(Mapping[str, Record]):
 
     def table(self, tokens: Int[Tensor, "b n"] | None = None) -> "HeadTable":
         """Return a table of all heads: entropy, distance, and the weight on the previous, first and induction token.
+
+        The induction token is the token after the previous occurrence of the same token.
 
         tokens  the token ids of the input, from which the induction score is computed; if None, this score is None
         """

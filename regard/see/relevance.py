@@ -71,7 +71,7 @@ def rollout(
     residual  the weight of the identity
     heads     how the heads of a layer are combined: "mean", "max" or "min"; after "max" and "min", rows are
               divided by their sum
-    rows      indices of the outputs to compute, which needs only vector-matrix products; None is all
+    rows      indices of the outputs to compute, without computing the full matrix; None is all
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -94,8 +94,8 @@ def rollout(
 def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> EncoderDecoderRelevance:
     """Attention rollout through an encoder and a decoder with cross-attention.
 
-    A decoder layer mixes its rows by self-attention and then adds rows of the encoder output by
-    cross-attention. A row of the target relevance and the same row of the source relevance together sum to one.
+    In each decoder layer, self-attention combines the decoder positions, then cross-attention adds the encoder
+    output. Row i of the target relevance and row i of the source relevance together sum to one.
 
     parts     records of `watch`, or `Roles`
     residual  the weight of the identity
@@ -150,7 +150,7 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
     identity if all gradients are zero.
 
     maps  records of `watch`, one for each layer
-    rows  indices of the outputs to compute, which avoids the full matrix; None is all
+    rows  indices of the outputs to compute, without computing the full matrix; None is all
 
     >>> with watch(model) as seen:
     ...     model(tokens)[0, -1].max().backward()
@@ -175,9 +175,9 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
 def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> EncoderDecoderRelevance:
     """Gradient relevance through an encoder and a decoder with cross-attention.
 
-    Chefer et al. 2021, arXiv:2103.15679, equations 6 to 10. Self-attention adds A R to the relevance of its
-    rows. Cross-attention adds R_tt' A R_ss to the relevance of the source, where R_tt (target) and R_ss
-    (source) are normalised by `normalise_off_identity` and ' is the transpose.
+    Chefer et al. 2021, arXiv:2103.15679, equations 6 to 10. With A as in `gradient_relevance`, self-attention
+    adds A R to a relevance R. Cross-attention adds R_tt' A R_ss to the relevance of the source, where R_tt
+    (target) and R_ss (source) are normalised by `normalise_off_identity` and ' is the transpose.
     """
     encoder, decoder, cross = assign_roles(parts) if isinstance(parts, Seen) else parts
     memory = gradient_relevance(encoder)
@@ -192,7 +192,7 @@ def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> EncoderDecoderRel
 
 
 def normalise_off_identity(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "b n n"]:
-    """Subtract the identity, divide each row by its sum, and add the identity; rows of zeros are not divided."""
+    """Subtract the identity, divide each nonzero row by its sum, and add the identity again."""
     own = torch.eye(relevance.shape[-1], dtype=relevance.dtype, device=relevance.device)
     return normalise_rows(relevance - own) + own
 
@@ -368,7 +368,7 @@ def _check_stack(maps: Maps) -> list[Record | Tensor]:
 
 
 def _check_one_stack(seen: Seen) -> None:
-    """Raise ConfigError if the names show several stacks of layers, such as encoder and decoder, or repeated calls."""
+    """Raise ConfigError if names show more than one stack of layers (encoder and decoder) or repeated calls."""
     found = sorted({attention_role(name.partition(":")[0]) for name in seen})
     if len(found) > 1:
         raise ConfigError(

@@ -85,7 +85,7 @@ class AttentionReport:
     """The contents of an attention report; `render_report` converts it to an HTML page, `draw_report` to a figure.
 
     prompt       the text or image file that the model was given
-    setup        Python code that creates `seen`; the other code snippets of the report use its variables
+    setup        Python code that creates `seen`; the other code snippets of the report use variables of this code
     sides        the labels of queries and keys of each layer
     table        statistics of the heads, in the order to show them
     layer, head  the layer and index of the chosen head, which is shown large
@@ -224,7 +224,7 @@ def _head_index(record: Record, head: int) -> int:
 def map_cells(record: Record, most: int) -> tuple[int, int]:
     """Return the numbers of rows and columns of a pooled map, each at most `most`.
 
-    All cells but the last cover the same number of positions, to avoid stripes.
+    All cells except the last have the same number of positions; different numbers would be visible as stripes.
     """
     down, across = (-(-size // max(1, -(-size // most))) for size in (record.q.shape[2], record.k.shape[2]))
     return down, across

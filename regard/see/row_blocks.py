@@ -177,7 +177,11 @@ def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _table(call: Request) -> BlockTable | None:
-    """Return the block table of the mask; None without a table, or if at most 10 % of the blocks are hidden."""
+    """Return the block table of the mask; None if at most 10 % of the blocks are hidden, or the mask has no table.
+
+    A table is not computed for the mask `full()`, for masks that must be evaluated on every pair (`Mask.opaque`), and
+    if key positions are a tensor.
+    """
     if isinstance(call.mask, Full) or call.mask.opaque() or not isinstance(call.positions.keys, int):
         return None
     table = block_table(call.mask, call.q.shape[2], call.k.shape[2], BLOCK, positions=call.positions)
@@ -194,9 +198,9 @@ def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor | slice:
 
 
 def _dense_columns(mask: Mask, rows: Tensor, j: int) -> slice:
-    """Return the range from the first to the last key that any of the queries in `rows` sees.
+    """Return the range of keys, from the first to the last, that at least one of the queries in `rows` sees.
 
-    A mask that is not a dense matrix gives the range of all keys.
+    If the mask is not a dense matrix, the range of all keys is returned.
     """
     if not isinstance(mask, DenseMask) or mask.data.shape[-1] != j or not len(rows):
         return slice(None)

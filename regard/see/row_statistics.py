@@ -1,4 +1,4 @@
-"""Statistics of attention weights without the i x j matrix: entropy, largest weight, distance, received sums, maps."""
+"""Statistics of attention weights without the i x j matrix: entropy, largest weight, distance, sums by key, maps."""
 
 from dataclasses import dataclass
 from functools import cached_property

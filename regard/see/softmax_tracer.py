@@ -2,11 +2,14 @@
 
 A product is a matmul, an einsum of any number of operands, or an elementwise product and a sum. Functions of
 torch.special, torch.linalg and torch.ops.aten are traced like those of torch. Each operation on the scores before the
-softmax is traced: a factor becomes beta, an added tensor becomes a score term, a filled value becomes a mask. After any
-other operation the scores themselves are kept, which is exact and costs more memory. Square scores that are not a
-traced product are kept too. Queries and keys are then unknown, but every statistic can be computed. Not supported are
-weights that were not computed by a softmax over the last axis, a selection of rows or keys of the weights, and weights
-with permuted axes. Their product with the values raises UnsupportedAttention, which `watch` adds to `seen.left_out`.
+softmax is traced: a factor becomes beta, an added tensor becomes a score term, a filled value becomes a mask.
+
+After any other operation, the scores themselves are stored, which is exact and needs more memory. Square scores that
+are not a traced product are stored too: the queries and keys are then unknown, but every statistic can be computed.
+
+Three kinds of weights are not supported: weights that were not computed by a softmax over the last axis, a selection of
+rows or keys of weights, and weights with permuted axes. The product of such weights with the values raises
+UnsupportedAttention, which `watch` adds to `seen.left_out`.
 """
 
 import string
@@ -195,7 +198,7 @@ class Operation:
 
     @property
     def creates(self) -> bool:
-        """Whether the function creates a new tensor from only the shape or dtype of its argument, as zeros_like."""
+        """Whether the function reads only the shape and dtype of its argument, not the values, such as zeros_like."""
         return self.name.endswith("_like") or self.name.startswith("new_")
 
     def option(self, name: str, at: int, default: Any) -> Any:
@@ -221,15 +224,15 @@ class Operation:
     def rearranges(self, source: Tensor) -> bool:
         """Return whether the function can move entries of `source` to another row or another key.
 
-        True can be a false alarm, because every function that changes the shape counts.
+        True for every function that changes the shape, even if no entry is moved.
         """
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
         """Return whether the output contains the entries of `source`, moved or changed one by one.
 
-        Every function of `source` alone counts, except known reductions such as a sum. With other operands, the output
-        must have as many entries as `source`.
+        If `source` is the only tensor among the arguments, this is True except for known reductions such as a sum. If
+        there are other tensors, the output must have as many entries as `source`.
         """
         if self.has_other_numbers(source):
             return self.out.numel() == source.numel()
@@ -275,8 +278,8 @@ class SoftmaxTracer:
     def close(self) -> None:
         """Release all traced tensors and the functions `found` and `head_count`.
 
-        The functions refer to the owner of the tracer. Without this call, the reference cycle would keep both
-        in memory until the garbage collector runs.
+        The functions refer to the owner of the tracer. Without this call, the reference cycle would keep the tracer
+        and its owner in memory until the garbage collector runs.
         """
         self._traced.clear()
         del self._found, self._head_count
@@ -314,8 +317,8 @@ class SoftmaxTracer:
     def _trace_single(self, operation: Operation) -> None:
         """Trace an operation whose output has one axis: scores, weights or the output of a single query.
 
-        The attention of a single query without an axis for queries is not recorded: the product of its weights
-        with the values raises an error.
+        Attention of a single query without an axis for queries cannot be recorded. The product of its weights and
+        the values raises an error.
         """
         if operation.name in PRODUCTS:
             factors = _tensors((*operation.args, *operation.kwargs.values()))[:2]
@@ -354,7 +357,7 @@ class SoftmaxTracer:
         return min(traced, key=lambda x: isinstance(self._traced[x][0], Unsupported), default=None)
 
     def _trace_part(self, operation: Operation) -> None:
-        """Trace one of several output tensors, as of chunk or unbind; a part of the weights becomes unsupported."""
+        """Trace one of several outputs, such as those of chunk or unbind; a part of weights becomes `Unsupported`."""
         source = self._find_source(operation.args)
         traced = None if source is None else self._recall(source)
         if isinstance(traced, Unsupported):
@@ -608,9 +611,14 @@ def _refuse_nonlinear(scores: TracedScores) -> None:
 
 
 def _refuse_rows(rows: Tensor, values: Tensor, is_left: bool) -> None:
-    """Raise UnsupportedAttention if the product of a softmax of a matrix and other numbers may be attention.
+    """Raise UnsupportedAttention if the product of a softmax and other numbers may be attention.
 
-    It may be if the weights are a row for each sequence, (b, 1, j) or (b, j, 1), or a square matrix (j, j).
+    The product may be attention if the softmax has one row for each sequence, (b, 1, j) or (b, j, 1), or is a square
+    matrix (j, j).
+
+    rows     the softmax of a matrix
+    values   the other factor of the product
+    is_left  whether `rows` is the left factor
     """
     if rows.ndim == 3 and values.ndim >= 3 and rows.shape[-2 if is_left else -1] == 1:
         raise UnsupportedAttention(ONE_ROW)
@@ -909,7 +917,7 @@ def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor],
 
 
 def _sums_with_another(at: int, letters: list[str], result: str, operands: list[Tensor]) -> bool:
-    """Return whether an einsum contracts the last axis of operand `at` with another operand that may hold values.
+    """Return whether an einsum sums over the last axis of operand `at` and of another operand, which may be values.
 
     The other operand must have at least three axes and must not be a parameter.
     """
@@ -942,9 +950,10 @@ def _is_parameter(x: Tensor) -> bool:
 
 
 def _spreads_over_values(traced: TracedWeights | Unsupported, operation: Operation, source: Tensor) -> bool:
-    """Return whether an elementwise product broadcasts weights over values with the same last axis (keys).
+    """Return whether an elementwise product multiplies weights by values that differ for each query.
 
-    In this case each query has its own values, as in deformable attention.
+    An example is deformable attention. The weights are broadcast over the values, and the keys are the last axis of
+    both.
     """
     is_own_softmax = isinstance(traced, Unsupported) or traced.scores is None
     repeated = operation.out.numel() > source.numel() > 0 and operation.out.shape[-1] == source.shape[-1] > 1

@@ -14,7 +14,7 @@ def _scores(
     q, K, start, j, stride_n, stride_c, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of scores, (queries, BN), of the queries q and the BN keys from `start` on."""
+    """Compute a tile of scores, (queries, BN), of the queries q and BN keys, starting at key `start`."""
     columns = start + tl.arange(0, BN)
     features = tl.arange(0, WIDTH)
     at = K + columns[None, :].to(tl.int64) * stride_n + features[:, None] * stride_c
@@ -40,10 +40,10 @@ def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.con
 
 @triton.jit
 def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the limits (begin, inner, outer, end) of the keys that the BM rows from `first` on see.
+    """Return the limits (begin, inner, outer, end) of the keys that are visible to BM rows, starting at row `first`.
 
-    Keys before `begin` and from `end` on are hidden from all these rows; `begin` is rounded down to a tile of BN keys.
-    Keys from `inner` to `outer` (excluded) are whole tiles and visible to all these rows.
+    Only keys from `begin` to `end` (excluded) may be visible; `begin` is rounded down to a tile of BN keys. Keys from
+    `inner` to `outer` (excluded) are whole tiles that are visible to all BM rows.
     """
     last = tl.minimum(first + BM, i) - 1
     begin, end, inner, outer = 0, j, 0, (j // BN) * BN
@@ -99,7 +99,7 @@ def normalise(
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Return the limits (begin, inner, outer, end) of the rows that see keys of tile `number`.
 
-    Rows before `begin` and from `end` on see no key of the tile; `begin` is rounded down to a tile of BM rows.
+    Only rows from `begin` to `end` (excluded) may see a key of the tile; `begin` is rounded down to a tile of BM rows.
     Rows from `inner` to `outer` (excluded) see all keys of the tile.
     """
     first, last = number * BN, tl.minimum(number * BN + BN, j) - 1
@@ -117,7 +117,7 @@ def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constex
 
 @triton.jit
 def _products(Q, k, b, h, start, BM: tl.constexpr, WIDTH: tl.constexpr):
-    """Compute q . k, (BM, keys), for the BM queries from `start` on and the keys k of the program."""
+    """Compute q . k, (BM, keys), for BM queries, starting at query `start`, and the keys k of the program."""
     q = tl.reshape(Q.load([b.to(tl.int32), h.to(tl.int32), start, 0]), [BM, WIDTH])
     return tl.dot(q, k, input_precision="ieee")
 
@@ -206,8 +206,8 @@ def _edge(
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
     """Return the first row of the tile that is processed at step `turn`.
 
-    The tiles begin at row `first`; from tile `before` on, `gap` rows are skipped. Each program starts at another tile,
-    so `turn` may exceed the number of tiles, and then continues at the first tile.
+    The first tile begins at row `first`. Before tile number `before`, `gap` rows are skipped. Each program starts at
+    another tile, so `turn` may exceed the number of tiles; tile 0 then follows the last tile.
     """
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)

@@ -1,7 +1,7 @@
 """Compute all statistics in one pass of a Triton kernel, for band masks (full, causal or a window).
 
-The kernel takes the log-sum-exp, which a fused forward pass returns. It recomputes the scores tile by tile, and all
-statistics from the tile that is in registers.
+The kernel takes the log-sum-exp, which a fused forward pass returns. It recomputes the scores tile by tile. All
+statistics are computed while a tile is in registers.
 """
 
 import math
@@ -160,7 +160,7 @@ def _band(call: Request) -> tuple[int | None, int | None]:
 
 
 def _lse_in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
-    """Convert the log-sum-exp to base 2 for the kernels; an empty row gets inf, so that its weights are 0."""
+    """Convert the log-sum-exp to base 2; for a query that sees no key it becomes inf, so that all weights are 0."""
     return torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
 
 

@@ -33,8 +33,8 @@ def value_zeroing(
     of the block that contains the attention layer. If the value of a key is zero, or all weights on the key are zero,
     then the column of this key is zero.
 
-    Attention is linear in its values, so w_ij v_j is subtracted from its output without recomputing the
-    weights. Every attention call that `watch` records is supported. The model runs once for each key and should
+    Attention is linear in the values, so w_ij v_j is subtracted from the attention output, and the weights are not
+    computed again. Every attention call that `watch` records is supported. The model runs once for each key and should
     be in eval mode.
 
     run         function that calls the model on its inputs, such as lambda: model(x)

@@ -62,19 +62,19 @@ def watch(
     device: torch.device | str | None = None,
     values: bool = True,
 ) -> AbstractContextManager[Seen]:
-    """Context manager: record every attention call of a model inside the block, using hooks.
+    """Context manager: record every attention call of a model inside the `with` block, using hooks.
 
     The recorded functions are scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its
     encoder layers, the functions of Hugging Face's attention registry, attention written by hand as a softmax
     between two products, and `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only
-    calls of the thread that opened the block are recorded; if other threads call modules of the model,
-    `left_out` says so. Inside `intervene`, `scale_beta` and `hide` are part of what is recorded: a head whose beta
-    is scaled has its queries multiplied.
+    calls of the thread that entered the `with` block are recorded; if other threads call modules of the model,
+    `left_out` says so. Inside `intervene`, the recorded inputs are those after the edits `scale_beta` and `hide`:
+    `scale_beta` appears as multiplied queries, `hide` as part of the mask.
 
     Outputs and gradients are bitwise the same as without watching, except in code that was compiled by
-    `torch.compile`: such code runs eagerly inside the block (`torch.compiler.set_stance("force_eager")`), and
-    `record.note` says so. All hooks are removed at the end of the block, also after an error; the records
-    remain usable.
+    `torch.compile`: such code runs eagerly inside the `with` block (`torch.compiler.set_stance("force_eager")`),
+    and `record.note` says so. All hooks are removed at the end of the `with` block, also after an error; the
+    records remain usable.
 
     model    the model to record; None, or a function that is not a method of a model, records all calls
     layers   names or glob patterns of modules, such as "encoder.layer.3" or "*.cross_attention"; None is all
@@ -95,7 +95,7 @@ def watch(
 
 
 class Watcher(TorchFunctionMode):
-    """Torch function mode that intercepts attention calls, finds their module and records them.
+    """Torch function mode that intercepts attention calls, finds the module of each call and records the call.
 
     change  function that is called for each attention call in place of recording it; it returns a new output of
             the heads (b h i e), or None to keep the output
@@ -252,7 +252,7 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Context manager: allow torch.compile again while a function runs.
+        """Context manager: allow torch.compile while a function runs, which `watch` otherwise runs eagerly.
 
         The function is recorded by its arguments, so its operations need not be intercepted.
         """
@@ -364,8 +364,8 @@ class Watcher(TorchFunctionMode):
         This is used if no operation inside the function was intercepted.
 
         result    result of the call: a tuple of the output, and the weights or None
-        left_out  copy of `seen.left_out` from before the call; it is restored if the arguments could be
-                  recorded
+        left_out  copy of `seen.left_out` from before the call; `seen.left_out` is reset to this copy if the call
+                  could be recorded
         """
 
         out = result[0]
@@ -535,7 +535,7 @@ class Watcher(TorchFunctionMode):
     def _catch_errors(self) -> Iterator[None]:
         """Context manager: catch an error of recording and add it to `left_out`, so that the model continues.
 
-        A RegardError, which reports an invalid selection, is raised.
+        A RegardError is not caught, because it reports an invalid argument of `watch`.
         """
         try:
             yield
@@ -597,14 +597,14 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 
 def _ordinary_mode() -> AbstractContextManager[object]:
-    """Context manager: leave inference mode if it is on, so that tensors created inside are no inference tensors."""
+    """Context manager: leave inference mode if it is on, so that tensors created inside are ordinary tensors."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _is_compiled_call() -> bool:
     """Return whether the current call was made through torch.compile.
 
-    An eager call of flex_attention, which uses torch.compile itself, does not count.
+    False for an eager call of flex_attention, although this function uses torch.compile internally.
     """
     # torch has no public sign of a compiled function that a stance runs eagerly, so its frame is looked for;
     # tests/see/test_watch_compiled.py fails if the frame is renamed
@@ -638,7 +638,7 @@ def _find_edited(out: Tensor | None) -> tuple[Record, Record] | None:
 
 
 def _custom_operator(func: Any) -> str:
-    """Return the name of an operator of torch.ops, such as "flash_attn::_flash_attn_forward"; "" for torch's own."""
+    """Return the name of a custom operator, such as "flash_attn::_flash_attn_forward"; "" for torch's operators."""
     packet = getattr(func, "overloadpacket", func)
     name: str = getattr(packet, "_qualified_op_name", "")
     return "" if name.startswith(("aten::", "prims::", "regard::")) else name
@@ -704,7 +704,7 @@ def _is_standard(kind: type[nn.Module]) -> bool:
 
 
 def _reason_unusable(q: Tensor) -> str | None:
-    """Return why a call with this q cannot be recorded, or None if it can."""
+    """Return the reason why a call with this q cannot be recorded; None if it can be recorded."""
     if torch._C._functorch.is_functorch_wrapped_tensor(q):
         return "calls inside a transform of torch.func, whose tensors end with it"
     if q.is_nested:

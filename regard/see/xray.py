@@ -145,7 +145,7 @@ def xray(
 
 
 def _present(measured: AttentionMeasurement) -> XRay:
-    """Convert an `AttentionMeasurement` to an `XRay`; parts that could not be measured are None, with a note."""
+    """Convert an `AttentionMeasurement` to an `XRay`; a property that could not be measured is None, with a note."""
     raw = measured.raw
     measured.notes.extend(_filled_in_notes(raw.reader.probe, raw.reader.extra))
     values: dict[str, Any] = {

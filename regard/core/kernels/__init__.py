@@ -64,9 +64,9 @@ _observers: ContextVar[tuple[tuple[Observer, Context], ...]] = ContextVar("obser
 def choose_kernel(request: Request) -> str:
     """Return the name of the kernel for an attention call: usually the fused kernel with the least estimated work.
 
-    Work is not compared where the fastest kernel is known: `sdpa` for full and causal masks without score terms, `flex`
-    for long calls on a GPU. `eager` is chosen if no fused kernel can compute the call exactly, and for small calls on a
-    GPU in float32 or with score terms. Raises KernelRefusedError if no kernel can compute the call.
+    In two cases the fastest kernel is known without an estimate: `sdpa` for full and causal masks without score terms,
+    and `flex` for long calls on a GPU. `eager` is chosen if no fused kernel can compute the call exactly, and for small
+    calls on a GPU in float32 or with score terms. Raises KernelRefusedError if no kernel can compute the call.
     """
     fused = len(sdpa.refusals(request)) == 0
     if fused and request.plain:
@@ -96,8 +96,8 @@ def run_kernel(request: Request, name: str | None, passed: "Arguments | None" = 
 
     Raises KernelRefusedError with the reasons if the named kernel cannot compute the call exactly.
 
-    passed  the arguments mask, beta and positions of `attend`, under which the chosen kernel is cached for later calls.
-            None if the call has other options, such as score terms; then nothing is cached
+    passed  the arguments mask, beta and positions of `attend`. The chosen kernel is cached for later calls with equal
+            arguments. None if the call has other options, such as score terms; then nothing is cached
     """
     chosen = choose_kernel(request) if name is None else None
     if chosen is not None:
@@ -124,9 +124,9 @@ def is_observed() -> bool:
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """Context manager: switch off the observers, so that calls inside are not reported, and enter their contexts.
+    """Context manager: do not report the attention calls inside the `with` block to the observers.
 
-    `observe_requests` gets the context of an observer as its argument `context`.
+    Also enters the context manager that each observer passed to `observe_requests` as `context`.
     """
     observers = _observers.get()
     with ExitStack() as stack:
@@ -138,9 +138,10 @@ def unobserved() -> Iterator[None]:
 
 
 def notify_observers(name: str, request: Request, out: Tensor) -> Tensor:
-    """Report an attention call to the observers. Returns its output, or what an observer returned in its place.
+    """Report an attention call to the observers. Returns the output of the call, which an observer may replace.
 
     name  name of the kernel that ran
+    out   output of the kernel
     """
     for observer, _ in _observers.get():
         changed = observer(name, request, out)
@@ -156,8 +157,8 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object, po
     """Compute an attention call with the cached kernel and plan of an earlier call. None if there is no such call.
 
     The earlier call had the same mask, beta, positions, shapes and dtypes, no score terms and no dropout. The checks of
-    `attend` and the choice of a kernel, which take most of the time of small calls, are left out. After None, `attend`
-    does both.
+    `attend` and the choice of a kernel are skipped, because they take most of the time of small calls. If the result
+    is None, `attend` computes the call in the usual way.
     """
     if torch.compiler.is_compiling() or _observers.get() or in_transform():
         return None
@@ -174,9 +175,9 @@ def run_prepared(q: object, k: object, v: object, mask: object, beta: object, po
 
 
 def _prepare(name: str, request: Request, passed: Arguments) -> PreparedCall | None:
-    """Return a function of q, k and v that repeats an attention call, and cache the function for later calls.
+    """Return a function that computes an attention call again for other q, k and v, and cache the function.
 
-    Returns None, and caches nothing, if the call cannot be repeated safely.
+    Returns None, and caches nothing, if this is not possible, for example because the mask is a tensor.
     """
     q, k, v = request.q, request.k, request.v
     mask, beta, positions = passed
@@ -199,10 +200,10 @@ def _prepare(name: str, request: Request, passed: Arguments) -> PreparedCall | N
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
-    """Record the names of the kernels that run inside the `with` block, in order. Other threads are not recorded.
+    """Record the names of the kernels that run inside the `with` block, in order.
 
-    Compiled code records its fused kernels when they run. Kernels that the compiler fuses into its own code,
-    such as `eager`, are not recorded.
+    Kernels that run in other threads are not recorded. In compiled code, fused kernels are recorded when they run.
+    Kernels that the compiler fuses with other code, such as `eager`, are not recorded.
 
     >>> with regard.recording() as names:
     ...     out = attend(q, k, v)
@@ -224,7 +225,7 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
     If the observer returns a tensor, the tensor replaces the output.
 
     observer  function of the kernel's name, the checked arguments (`Request`) and the output
-    context   function that returns a context manager, which is entered around each kernel run
+    context   function that returns a context manager; each kernel runs inside this context manager
     """
     entry = (observer, context)
     _observers.set((*_observers.get(), entry))
@@ -236,10 +237,10 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
 
 @dataclass(frozen=True)
 class KernelAnswer:
-    """Whether one kernel can compute an attention call, and its cost.
+    """Whether one kernel can compute an attention call, and the cost of the call with this kernel.
 
     reasons  why the kernel cannot compute the call; empty if it can
-    work     estimated number of scores to compute, weighted by the time per score; infinite if it cannot run
+    work     estimated number of scores to compute, weighted by the time per score; infinite if the kernel cannot run
     memory   bytes that the kernel needs in addition to inputs and output
     """
 

@@ -44,9 +44,11 @@ _KEEP_TERMS = 1 << 23  # largest number of scores of a plan whose biases of cons
 class BlockGroup:
     """A group of r query blocks that see the same number m of key blocks, with the mask inside these blocks.
 
+    A block has s positions.
+
     rows     indices of the query blocks
-    columns  indices of the key blocks that each query block sees
-    visible  the boolean mask of each query block (s rows) and its key blocks (l = m * s columns)
+    columns  indices of the m key blocks that each query block sees
+    visible  for each query block, the boolean mask of its s queries and the l = m * s keys of its key blocks
     """
 
     rows: Int[Tensor, "r"]
@@ -58,7 +60,7 @@ class BlockGroup:
     def bias(self, dtype: torch.dtype) -> Float[Tensor, "#r #b s l"]:
         """Return the mask as an additive mask: 0 where visible, -inf where hidden. A small result is cached.
 
-        A row that sees no key is 0 everywhere if the fused kernel needs a finite score in every row.
+        For a query that sees no key, all values are 0 if the fused kernel needs a finite score for every query.
         """
         found = self._biases.get(dtype)
         if found is None:
@@ -71,16 +73,16 @@ class BlockGroup:
 
     @cached_property
     def nonempty(self) -> Bool[Tensor, "#r #b s l"]:
-        """The mask `visible`, except that rows that see no key see all keys.
+        """The mask `visible`, changed so that a query that sees no key sees all keys.
 
-        Some fused kernels need this mask, because they need a finite score in every row.
+        Some fused kernels need this mask, because they need a finite score for every query.
         """
         with outside_inference_mode():
             return self.visible | ~self.visible.any(-1, keepdim=True)
 
     @cached_property
     def sliding(self) -> tuple[int, int] | None:
-        """The first query block and its first key block, if the key blocks form a sliding window; else None.
+        """The indices of the first query block and of its first key block in a sliding window; else None.
 
         In a sliding window, each query block sees the key blocks of the previous query block, shifted by one block.
         Then views of q, k and v replace copies.
@@ -160,10 +162,10 @@ def work(request: Request) -> float:
 
 
 def _request_for_estimate(request: Request, positions: Positions, index: Tensor) -> Request:
-    """Return an attention call for estimating the cost of the sequences that `index` lists. It is not for computing.
+    """Return an attention call from which the cost of the sequences in `index` can be estimated, not computed.
 
-    The call has the masks of the listed sequences, and q, k and v of as many sequences from the start of the batch.
-    The estimate does not read the values of q, k and v, and selecting those of the listed sequences would copy them.
+    The call has the masks of these sequences, but q, k and v of the first sequences of the batch, as many as `index`
+    has entries. The estimate reads only the shapes of q, k and v, and a slice of the batch needs no copy.
     """
     n = len(index)
     q, k, v = request.q[:n], request.k[:n], request.v[:n]
@@ -203,9 +205,10 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
+    """Return a function that computes this attention call again for other q, k and v.
 
-    None if the plan has more than MOST_PREPARED mask entries: the cache of prepared calls would take much memory.
+    The call has no score terms and no dropout. Returns None if the plan has more than MOST_PREPARED mask entries,
+    because the cache of these functions would become large.
     """
     plan, mask, beta, positions = get_plan(request), request.mask, request.beta, request.positions
     if plan.pairs > MOST_PREPARED:
@@ -248,7 +251,7 @@ class FusedInputs(NamedTuple):
 def fused_inputs(request: Request, plan: GatherPlan) -> Iterator[FusedInputs]:
     """Yield the fused kernel's inputs for each group of query blocks.
 
-    Mask and score terms become one bias. An attention sink becomes one more column of it.
+    Mask and score terms become one bias. An attention sink becomes one more column of this bias.
     """
     b, h, _, _, _, _, _ = request.sizes
     terms = request.bound_terms()
@@ -304,7 +307,7 @@ def _terms_key(request: Request, plan: GatherPlan) -> Hashable | None:
 
 
 def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield q, k and v of each group: its query blocks, and the key and value blocks that they see."""
+    """Yield (query blocks, key blocks, value blocks) for each group: its query blocks and the blocks that they see."""
     q, k, v = request.q, request.k, request.v
     if plan.unseen is not None:
         k, v = k.masked_fill(plan.unseen, 0), v.masked_fill(plan.unseen, 0)
@@ -334,7 +337,10 @@ def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Fl
 def scatter_keys(
     grads: list[Float[Tensor, "_ bg _ c"]], inputs: list[FusedInputs], plan: GatherPlan, b: int
 ) -> Float[Tensor, "b g j c"]:
-    """Add the gradients of the gathered keys, or values, of all groups: the adjoint of `gather` and `fused_inputs`."""
+    """Add up the gradients of the gathered keys (or values) of all groups to the gradient of k (or v).
+
+    This is the adjoint of `gather` and `fused_inputs`.
+    """
     blocks, (bg, c) = plan.spans.column_blocks, (grads[0].shape[1], grads[0].shape[3])
     total = grads[0].new_zeros(bg, blocks.index.numel() // SIZE, SIZE, c)
     for grad, part, group in zip(grads, inputs, plan.groups, strict=True):
@@ -475,13 +481,15 @@ def _visible_in_blocks(mask: Mask, spans: Spans, rows: Tensor, columns: Tensor) 
 def _group_by_pattern(
     rows: Tensor, columns: Tensor, look: Callable[[Tensor, Tensor], Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Group query blocks that have equal masks, so that they share one mask.
+    """Group query blocks that have equal masks, so that one mask is stored for each group.
 
-    Yields query blocks, key blocks and mask of each group. At most _ALIKE groups share a mask; the remaining query
-    blocks form a last group, in which each has its own mask. Blocks are evaluated in chunks, so that a long sequence
-    never needs all of its pairs in memory.
+    Yields the query blocks, the key blocks and the mask of each group. There are at most _ALIKE such groups. All
+    other query blocks form a last group, in which each query block has its own mask. Blocks are evaluated in chunks,
+    because the pairs of a long sequence do not fit into memory.
 
-    look  function from query block and key block indices to their boolean masks
+    rows     indices of the query blocks
+    columns  indices of the key blocks of each query block
+    look     function of query block and key block indices that returns the boolean masks of these blocks
     """
     patterns: list[Tensor] = []
     kinds: list[Tensor] = []
@@ -507,7 +515,7 @@ def _group_by_pattern(
 
 
 def _split_into_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ...]) -> Float[Tensor, "bh m c"]:
-    """Order the rows of x by block and pad the last block. Batch and heads become one axis."""
+    """Sort the positions of x by block and pad the last block. Returns (bh m c): batch and heads are one axis."""
     if steps:  # index_select is many times faster with fewer axes
         return x.flatten(0, 1).index_select(1, blocks.index.flatten().to(x.device))
     missing = blocks.index.numel() - x.shape[2]

@@ -52,7 +52,7 @@ def can_trace(request: Request) -> bool:
 
 
 def is_expression(mask: Mask) -> bool:
-    """Return whether the mask can be written as text and parsed back: all of its parts are masks of this package."""
+    """Return whether the mask can be written as text and parsed again: it consists of masks of this package only."""
     children = mask.children()
     if len(children) > 0:
         return type(mask).__module__ == _ALGEBRA and all(is_expression(child) for child in children)
@@ -145,8 +145,8 @@ def _fill_zeros(x: Tensor, where: Tensor | None) -> Tensor:
 class _Parts:
     """The fused-kernel calls that make up one attention call.
 
-    It has the inputs of these calls, joins their outputs to the attention output, and splits the gradient of the
-    attention output among them.
+    The object holds the inputs of these calls. It joins their outputs to the attention output, and splits the gradient
+    of the attention output into one gradient for each call.
     """
 
     def __init__(self, request: Request, kernel: str) -> None:

@@ -53,9 +53,9 @@ def _density(mask: str, size: int, i: int, j: int, queries: int, keys: int) -> f
 
 
 def may_hide_rows(request: Request) -> bool:
-    """Return whether some query may see no key, or some key may be seen by no query, judged by the mask alone.
+    """Return whether a query may see no key, or a key may be hidden from all queries. Only the mask is considered.
 
-    True may be a false alarm. False is certain.
+    False means that there is no such query and no such key. True may also mean unknown.
     """
     if isinstance(request.mask, Full):
         return False
@@ -70,10 +70,10 @@ def may_hide_rows(request: Request) -> bool:
 def trace_block_mask(
     request: Request, size: int, training: bool, mask_mod: Callable[..., Tensor]
 ) -> "tuple[BlockMask, Tensor | None, Tensor | None]":
-    """Return the BlockMask of an attention call inside compiled code, and which keys and which queries are hidden.
+    """Return the BlockMask of an attention call in compiled code, the hidden keys and the empty query rows.
 
-    The second result marks keys that no query sees, the third queries that see no key. Both are None if `may_hide_rows`
-    is False.
+    The second result is True at keys that no query sees. The third result is True at queries that see no key. Both are
+    None if `may_hide_rows` is False.
 
     size      number of positions in a block
     training  whether the BlockMask also lists the query blocks of each key block, which the backward pass needs

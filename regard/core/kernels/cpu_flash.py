@@ -1,8 +1,9 @@
 """torch's flash attention on the CPU, with exact gradients at large scores and the rules for NaN and infinity.
 
-`run_directly` calls torch's kernel, and autograd uses the kernel's own backward pass. Where that is not exact, and in
-torch.func transforms, the functions `forward` and `backward` run as an autograd function. In compiled code they run as
-the operator `regard::cpu_attention`. Where torch's kernel is not exact, both compute a slice of rows at a time.
+`run_directly` calls torch's kernel, and autograd uses the kernel's own backward pass. If the result would not be exact,
+and in torch.func transforms, the functions `forward` and `backward` of this module run as an autograd function. In
+compiled code they run as the operator `regard::cpu_attention`. If torch's kernel is not exact, `forward` and `backward`
+compute explicit scores, a slice of query rows at a time.
 """
 
 import math
@@ -47,8 +48,8 @@ def flash_attention(
 ) -> Float[Tensor, "n h i c"]:
     """Compute softmax attention with torch's CPU flash kernel, with exact gradients of q, k and v.
 
-    added  boolean mask or additive bias, which gets no gradient, with one more column for an attention sink; None for
-           neither
+    added  boolean mask, or additive bias without gradient; an attention sink is one more column. None if there is no
+           mask and no bias
     beta   the factor of q . k
     """
     arguments = (q, k, v, added if added is None else as_bias(added, q.dtype), causal, beta)
@@ -73,7 +74,7 @@ def run_directly(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: 
     Returns None if the output or the gradients may be inexact, and if gradients are needed inside a torch.func
     transform.
 
-    added  additive bias; a boolean mask is not possible
+    added  additive bias, not a boolean mask; None if there is no mask and no bias
     """
     out: Tensor
     learning = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
@@ -101,8 +102,8 @@ def _make_differentiable(
 ) -> tuple[Tensor | None, ...] | None:
     """Replace the gradients of torch's backward pass by differentiable gradients, for second derivatives.
 
-    This is a hook of the kernel's autograd node, which has saved the inputs of the kernel. Without create_graph=True
-    the hook changes nothing. With it, torch's own gradients would raise an error when they are differentiated.
+    This function is a hook of the kernel's autograd node, which has saved the inputs of the kernel. The hook changes
+    the gradients only with create_graph=True, because torch's own gradients cannot be differentiated.
 
     grads     the gradients that torch's backward pass has computed
     upstream  the gradient of the attention output; None if it is zero everywhere
@@ -131,11 +132,11 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool,
 
 
 def _is_exact(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor) -> bool:
-    """Return whether the output of torch's kernel is certain to be exact, judged by NaN and infinity.
+    """Return whether torch's kernel is known to be exact for these inputs, which may contain NaN or infinity.
 
     The output must be finite. A finite output can still be wrong in two cases. In half precision the kernel returns
-    zeros for a row with a score of +inf, so the log-sum-exp must be finite too. With fewer keys than the width of a
-    vector register it returns zeros for a row of NaN, so q and k must be finite too.
+    zeros for a row with a score of +inf, so the log-sum-exp must be finite too. If there are fewer keys than a vector
+    register has entries, the kernel returns zeros for a row of NaN, so q and k must be finite too.
     """
     read = (out,) if lse is None else (out, lse)
     return is_finite(*read) if k.shape[2] >= SHORTEST else is_finite(*read, q, k)
@@ -150,7 +151,7 @@ def _by_rows(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool
 def _infer(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, beta: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the output without gradients, and in half precision the log-sum-exp, which `_is_exact` reads."""
+    """Compute the output without gradients. Returns the output, and in half precision the log-sum-exp, else None."""
     if q.dtype.itemsize == 2:
         return _kernel(q, k, v, added, causal, beta)
     grouped = q.shape[1] != k.shape[1]
@@ -210,7 +211,7 @@ def backward(
 
 @lru_cache(maxsize=64)
 def _factor_tensor(beta: float, dtype: torch.dtype) -> tuple[Tensor | None, float]:
-    """Return the two factors of `split_scale`, the first as a tensor, or as None if it is 1.
+    """Return the two factors of `split_scale`. The first is a tensor, or None if the factor is 1.
 
     torch multiplies by a tensor of one number in half the time that it needs for a Python number.
     """
@@ -223,8 +224,8 @@ def split_scale(beta: float, dtype: torch.dtype) -> tuple[float, float]:
     """Split beta into two factors: one to multiply q with, and a power of two as the scale of the kernel.
 
     The kernel rounds score * scale differently in the forward and in the backward pass, which makes gradients
-    several times less exact than those of naive attention. Multiplying by a power of two rounds nothing. In
-    half precision beta is not split, because the product of q and the first factor would be rounded.
+    several times less exact than those of naive attention. Multiplying by a power of two is exact. In half
+    precision beta is not split, because the product of q and the first factor would be rounded.
     """
     mantissa, exponent = math.frexp(beta)
     if dtype.itemsize < 4 or mantissa in (0.0, 0.5, -0.5):

@@ -82,12 +82,12 @@ def attention(
 
 
 def _bound(request: Request, q: Tensor, rows: slice | None) -> list[BoundTerm]:
-    """Return the score terms of an attention call as functions of (scores, grid), bound to all of its queries.
+    """Return the score terms of an attention call as functions of (scores, grid), bound to all queries of the call.
 
-    Some terms look up a query by its row index in the whole call. So if q holds only some rows of the call, the other
-    rows are taken from the request.
+    Some terms look up a query by its row index in the whole call. So if q has only some rows of the call, the other
+    rows are taken from `request.q`.
 
-    rows  the rows of the call that q has; None for all
+    rows  the rows of the call that q has; None if q has all of them
     """
     if not request.terms:
         return []

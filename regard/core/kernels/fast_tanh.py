@@ -1,7 +1,7 @@
 """tanh in one instruction of NVIDIA GPUs, for soft-capped scores in bfloat16 inside flex_attention.
 
 The instruction `tanh.approx.f32` has a relative error of at most 2^-11, an eighth of the rounding error of bfloat16.
-The exact tanh of CUDA takes longer than all else that flex_attention does with a score.
+The exact tanh of CUDA takes longer than all other operations of flex_attention on a score.
 """
 
 from functools import cache

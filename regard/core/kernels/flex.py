@@ -101,7 +101,7 @@ def work(request: Request) -> float:
 
 
 def is_surely_best(request: Request) -> bool:
-    """Return whether a call is so large that FlexAttention beats a dense mask even if it can skip no block.
+    """Return whether a call is so large that FlexAttention is faster than a dense mask even if no block is hidden.
 
     Large means more than 10^7 query-key pairs, summed over sequences and heads.
     """
@@ -137,8 +137,8 @@ def _takes_small_tiles(request: Request) -> bool:
 def _choose_tiles(request: Request, sparse: bool) -> dict[str, int]:
     """Return kernel options of flex_attention: small tiles for sparse masks, and in the forward pass for score terms.
 
-    With a score term, flex's own tiles of 128 x 128 leave no registers free: with them a soft-cap took 1.8 times as
-    long, and the table of `t5_buckets` did not fit into shared memory.
+    With a score term, flex_attention's default tiles of 128 x 128 use up all registers. A soft-cap then took 1.8 times
+    as long, and the table of `t5_buckets` did not fit into shared memory.
     """
     tiles = _tiles(max(request.q.shape[-1], request.v.shape[-1]))
     if sparse:
@@ -181,7 +181,10 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall:
-    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout."""
+    """Return a function that computes this attention call again for other q, k and v.
+
+    The call has no score terms and no dropout.
+    """
     mask, beta, positions = request.mask, request.beta, request.positions
     plans = {_needs_gradient(request): _get_plan(request)}
 
@@ -248,7 +251,7 @@ def _unseen_by_score(term: Additive, g: int) -> Bool[Tensor, "#b #g j 1"] | None
 
     None if the values of the term are the same for all keys.
 
-    g  number of key heads; a key is hidden in a key head if it is hidden in all query heads that share it
+    g  number of key heads; a key is hidden in a key head if all query heads that share this key head hide the key
     """
     values = term.values.detach().reshape((1, 1, *term.values.shape)[-4:])
     if values.shape[-1] == 1:
@@ -407,8 +410,9 @@ def _call_flex(
 ) -> tuple[Tensor, Tensor | None]:
     """Call flex_attention, with an attention sink if one is given.
 
-    Returns the output and, in training, the absolute log-sum-exp of each row, else None. The caller compares it with
-    the limit above which flex's gradients are wrong. It does not include the sink, and is 0 for a row that sees no key.
+    Returns the output and, in training, the absolute log-sum-exp of each row, else None. The caller compares the
+    log-sum-exp with the limit above which the gradients of flex_attention are wrong. The log-sum-exp does not include
+    the sink, and is 0 for a row that sees no key.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 

@@ -1,11 +1,11 @@
 """Exact gradients of fused kernels at large scores.
 
 A fused kernel keeps one number for each row, the log-sum-exp, and its backward pass computes the weights again as
-exp(score - lse). In float32 a log-sum-exp of 1e9 has no digits left below 64, so these weights are wrong: the forward
-pass is right, the gradients are not. All kernels of torch do this: flash attention on the CPU, and flash, cuDNN,
-memory-efficient and flex attention on a GPU. Up to a log-sum-exp of `lse_limit`, their gradients are about as exact as
-those of naive attention, which computes the whole score matrix. Above it, this module computes the gradients as naive
-attention does, some rows of scores at a time.
+exp(score - lse). In float32 a log-sum-exp of 1e9 is rounded to a multiple of 64, so these weights are wrong: the
+forward pass is right, the gradients are not. All kernels of torch have this error: flash attention on the CPU, and
+flash, cuDNN, memory-efficient and flex attention on a GPU. Up to a log-sum-exp of `lse_limit`, their gradients are
+about as exact as those of naive attention, which computes the whole score matrix. Above this limit, this module
+computes the gradients as naive attention does, some rows of scores at a time.
 """
 
 import math
@@ -45,7 +45,7 @@ def lse_limit(q: Tensor) -> float:
 def needs_gradient(*tensors: Tensor | None) -> bool:
     """Return whether gradients are enabled and at least one of the tensors requires a gradient.
 
-    Inside torch.func transforms, gradients of outer transforms and of autograd count too.
+    Inside a torch.func transform, a tensor also counts if an outer transform or autograd needs its gradient.
     """
     if torch.is_grad_enabled():
         for x in tensors:
@@ -130,7 +130,8 @@ def add_sink_key(k: Tensor, v: Tensor, added: Tensor | None) -> tuple[Tensor, Te
 def dense_row_attention(added: Tensor | None, causal: bool, beta: float, dropout: float = 0.0) -> RowAttention:
     """Return a function of (q, k, v, rows) that computes softmax attention of some rows from explicit scores.
 
-    added  boolean mask or additive bias of all rows, with one more column for an attention sink; None for neither
+    added  boolean mask or additive bias of all rows; an attention sink is one more column. None if there is no mask
+           and no bias
     beta   the factor of q . k
     """
 
@@ -214,11 +215,11 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Return whether wrong gradients of this GPU call can simply be set to NaN (by `poison_saved_lse`).
+    """Return whether `poison_saved_lse` can set the wrong gradients of this GPU call to NaN.
 
-    That is enough where wrong gradients are rare: in half precision with an ordinary beta. It is not possible under
-    saved-tensor hooks, such as those of torch.utils.checkpoint, because `poison_saved_lse` reads a saved tensor in the
-    forward pass and the hooks would run then.
+    NaN is acceptable only if wrong gradients are rare: in half precision with an ordinary beta. The function cannot be
+    used inside saved-tensor hooks, such as those of torch.utils.checkpoint, because it reads a saved tensor in the
+    forward pass, which would already run the hooks.
     """
     return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 
@@ -275,8 +276,8 @@ def poison_large_rows(out: Tensor, largest: Tensor) -> None:
 def keep_layout(out: Tensor) -> None:
     """Register a hook that gives the gradient the strides of the output, if cuDNN computed the output.
 
-    torch caches cuDNN's backward plans by the shapes and strides of q, k and v only. A gradient with other
-    strides would be read wrongly (torch 2.11, measured; see docs/log.md).
+    torch caches cuDNN's backward plans by the shapes and strides of q, k and v only. So cuDNN would read a gradient
+    with other strides in the wrong order (measured with torch 2.11, see docs/log.md).
     """
     node = out.grad_fn
     if node is not None and "Cudnn" in node.name():

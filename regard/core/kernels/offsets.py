@@ -1,7 +1,7 @@
 """Attention calls whose sequences have different query offsets, as in batched decoding of texts of different lengths.
 
-Such a call is split into one call for each offset, whose positions are the same for all of its sequences. Sparse
-kernels can compute these.
+Such a call is split into one call for each offset. In each of these calls all sequences have the same positions, so
+that sparse kernels can compute the call.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ def group_by_offset(positions: Positions) -> list[tuple[Positions, Int[Tensor, "
 
 
 def refusals(request: Request) -> list[str]:
-    """Return why a call with offsets cannot be split into calls with ordinary positions."""
+    """Return the reasons why a call with offsets cannot be split into calls without offsets; empty if it can."""
     if request.positions.offsets is None:
         return []
     if request.q.device.type != "cpu" or not can_read_values(request.positions.offsets):

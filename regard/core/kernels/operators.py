@@ -14,8 +14,8 @@ def register_once(name: str) -> Callable[[Register], Register]:
 
     If the module is imported again, the function is not called, because operators cannot be registered twice.
 
-    name  name under which the library is stored in `torch.ops.regard`, because operators exist only as long as
-          their library
+    name  the attribute of `torch.ops.regard` in which the library is stored, because torch removes the operators of
+          a library that is freed
     """
 
     def decorate(register: Register) -> Register:

@@ -1,4 +1,4 @@
-"""Attention calls whose kernel and plan are remembered, so that a later call needs no checks and no `Request`."""
+"""A cache of attention calls with their kernel and plan, so that equal later calls need no checks and no `Request`."""
 
 from collections.abc import Hashable
 from threading import Lock
@@ -17,9 +17,9 @@ _FULL = Full()
 class PreparedCalls:
     """A cache of the last `most` prepared calls: attention calls whose kernel and plan are known.
 
-    The key of a call is its mask and everything else that the checks of `attend` read: shapes, dtypes, devices,
-    layouts, beta and positions. A mask object that was used before is found by its identity, if its tensors have not
-    changed. Any other mask object is found by `Mask.key`, which is built from all parts of the mask.
+    The cache key of a call is its mask and everything else that the checks of `attend` read: shapes, dtypes, devices,
+    layouts, beta and positions. If the mask object was used before and its tensors have not changed, the call is found
+    by the identity of the mask object. Otherwise it is found by `Mask.key`, so that an equal mask is found too.
     """
 
     def __init__(self, most: int) -> None:
@@ -65,7 +65,11 @@ class PreparedCalls:
         positions: Positions | None,
         call: PreparedCall,
     ) -> None:
-        """Store a prepared call, unless its mask has parts that may change without notice."""
+        """Store a prepared call for later calls with the same arguments.
+
+        The call is not stored if results for the mask must not be cached: `Mask.key` is None, or `Mask.by_pair` is not
+        empty.
+        """
         mask = _FULL if mask is None else mask
         at = None if positions is None else (positions.queries, positions.keys)
         kinds = (q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.layout, k.layout, v.layout)

@@ -1,7 +1,7 @@
 """The two matrix products of attention, q . k and weights times v, with grouped heads.
 
 The weight of a hidden key is zero, but 0 * NaN is NaN: in an ordinary product a hidden NaN reaches every row of the
-result. Where the inputs hold NaN or infinity, hidden pairs take no part in these products and in their gradients.
+result. If the inputs contain NaN or infinity, hidden pairs are left out of these products and of their gradients.
 """
 
 import math
@@ -18,9 +18,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Return whether all values are finite. True is certain.
+    """Return whether all values of the tensors are finite. If the result is True, they are.
 
-    False may be a false alarm: only the sum of the values is tested, and a sum of large finite values can overflow.
+    The result may be False for finite values: only their sum is tested, and a sum of large values can overflow.
     """
     if not _dispatch_modes():
         return _has_finite_sum(tensors)
@@ -37,16 +37,16 @@ def _has_finite_sum(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def has_nonfinite(*tensors: Tensor) -> bool:
-    """Return whether NaN or infinity was found in a tensor. True may be a false alarm, see `is_finite`.
+    """Return whether NaN or infinity was found in the tensors. May be True for finite values, see `is_finite`.
 
-    False is certain only if `can_look_for_nonfinite`. If reading the values is impossible, or slow as on a GPU, the
-    result is False without a look. Inside torch.func transforms all values of the batch are read.
+    The result is always False if the values are not read: on a GPU, where reading is slow, and in compiled code (see
+    `can_look_for_nonfinite`). Inside torch.func transforms all values of the batch are read.
     """
     return can_look_for_nonfinite(tensors[0]) and not is_finite(*map(_unwrap, tensors))
 
 
 def can_look_for_nonfinite(x: Tensor) -> bool:
-    """Return whether `has_nonfinite` reads the values of a tensor: on the CPU, where this is possible and fast."""
+    """Return whether `has_nonfinite` reads the values of a tensor: only on the CPU, and not in compiled code."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_meta_or_fake(_unwrap(x))
 
 
@@ -78,7 +78,8 @@ def weighted_sum(
 ) -> Float[Tensor, "b h i e"]:
     """Compute the product of attention weights and v.
 
-    visible  which keys each row sees. If given, NaN and infinity in v reach only the rows that see their key
+    visible  which keys each query sees. If passed, NaN or infinity in the value of a key changes only the outputs of
+             queries that see this key. None computes an ordinary product
     """
     rows = _group_rows(weights, v.shape[1])
     with disable_autocast(v):
@@ -92,9 +93,9 @@ def weighted_sum_of_visible(
 ) -> Float[Tensor, "b h i e"]:
     """Compute the product of attention weights and v for scores that may contain NaN or +inf.
 
-    Does not branch on values. A row with NaN weights gives an output of NaN, and NaN gradients to the keys that the
-    row sees and to no other keys. The product leaves such a row out, because 0 * NaN would bring NaN to hidden keys
-    too. The NaN of the row is computed from its visible weights and values only.
+    If the weights of a query are NaN, its output is NaN. The gradients of the keys that this query sees are NaN too,
+    but not those of hidden keys: the NaN is computed from visible weights and values only, outside of the product, in
+    which 0 * NaN would be NaN. The code does not branch on values.
 
     scores  -inf where a key is hidden
     """
@@ -113,7 +114,10 @@ def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri 
 
 
 def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) -> Float[Tensor, "b h i n"]:
-    """Split joined rows into query heads again, with the heads and rows of `like`: the inverse of `_group_rows`."""
+    """Split the rows that `_group_rows` joined into query heads again: (b g ri n) to (b h i n).
+
+    like  a tensor (b h i m), from which the numbers of heads and rows are taken
+    """
     split: Tensor = x.unflatten(2, (like.shape[1] // x.shape[1], like.shape[2])).flatten(1, 2)
     return split
 
@@ -121,9 +125,9 @@ def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) ->
 def masked_product(
     a: Float[Tensor, "*axes i j"], x: Float[Tensor, "*axes j e"], counts: Bool[Tensor, "*axes i j"]
 ) -> Float[Tensor, "*axes i e"]:
-    """Compute a @ x over the pairs where `counts` is True. Other entries of a are treated as 0.
+    """Compute a @ x with the entries of a where `counts` is True. Other entries of a are treated as 0.
 
-    A NaN or infinity in row j of x reaches only the rows i with counts[i, j].
+    A NaN or infinity in row j of x changes only the output rows i for which counts[i, j] is True.
     """
     a = torch.where(counts, a, 0)
     finite = x.isfinite()
@@ -132,7 +136,7 @@ def masked_product(
 
 
 class _DotProducts(torch.autograd.Function):
-    """q @ k.mT. In the backward pass, pairs with a gradient of zero take no part. torch.func can transform it."""
+    """The product q @ k.mT as an autograd function. The backward pass leaves out pairs with a gradient of zero."""
 
     generate_vmap_rule = True
 
@@ -160,7 +164,7 @@ class _DotProducts(torch.autograd.Function):
 
 
 class _WeightedSum(torch.autograd.Function):
-    """weights @ v over the visible pairs, forward and backward. torch.func can transform it."""
+    """The product weights @ v as an autograd function. Forward and backward pass use the visible pairs only."""
 
     generate_vmap_rule = True
 

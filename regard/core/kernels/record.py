@@ -1,4 +1,4 @@
-"""The record of kernels that run, per thread and asynchronous task."""
+"""Record the names of the kernels that run, separately for each thread and asynchronous task."""
 
 from contextvars import ContextVar
 
@@ -6,7 +6,7 @@ _names: ContextVar[tuple[list[str], ...]] = ContextVar("names", default=())
 
 
 def record_kernel(name: str) -> None:
-    """Append a kernel's name to all open records (see `open_record`). The operators of compiled code call this."""
+    """Append a kernel's name to all open records (see `open_record`). Operators of compiled code call this function."""
     for names in _names.get():
         names.append(name)
 

@@ -29,8 +29,8 @@ class Request:
     terms           score terms, applied in order
     beta            the factor of q . k
     hides_by_score  whether a term may hide keys by adding -inf
-    weights         no argument: the attention weights that `attend_with_weights` has computed, if `watch` or
-                    `intervene` observes the call, which can replace them; else None
+    weights         the attention weights of `attend_with_weights`, if `watch` or `intervene` observes the call; an
+                    observer can replace them. Not an argument of `attend`; None for all other calls
     """
 
     q: Float[Tensor, "b h i c"]
@@ -183,8 +183,8 @@ def add_terms(
     (see `center_bias`), so that large values do not round the scores away.
 
     terms      the terms of the request, bound to its queries
-    nonfinite  whether the scores may contain NaN or infinity. If True, a term of -inf hides its key, whatever the score
-               of this key is
+    nonfinite  whether the scores may contain NaN or infinity. If True, a term of -inf hides its key even if the score
+               of this key is NaN or +inf
     """
     first = 0  # of the terms that are summed up
     for number, term in enumerate(request.terms):
@@ -201,9 +201,11 @@ def add_terms(
 
 
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
-    """Return which keys at least one query of their sequence sees.
+    """Return which keys are visible to at least one query of the same sequence, (b g j 1).
 
     Kernels set the other keys to 0, because these keys may contain NaN.
+
+    g  number of key heads
     """
     seen = visible.any(-2)
     if seen.shape[1] > 1:

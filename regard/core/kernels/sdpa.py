@@ -96,9 +96,9 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 
 
 def prepare(request: Request) -> PreparedCall | None:
-    """Return a function of q, k and v that repeats this attention call, which has no score terms and no dropout.
+    """Return a function that computes this attention call again for other q, k and v.
 
-    None if the dense mask would be too large to store.
+    The call has no score terms and no dropout. Returns None if the dense mask would be too large to store.
     """
     if request.plain:
         return _repeat(request, DenseBias(None, None, None), request.causal_square)
@@ -193,10 +193,10 @@ class DenseBias:
 
 
 def takes_empty_rows(q: Tensor) -> bool:
-    """Return whether the fused kernel gives zeros to a row in which every score is -inf, and zero gradients.
+    """Return whether the fused kernel computes zeros and zero gradients for a row in which every score is -inf.
 
-    True for torch's kernel on the CPU. Other kernels may give NaN. For them, callers let such a row see all keys, and
-    set the output of the row to 0 afterwards.
+    True for torch's kernel on the CPU. The result of other kernels may be NaN. If the result of this function is False,
+    callers let such a row see all keys, and set the output of the row to 0 afterwards.
     """
     return q.device.type == "cpu" and not is_exporting()
 
@@ -286,8 +286,8 @@ def fused_attention(
 ) -> Float[Tensor, "n h i e"]:
     """Compute torch's fused attention (`scaled_dot_product_attention`) with exact gradients.
 
-    added  boolean mask, or bias that is added to the scores, with one more column for an attention sink; None for
-           neither
+    added  boolean mask, or bias that is added to the scores; an attention sink is one more column. None if there is no
+           mask and no bias
     """
     c, e = q.shape[-1], v.shape[-1]
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:  # torch has no fused kernels for others
@@ -375,7 +375,7 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
 def _cudnn_first(
     q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, dropout: float, causal: bool, beta: float
 ) -> Tensor:
-    """Run torch's fused attention. On Hopper GPUs torch tries cuDNN before its other kernels."""
+    """Run torch's fused attention. On Hopper GPUs, torch uses cuDNN if it can, else one of its other kernels."""
     grouped = _is_grouped(q, k)
     if not _is_hopper(q.device.index or 0):
         return scaled_dot_product_attention(q, k, v, added, dropout, causal, scale=beta, enable_gqa=grouped)
@@ -423,14 +423,14 @@ def unfused_reasons(request: Request) -> list[str]:
 def is_short(request: Request) -> bool:
     """Return whether this attention call is on a GPU and small enough for the explicit score matrix.
 
-    The explicit score matrix is the most exact method.
+    Computing the explicit score matrix is the method with the smallest rounding error.
     """
     b, h, _, i, j, _, _ = request.sizes
     return request.q.device.type == "cuda" and b * h * i * j <= SHORT
 
 
 def rounds_bias(request: Request) -> bool:
-    """Return whether this kernel would round score terms: on a GPU it takes a bias in the dtype of q only."""
+    """Return whether this kernel would round score terms: on a GPU its bias must have the dtype of q."""
     return request.q.device.type == "cuda" and request.q.element_size() == 2 and len(request.terms) > 0
 
 

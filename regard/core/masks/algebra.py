@@ -1,7 +1,8 @@
 """Mask algebra: the base class of masks and the combinations `&`, `|` and `~`. True means visible.
 
-Every form defines `see`, the visible pairs elementwise on positions. The dense matrix, gathered blocks and the
-predicate of a fused kernel are all computed from it. The other methods are optional and make a form faster.
+Every class of masks defines the method `see`, which computes elementwise whether a query-key pair is visible. The dense
+matrix, gathered blocks and the predicate of a fused kernel all use this method. The other methods are optional and make
+a mask faster.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -42,10 +43,10 @@ UNKNOWN = BoxVisibility(False, False)
 
 
 class RowPieces(NamedTuple):
-    """The rows between which the bounds of `Mask.key_range` are linear in the query position i.
+    """The ranges of query positions i in which the bounds of `Mask.key_range` are linear functions of i.
 
-    period  bounds are linear along the rows i, i + period, i + 2 period, ...
-    breaks  rows where another linear piece begins
+    period  bounds are linear along the query positions i, i + period, i + 2 period, ...
+    breaks  query positions at which another linear function begins
     """
 
     period: int = 1
@@ -55,10 +56,9 @@ class RowPieces(NamedTuple):
 class Mask:
     """A rule that says which keys each query may see. Combine masks with `&`, `|` and `~`.
 
-    A subclass must define `see`. It may define `box`, with which sparse kernels and caches skip hidden keys,
-    `table` (if more is known about blocks than `box` says), one of `key_range`, `labels` and `listed_keys`
-    (exact counts without the matrix), `row_pieces`, `steps`, `as_window` and `sees_itself`. Without them, results are
-    the same but slower.
+    A subclass must define `see`. All other methods are optional and make the mask faster: with `box`, or with the more
+    exact `table`, sparse kernels and caches skip hidden keys. With one of `key_range`, `labels` and `listed_keys`, and
+    with `row_pieces`, pairs are counted without the matrix. `steps`, `as_window` and `sees_itself` help the kernels.
 
     >>> (causal() & window(before=2) | global_tokens(1)).count(1_000_000)
     4999993
@@ -73,14 +73,14 @@ class Mask:
         raise NotImplementedError(f"{type(self).__name__} does not define see(grid)")
 
     def box(self, first: Position, last: Position, start: Position, stop: Position) -> BoxVisibility:
-        """Return whether no pair, or every pair, of queries first..last and keys start..stop (inclusive) is visible.
+        """Return two flags for the queries first..last and keys start..stop: no pair is visible, all are visible.
 
-        A flag is True only if it is certain. False may also mean unknown.
+        Both ends of the ranges are included. A flag of False may also mean unknown.
         """
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        """Return `box` for every pair of a query block and a key block: whether none or all of its pairs are visible.
+        """Return two flags for each query block and key block: no pair is visible, all pairs are visible.
 
         If a mask does not define `box`, every query-key pair is evaluated.
         """
@@ -92,29 +92,37 @@ class Mask:
         """Return the visible keys of each query as a range: the first key, and the key after the last one.
 
         None for masks in which a query may see more than one range. A bound of None means no limit. Used to count
-        pairs.
+        visible pairs.
+
+        i         positions of the queries
+        sequence  index of the sequence in the batch
         """
         return None
 
     def row_pieces(self) -> RowPieces | None:
-        """Return the rows between which the bounds of `key_range` are linear in i. None if no such rows are known.
+        """Return the ranges of queries in which the bounds of `key_range` are linear in i. None if none are known.
 
-        Used to count the pairs of a billion positions.
+        Used to count the pairs of very long sequences by a formula.
         """
         return None
 
     def labels(self, i: Int[Tensor, "i"], j: Int[Tensor, "j"], sequence: int) -> tuple[Tensor, Tensor] | None:
-        """Return labels of the queries and keys, if the mask shows exactly the pairs with equal labels.
+        """Return a label for each query and each key, if exactly the pairs with equal labels are visible.
 
-        None for other masks. Used to count pairs.
+        None for other masks. Used to count visible pairs.
+
+        i, j      positions of the queries and of the keys
+        sequence  index of the sequence in the batch
         """
         return None
 
     def listed_keys(self, i: Int[Tensor, "i"]) -> Iterator[tuple[Tensor, Tensor]] | None:
-        """Return an iterator over the visible keys of each query, for masks that show few keys. None for other masks.
+        """Return an iterator over the visible keys of each query, for masks with few visible keys, else None.
 
-        Yields pairs of tensors: one key of each query, and whether that key exists. No key is listed twice for a
-        query. Used to count pairs.
+        Yields pairs of tensors: one key position for each query, and whether the query has such a key. No key is
+        listed twice for a query. Used to count visible pairs.
+
+        i  positions of the queries
         """
         return None
 
@@ -130,14 +138,17 @@ class Mask:
         return None
 
     def sees_itself(self) -> bool:
-        """Return whether every position is known to see itself, so that no key and no row is hidden completely.
+        """Return whether every query is known to see the key at its own position, so that no query row is empty.
 
-        False may also mean unknown. Compiled FlexAttention reads it where it cannot evaluate the mask.
+        False may also mean unknown. Used in compiled code, which cannot evaluate the mask.
         """
         return False
 
     def visible_keys(self, j: Tensor, batch: Tensor) -> Tensor | None:
-        """Return whether each key position j of sequence `batch` is visible. None if queries see different keys."""
+        """Return whether the key at position j of sequence `batch` is visible, for masks that depend on the key only.
+
+        None for other masks, in which queries of one sequence see different keys.
+        """
         return None
 
     def check(self, positions: Positions, i: int, j: int, b: int | None = None, h: int | None = None) -> None:
@@ -164,7 +175,7 @@ class Mask:
         return self.map_children(lambda child: child.map_tensors(change))
 
     def of_sequences(self, index: Int[Tensor, "n"]) -> "Mask":
-        """Return the mask of the sequences with these indices."""
+        """Return the mask for a batch that consists of the sequences with the indices `index`."""
         return self.map_children(lambda child: child.of_sequences(index)) if self.tensors() else self
 
     def to(self, device: torch.device) -> "Mask":
@@ -205,9 +216,10 @@ class Mask:
         return any(child.opaque() for child in self.children())
 
     def by_pair(self) -> str:
-        """Return the name of a part that is defined by rows, columns or heads, such as "a boolean matrix"; "" if none.
+        """Return what makes the mask depend on row and column indices or heads, such as "a boolean matrix".
 
-        The `blocked` and `flex` kernels refuse such a mask, and it cannot be moved to other positions.
+        "" for masks that depend on positions only. The `blocked` and `flex` kernels refuse a mask that depends on
+        indices or heads. Such a mask cannot be moved to other positions.
         """
         for child in self.children():  # a plain loop, which torch.compile can trace on every version of Python
             name = child.by_pair()
@@ -218,10 +230,10 @@ class Mask:
     def key(self) -> Hashable | None:
         """Return a hashable key under which results for this mask are cached. None if they must not be cached.
 
-        Masks without tensors have equal keys if their settings are equal. The key of a mask with a tensor contains the
-        values of the tensor if it is on the CPU. On other devices, where reading values would synchronise, it contains
-        the id and version of the tensor. A cache must keep a reference to the mask, so that no other tensor gets that
-        id.
+        Masks without tensors have equal keys if their settings are equal. The key of a mask with a CPU tensor contains
+        the values of the tensor. For other devices, where reading values would synchronise, the key contains the id
+        and the version of the tensor. A cache must then keep a reference to the mask, because the id of a freed tensor
+        may be used again for another tensor.
         """
         if not self.tensors() and not self.opaque():
             return self
@@ -261,7 +273,7 @@ class Mask:
 
     @staticmethod
     def from_block_mask(block_mask: "BlockMask") -> "Mask":
-        """Convert a FlexAttention BlockMask to a mask. It fits calls of the lengths for which the BlockMask was made.
+        """Convert a FlexAttention BlockMask to a mask, for calls with the same lengths as the BlockMask.
 
         >>> Mask.from_block_mask(create_block_mask(lambda b, h, q, kv: q >= kv, 1, 1, 5, 5, device="cpu")).count(5)
         15
@@ -292,11 +304,11 @@ class Mask:
     ) -> "BlockMask":
         """Convert the mask to a FlexAttention BlockMask.
 
-        It is made from the block table without evaluating every pair.
+        The BlockMask is made from the block table, without evaluating every pair.
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; default: the queries are the last rows
+        positions  absolute positions; by default the queries have the last positions
         device     device of the BlockMask; default the CPU
         size       number of positions in a block
 
@@ -319,8 +331,8 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; default: the queries are the last rows
-        device     where the matrix is built; default the CPU
+        positions  absolute positions; by default the queries have the last positions
+        device     device on which the matrix is built; default the CPU
         """
         positions, keys = resolve_positions(queries, keys, positions)
         self.check(positions, queries, keys)
@@ -333,7 +345,7 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; default: the queries are the last rows
+        positions  absolute positions; by default the queries have the last positions
         """
         from regard.core.masks.counts import count  # imports this module
 
@@ -347,7 +359,7 @@ class Mask:
         queries    number of query positions
         keys       number of key positions; default `queries`
         size       number of positions in a block
-        positions  absolute positions; default: the queries are the last rows
+        positions  absolute positions; by default the queries have the last positions
         """
         from regard.core.masks.block_tables import block_table
 
@@ -358,7 +370,7 @@ class Mask:
     ) -> str:
         """Draw the mask as text: rows are queries, columns are keys.
 
-        With `ax`, also draw it on that matplotlib axis.
+        ax  matplotlib axis on which the mask is drawn too; None draws text only
         """
         from regard.core.masks.drawing import draw
 
@@ -444,7 +456,7 @@ class Combination(Mask):
 
 @dataclass(frozen=True, repr=False)
 class And(Combination):
-    """The mask `a & b`: a pair is visible if it is visible in all parts."""
+    """The mask `a & b`: a pair is visible if it is visible in all combined masks."""
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -485,7 +497,7 @@ class And(Combination):
 
 @dataclass(frozen=True, repr=False)
 class Or(Combination):
-    """The mask `a | b`: a pair is visible if it is visible in at least one part."""
+    """The mask `a | b`: a pair is visible if it is visible in at least one of the combined masks."""
 
     def see(self, grid: Grid) -> Tensor:
         seen = self.parts[0].see(grid)
@@ -571,7 +583,7 @@ class Predicate(Mask):
         return seen.expand(shape)
 
     def key(self) -> None:
-        """Return None: results are not cached, because what the function reads may change."""
+        """Return None: results are not cached, because values that the function reads may change."""
 
     def opaque(self) -> bool:
         return True

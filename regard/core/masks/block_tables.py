@@ -20,9 +20,9 @@ _BLOCKS_MOVED_PER_VISIT = 4  # gathering the rows of this many blocks takes abou
 
 @dataclass(frozen=True)
 class Blocks:
-    """The assignment of n rows to m blocks with s slots each.
+    """The assignment of n rows (queries or keys) to m blocks with s slots each.
 
-    index  the row in each slot; a block with too few rows repeats its last row
+    index  the row in each slot; a block with fewer than s rows repeats its last row
     real   False where a slot repeats a row
     """
 
@@ -134,7 +134,7 @@ class Spans:
 class BlockTable:
     """The state of every pair of a query block (q) and a key block (k): 0 none, 1 some, 2 all pairs visible.
 
-    0 and 2 are certain. 1 may also mean unknown: such a block is evaluated pair by pair.
+    The state 1 may also mean unknown. A block with this state is evaluated pair by pair.
     """
 
     size: int
@@ -157,7 +157,7 @@ class BlockTable:
         return self.visited / max(self.state.numel(), 1)
 
     def union(self) -> Int8[Tensor, "q k"]:
-        """Return one table for all sequences: 0 or 2 where the sequences agree on none or all, otherwise 1."""
+        """Return one table for all sequences: 0 where all sequences have 0, 2 where all have 2, otherwise 1."""
         if self.state.ndim == 2:
             return self.state
         low, high = self.state.amin(0), self.state.amax(0)
@@ -181,9 +181,10 @@ def block_table(
 
 
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
-    """Return the cheapest block table of a mask, for positions in order or sorted by the periods of the mask.
+    """Return the block table with the lowest cost (see `_cost`), for positions in order or for sorted positions.
 
-    Sorting may leave fewer non-empty blocks. A sorted table is returned only if it saves more than sorting costs.
+    Positions are sorted by their remainders modulo the periods of the mask. Sorting may reduce the number of blocks
+    with visible pairs. A table of sorted positions is returned only if it saves more time than sorting takes.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
@@ -200,9 +201,9 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """Return the cost of attention with a block table: its non-empty blocks, plus sorting if it has steps.
+    """Return the cost of attention with a block table, in units of the cost of one block.
 
-    The unit is the cost of computing one block.
+    The cost is the number of blocks with visible pairs, plus the cost of sorting rows if the table is sorted.
     """
     return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 
@@ -220,8 +221,10 @@ def find_hidden_keys_and_empty_rows(
 ) -> tuple[Bool[Tensor, "b j"] | None, Bool[Tensor, "b i"] | None]:
     """Return which keys no query sees and which queries see no key. Each is None if there are none.
 
-    The table already says that all keys of a fully visible block are seen, and that all its queries see a key. A partly
-    visible block is evaluated pair by pair, unless fully visible blocks settle all of its keys and queries.
+    In a fully visible block, every key is seen and every query sees a key. A partly visible block is evaluated pair by
+    pair, unless its queries and its keys are also in fully visible blocks.
+
+    table  the block table of the mask
     """
     spans = Spans(positions, i, j, table.size, table.steps)
     state = table.state if table.state.ndim == 3 else table.state[None]
@@ -250,10 +253,12 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Reduce the rows of `hit` with `any`: one result row for each sequence and block, True where any of its rows is.
+    """Combine the rows of `hit` that belong to the same sequence and block by a logical or, slot by slot.
 
-    like          a tensor with the shape of the result, (b blocks slots)
-    batch, block  the sequence and the block to which each row of `hit` belongs
+    Returns a boolean tensor (b blocks slots).
+
+    like          a tensor with the shape of the result
+    batch, block  for each row of `hit`, the indices of the sequence and the block to which the row belongs
     hit           boolean, (rows slots)
     """
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
@@ -261,9 +266,10 @@ def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
 
 
 def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, ...]) -> Blocks:
-    """Assign rows with these positions to blocks of `size`.
+    """Assign rows (queries or keys) with these positions to blocks of `size` slots.
 
-    steps  if there are any, rows are first sorted by the remainders of their positions modulo each step
+    steps  periods of the mask. Rows are first sorted by the remainders of their positions modulo each period. Empty
+           keeps the order of the rows
     """
     n = len(positions)
     if not steps:

@@ -1,16 +1,18 @@
 """Count visible pairs exactly, without the matrix.
 
-A mask expression is a polynomial in the indicators of its forms: `~a` is 1 - a, `a & b` is a b, `a | b` is a + b - a b.
-So its count is a signed sum of counts of conjunctions. The pairs of one conjunction are counted in one of these ways:
+A mask expression is a polynomial in the indicators (1 visible, 0 hidden) of its basic masks: `~a` is 1 - a, `a & b` is
+a b, `a | b` is a + b - a b. So the number of visible pairs is a sum of integer factors times the counts of conjunctions
+(`a & b & c`). The pairs of one conjunction are counted in one of these ways:
 
-    windows        by a formula
-    linear ranges  if the bounds of `key_range` are linear in the query, as arithmetic series (`_count_linear_rows`)
-    other rules    some rows at a time: the ranges of keys are intersected, keys with equal labels are counted by
-                   binary search, listed keys are tested one by one
+    windows        are counted by a formula
+    linear ranges  are summed as arithmetic series, if the bounds of `key_range` are linear functions of the query
+                   position (`_count_linear_rows`)
+    other masks    are counted some rows at a time: the ranges of keys are intersected, keys with equal labels are
+                   counted by binary search, and listed keys are tested one by one
 
-The number of terms of the polynomial doubles with every form. A long expression of ranges of keys is therefore not
-expanded: it is evaluated once between each two neighbouring bounds. A mask with a form that defines none of
-`key_range`, `labels` and `listed_keys` is counted pair by pair, a few rows at a time.
+The number of terms of the polynomial doubles with every basic mask. A long expression of ranges of keys is therefore
+not expanded: for each query it is evaluated once between each two neighbouring bounds of ranges. If a basic mask
+defines none of `key_range`, `labels` and `listed_keys`, every pair is evaluated, a few rows at a time.
 """
 
 import itertools
@@ -83,9 +85,10 @@ def _split(span: range, size: int) -> Iterator[range]:
 
 
 def expand(mask: Mask) -> Polynomial | None:
-    """Expand a mask expression into the polynomial that the docstring of this module explains.
+    """Expand a mask expression into a polynomial: a sum of products of basic masks with integer factors.
 
-    Returns the integer factor of each product of masks, or None if the polynomial has too many terms.
+    Returns the factor of each product, or None if there are too many products. The docstring of this module explains
+    the polynomial.
     """
     match mask:
         case Full():
@@ -171,9 +174,10 @@ def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, seque
 def _count_linear_rows(term: frozenset[Mask], rows: range, period: int, columns: range, sequence: int) -> int:
     """Count the pairs that are visible in every mask of `term`, for rows in which all bounds of key ranges are linear.
 
-    The rows are divided into runs of rows `period` apart. Along a run, each bound is a line in i, so the first visible
-    key is a maximum of lines, and the end of the visible keys is a minimum of lines. A run is halved until both are one
-    line, and the range of keys is empty in all rows or in none. The numbers of keys are then an arithmetic series.
+    The rows are divided into runs of rows that are `period` apart. Along a run, each bound is a linear function of i.
+    So the first visible key is a maximum of linear functions, and the end of the visible keys is a minimum. A run is
+    halved until, in each half, both are linear and the range of keys is empty in all rows or in none. Then the numbers
+    of keys in the rows are an arithmetic series.
     """
     start = _positions(rows[:period])
     steps = (rows.stop - 1 - start) // period  # the rows of a run are start + n * period, n = 0 .. steps

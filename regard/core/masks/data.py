@@ -21,8 +21,8 @@ from regard.core.masks.algebra import Mask
 class DataMask(Mask):
     """Base class of masks that store one tensor, `data`. Two such masks are equal if their contents are equal.
 
-    Results are cached by contents on the CPU, where other code may change the memory (NumPy shares it), and by
-    the tensor's identity and version on other devices.
+    The cache key of a mask on the CPU has the contents of `data`, because other code may change them (NumPy shares
+    the memory). On other devices the key has the identity and version of the tensor.
     """
 
     data: Tensor
@@ -82,7 +82,7 @@ class DataMask(Mask):
 def tensor_key(data: Tensor) -> Hashable | None:
     """Return a key of a tensor's values: its contents on the CPU, its identity and version on other devices.
 
-    None if a change could go unnoticed.
+    None if a change of the values could not be detected.
     """
     if can_read_values(data) and data.device.type == "cpu":
         # a dispatch mode, such as that of fake tensors, would replace the tensor
@@ -93,7 +93,7 @@ def tensor_key(data: Tensor) -> Hashable | None:
 
 
 class Snapshot:
-    """The values of a tensor at one time, to see later whether they have changed."""
+    """A record of a tensor's current values, with which a later change of the values is detected."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data
@@ -105,7 +105,7 @@ class Snapshot:
                 self.array, self.bytes, self.layout = array, array.tobytes(), _layout(data)
 
     def is_current(self) -> bool:
-        """Return whether the tensor still has these values. False if that is unknown."""
+        """Return whether the tensor still has the recorded values. False may also mean unknown."""
         if self.array is not None:  # a view of the tensor's memory
             return _layout(self.data) == self.layout and self.array.tobytes() == self.bytes
         return self.key is not None and tensor_key(self.data) == self.key

@@ -67,7 +67,10 @@ class TruthValueError(ConfigError):
 
 
 class _Symbol:
-    """Base class of symbolic values. Their truth value raises an error, because `a and b` would return b alone."""
+    """Base class of symbolic values. Using one in `if`, `and` or `or` raises an error, as for tensors.
+
+    Otherwise Python would evaluate `a and b` to b alone.
+    """
 
     def __bool__(self) -> bool:
         raise TruthValueError(
@@ -334,7 +337,7 @@ class MaskModMask(Mask):
         return _call(self.function, self.batch_size, self.head_count, grid.batch, grid.head, grid.i, grid.j)
 
     def key(self) -> None:
-        """Return None: results are not cached, because what the function reads may change."""
+        """Return None: results are not cached, because values that the function reads may change."""
 
     def batch(self) -> int | None:
         return self.batch_size
@@ -379,7 +382,7 @@ class BlockMaskMask(Mask):
                 raise ShapeError(f"the BlockMask was made for {letter}={own}, but q has {letter}={wanted}")
 
     def key(self) -> None:
-        """Return None: results are not cached, because what the function reads may change."""
+        """Return None: results are not cached, because values that the function reads may change."""
 
     def batch(self) -> int | None:
         return len(self.state) if len(self.state) > 1 else None

@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Context manager: tensors made inside are real CPU tensors without gradients.
+    """Context manager: tensors made inside the `with` block are real CPU tensors without gradients.
 
-    This holds also under a fake tensor mode, another default device or inference mode.
+    A fake tensor mode, another default device and inference mode are switched off inside the block.
     """
     with _disable_current_modes(), torch.device("cpu"), outside_inference_mode():
         yield
@@ -34,7 +34,7 @@ _in_graphs: dict[int, object] = {}
 
 
 def _keep_for_graph(result: object) -> None:
-    """Keep a result alive forever if a CUDA graph is being captured, because every replay reads its memory."""
+    """Keep a reference to a result forever if a CUDA graph is being captured: every replay reads its memory."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         _in_graphs[id(result)] = result
 
@@ -42,8 +42,8 @@ def _keep_for_graph(result: object) -> None:
 class Memo(Generic[T]):
     """A cache of the last `most` results that depend on a mask.
 
-    The mask of each result is stored too. Keys may contain the ids of its tensors, and a freed tensor would leave its
-    id to another one.
+    The mask of each result is stored too. A key may contain the ids of the mask's tensors, and the id of a freed tensor
+    may be used again for another tensor.
     """
 
     def __init__(self, most: int) -> None:
@@ -61,9 +61,9 @@ class Memo(Generic[T]):
     ) -> T:
         """Return the cached result of `key`. If there is none, compute it with `make()`.
 
-        A new result is stored if `key` is not None and `worth(result)` is true.
-
-        mask  the mask on which the result depends; it is stored with the result
+        mask   the mask on which the result depends; it is stored with the result
+        make   function that computes the result
+        worth  function of the result that returns whether to store it; with a key of None, nothing is stored
         """
         found = None if key is None else self._kept.get(key)
         if found is not None:

@@ -1,4 +1,4 @@
-"""The base class of masks that show each query one run of keys."""
+"""The base class of masks in which each query sees one contiguous range of keys."""
 
 from abc import abstractmethod
 

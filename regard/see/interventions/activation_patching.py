@@ -217,7 +217,7 @@ def _check_seen(what: str, source: object) -> Seen:
 
 
 def _check_positions(positions: Sequence[int] | None, sizes: dict[str, int]) -> tuple[int, ...] | None:
-    """Check the positions to patch against the number of queries of each layer, before the model runs."""
+    """Check that every layer has queries at the positions to patch, else raise an error. Returns the positions."""
     rows = check_indices("positions", positions)
     if rows == ():
         raise ConfigError("positions is empty; pass indices of queries, or None to patch all together")

@@ -1,4 +1,4 @@
-"""Edits of an attention call: change its weights by beta, a mask or a matrix, or replace the output of its heads.
+"""Edits of an attention call: scale beta, hide keys, set the weights, or replace the output of heads.
 
 `ablate` and `intervene`, which apply edits to a model, are in intervene.py.
 """

@@ -13,9 +13,9 @@ ACTIVATIONS = ("gelu", "tanh", "relu", "silu", "sigmoid", "softplus", "elu", "le
 class FrozenFunctions(TorchFunctionMode):
     """Torch function mode that makes norms and activation functions linear for gradients; outputs do not change.
 
-    A norm multiplies its input by a factor that depends on the input, and so does an activation function, since
-    f(x) = x (f(x) / x). Inside the mode, autograd treats both factors as constants. The product of a vector and
-    its gradient is then the exact contribution of this vector to the output.
+    A norm multiplies its input by a factor that depends on the input. So does an activation function f, with the factor
+    f(x) / x. Inside the mode, autograd treats these factors as constants. The product of a vector and its gradient is
+    then the exact contribution of this vector to the output.
     """
 
     def __torch_function__(

@@ -27,17 +27,17 @@ def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractCo
     """Context manager to change what attention heads compute: ablation, activation patching and more.
 
     Every attention call that `watch` records can be edited. Without edits, all outputs stay bit-identical.
-    Gradients flow through edits. At the end of the block, or after an error, all changes to the model are
+    Gradients flow through edits. At the end of the `with` block, or after an error, all changes to the model are
     undone. An edit that has changed no call by the end of the first forward pass raises an error with the
     reason.
 
-    The argument `layer` of an edit is a name in `seen`, a suffix of such a name that is unique, or the index of
-    the call in a forward pass. A name selects every call of the module. `name:2` selects only the second call
-    inside the block, as in the names of `watch`. Edits of one layer are applied in a fixed order: first
-    `scale_beta` and `hide`, then `set_weights`, then `ablate` and `patch`.
+    The argument `layer` of an edit is the name of an attention call as `watch` records it, a unique suffix of such
+    a name, or the index of the call in a forward pass. A name selects every call of the module. `name:2` selects
+    only the second call of the module inside the `with` block. Edits of one layer are applied in a fixed order:
+    first `scale_beta` and `hide`, then `set_weights`, then `ablate` and `patch`.
 
     model  the model; with None, or a function that is not a method of a model, every attention call inside the
-           block can be edited, and `layer` is the index of the call since the block began
+           `with` block can be edited, and `layer` is the index of the call since the start of this block
 
     >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> with regard.intervene(model) as edit:
@@ -57,7 +57,7 @@ def _run_block(edit: "Interventions") -> Iterator["Interventions"]:
 
 
 class Interventions:
-    """The edits of a model inside an `intervene` block; its methods add edits."""
+    """The edits of a model inside `with intervene(model) as edit`. Each method adds an edit."""
 
     def __init__(self, model: nn.Module | Callable[..., Any] | None = None) -> None:
         self.edits: list[Edit] = []
@@ -76,7 +76,9 @@ class Interventions:
         source: Source | None = None,
         seed: int | None = None,
     ) -> None:
-        """Ablate heads: replace their output, before the output projection, by zeros, a mean or other sequences.
+        """Ablate heads: replace their output by zeros, by a mean, or by the output for other sequences.
+
+        The output is replaced before the output projection.
 
         layer   name or index of the layer, as in `intervene`
         heads   indices of heads; None is all
@@ -250,7 +252,7 @@ class EditingWatcher(Watcher):
         self._running = False
 
     def outside_forward_pass(self) -> bool:
-        """Return whether a model is watched and the current call is outside of its forward pass."""
+        """Return whether the current call is outside of a forward pass of the model; False without a model."""
         return isinstance(self.model, nn.Module) and not self._running
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -13,8 +13,8 @@ class LayerChoice:
     """Selects the attention calls that an edit changes.
 
     path    path of the module; None for any
-    number  number of the call of this module inside the block, from 1, as in the names of `watch`; None for
-            every call
+    number  number of the call of this module inside the `with` block, from 1, as in the names of `watch`; None
+            for every call
     index   index among all attention calls of the forward pass, from 0; None for any
     """
 
@@ -26,7 +26,7 @@ class LayerChoice:
         """Return whether an attention call is selected.
 
         path    module path of the layer
-        number  number of the call among those of this layer inside the block, from 1
+        number  number of the call among those of this layer inside the `with` block, from 1
         index   index of the call among all attention calls of its forward pass, from 0
         """
         return self.path in (None, path) and self.number in (None, number) and self.index in (None, index)
@@ -35,8 +35,8 @@ class LayerChoice:
 def choose_layer(layer: str | int, paths: Sequence[str]) -> LayerChoice:
     """Convert the argument `layer` of an edit to a `LayerChoice`.
 
-    layer  a name in `seen`, where `name:2` is the second call inside the block; a suffix that only one module
-           has; or the index of the call in a forward pass
+    layer  name of an attention call as `watch` records it, where `name:2` is the second call inside the `with`
+           block; a suffix of the name that only one module has; or the index of the call in a forward pass
     paths  paths of all modules of the model
     """
     if not isinstance(layer, str):

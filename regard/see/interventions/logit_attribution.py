@@ -136,13 +136,14 @@ def direct_logit_attribution(
 def _contributions(
     logit: Float[Tensor, "b"], leaves: dict[str, Tensor], biases: list[nn.Parameter]
 ) -> tuple[Float[Tensor, "b parts"], dict[str, Tensor]]:
-    """Return the contributions of the components to the logit, and the gradients of the logit at the heads by layer.
+    """Return the contributions of a model's components to the logit, and the gradients at the heads of each layer.
 
     The contribution of a component is its output times the gradient of the logit, summed over all entries. The columns
-    are in the order of `leaves`: one for each head of a leaf that is the output of heads, and one for any other leaf.
-    The last column is the contribution of all biases together.
+    of the first result are in the order of `leaves`: one column for each head of a layer, and one for any other
+    component. The last column is the contribution of all biases together. The second result has, by name of the layer,
+    the gradient of the logit with respect to the output of its heads.
 
-    leaves  outputs of the components, by name; a leaf of four axes is the output of the heads of a layer
+    leaves  outputs of the components, by name; an output of four axes is that of the heads of a layer
     """
     rows, of_heads = [], {name: torch.zeros_like(leaf) for name, leaf in leaves.items() if leaf.ndim == 4}
     for at, each in enumerate(logit):
@@ -161,7 +162,7 @@ def _contributions(
 
 @contextmanager
 def _with_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Context manager: set requires_grad of parameters to True inside the block."""
+    """Context manager: set requires_grad of parameters to True inside the `with` block."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(True)

@@ -61,7 +61,7 @@ class ResidualStream:
 
 
 def find_residual_stream(model: nn.Module) -> ResidualStream:
-    """Find the Transformer blocks of a model by usual attribute names; raise InterventionError if there are none."""
+    """Find the Transformer blocks of a model by known module names; raise InterventionError if there are none."""
     for path, inside in LAYOUTS:
         try:
             blocks = model.get_submodule(path)

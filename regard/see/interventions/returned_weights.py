@@ -42,7 +42,7 @@ class ReturnedWeights(Protocol):
 def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
     """Compute the weights of a record with gradients and without dropout.
 
-    The weights are the output of the attention if the values are unit vectors.
+    The weights are computed as the output of attention in which the values are unit vectors.
     """
     k = record.k
     units = torch.eye(k.shape[2], dtype=record.q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
@@ -86,9 +86,9 @@ class ResultWeights:
 
 @dataclass(frozen=True, eq=False)
 class WeightTensors:
-    """Attention weights of handwritten attention; `write` replaces the values of the tensors that hold them, in place.
+    """The weights of attention written by hand; `write` replaces the values of the weight tensors in place.
 
-    tensors  pairs of a tensor that holds the weights, and whether dropout was applied to it
+    tensors  pairs of a tensor that holds the weights, and whether dropout was applied to this tensor
     sizes    shape of the weights at the softmax
     shape    shape to which the weights are broadcast in the product with the values
     axes     how the leading axes map to batch and heads

@@ -65,7 +65,7 @@ def patch_from(source: Source, call: AttentionCall, heads: Tensor) -> Tensor:
 def recorded_output(source: Source, call: AttentionCall) -> Float[Tensor, "b h i e"]:
     """Compute the output of the heads of a recorded call from its recorded inputs.
 
-    Raises InterventionError if the record is not complete, or if the model had dropout.
+    Raises InterventionError if values, heads or rows were not recorded, or if dropout was active.
     """
     record = source if isinstance(source, Record) else source[call.name if call.name in source else call.path]
     reason = None

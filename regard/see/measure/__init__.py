@@ -1,4 +1,4 @@
-"""The engine that infers scale, mask, heads, positions, bias and dropout of a black-box attention.
+"""Infer scale, mask, heads, positions, bias and dropout of an attention function from its outputs.
 
 `measure_attention` takes a probe and returns an `AttentionMeasurement`. `regard.see.xray` prints it, and `regard.check`
 compares it with the declared conventions.

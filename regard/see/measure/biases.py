@@ -54,10 +54,11 @@ def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
 def name_bias(
     bias: Float[Tensor, "h i j"], visible: Bool[Tensor, "h i j"], near: float
 ) -> tuple[str, tuple[float, ...] | None]:
-    """Return the name of a measured bias with rows of mean zero, and the slope of each head if the bias is ALiBi.
+    """Return the name of a measured bias, and the slope of each head if the bias is ALiBi, else None.
 
     Under a causal mask, both variants of ALiBi give the same weights.
 
+    bias  the bias, shifted so that the mean of each row is zero
     near  largest difference that counts as equal
     """
     h, i, j = bias.shape

@@ -10,7 +10,7 @@ from regard.see.measure.raw_weights import RawWeights
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReading:
-    """The key heads whose values and whose keys each query head uses, as measured (grouped-query attention)."""
+    """The measured assignment of query heads to key heads (grouped-query attention), by values and by keys."""
 
     value_heads: tuple[int, ...] | None = None  # the key head whose values each query head reads
     key_heads: tuple[int, ...] = ()  # the key head whose keys each query head is compared with
@@ -56,6 +56,8 @@ def read_heads(raw: RawWeights, steady: bool) -> HeadReading:
 
 def name_grouping(heads: Sequence[int], g: int) -> str:
     """Name the assignment of query heads to key heads: "one to one", "shared", "repeat", "tile" or "other".
+
+    For 4 query heads and 2 key heads, the key heads of the query heads are 0 0 1 1 with "repeat", 0 1 0 1 with "tile".
 
     heads  the key head of each query head
     g      number of key heads

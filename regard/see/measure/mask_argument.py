@@ -107,8 +107,12 @@ def mask_polarity(
 ) -> str | None:
     """Measure the effect of a mask: "keep", "drop" or "transposed"; None if it hides nothing.
 
-    Returns "refused" if the call raises an error. A mask counts as hiding only if visible keys keep a positive
-    weight; a mask that turns all weights into NaN does not.
+    The meaning of the results is that of `MaskArgument.polarity`. Returns "refused" if the call raises an error. A
+    mask hides keys only if visible keys keep a positive weight, so a mask that makes all weights NaN hides nothing.
+
+    read      function that returns the weights at q = 0 of a call with given keywords
+    argument  the keyword, axes and values with which the mask is passed
+    visible   the mask to pass
     """
     try:
         before, after = read(), read(**{argument.name: argument.convert(visible, dtype)})
@@ -127,6 +131,8 @@ def mask_polarity(
 
 def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """Measure the weights of a query whose keys are all hidden: "zeros", "nan", "mean", "unmasked" or "other".
+
+    "mean" means that all weights are equal, "unmasked" that the weights are the same as without a mask.
 
     read  function that returns the weights for random q and k of a call with given keywords
     """

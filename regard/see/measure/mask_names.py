@@ -21,7 +21,7 @@ UNNAMED = "a mask without a name"
 class VisibleBand:
     """A band of visible keys: `before` earlier keys, the key at the query's position, and `after` later keys.
 
-    None means all earlier keys, or all later keys.
+    `before=None` means all earlier keys, `after=None` all later keys.
     """
 
     before: int | None
@@ -78,7 +78,7 @@ def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """Return pairs: the name of a known mask, and a dictionary from each alignment to the visible pairs (i j)."""
+    """Return the name of each known mask, with its visible pairs (i j) for each alignment by name of the alignment."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})

@@ -44,8 +44,8 @@ def read_mask(raw: RawWeights) -> MaskReading:
 def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
     """Return the name of the mask, and how it aligns queries with keys.
 
-    The alignment shows only if there are more keys than queries. If their numbers are equal, it is measured with four
-    more keys.
+    The alignment can be measured only if there are more keys than queries. If the numbers are equal, the function
+    is called again with four more keys.
     """
     reader, visible = raw.reader, raw.visible
     names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
@@ -100,7 +100,7 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 def _note_finite_mask_value(raw: RawWeights) -> None:
     """Add a note if the mask hides keys with a finite value such as -1e9.
 
-    If all visible scores are lower than this value, the hidden keys get weight.
+    If all visible scores are lower than this value, the hidden keys get a weight above 0.
     """
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):

@@ -82,7 +82,10 @@ class AttentionMeasurement:
             return read_training_dropout(self.raw, self.dropout_in_eval)
 
     def rotary_alignment(self, square: ScoreReading) -> str | None:
-        """Measure how rotary positions align queries with more keys: "bottom-right", "top-left" or None.
+        """Measure at which rotary positions the queries are if there are more keys than queries.
+
+        Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None if neither
+        fits.
 
         square  the measured scores for equal numbers of queries and keys
         """
@@ -90,7 +93,7 @@ class AttentionMeasurement:
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """Return `linearity`, but with the field `normalised` "rows and a sink" if an attention sink was found."""
+        """Return `linearity`, with `normalised` set to "rows and a sink" if an attention sink was found."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager

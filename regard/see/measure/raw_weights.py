@@ -17,7 +17,7 @@ HIDDEN = 1e-18  # a weight this small, relative to the largest of its row, is hi
 class RawWeights:
     """The attention weights measured for random q and k and for q = k = 0, and the visible pairs.
 
-    Later measurements add their remarks to `notes`.
+    Other measurements add their remarks to `notes`.
     """
 
     reader: WeightReader
@@ -41,8 +41,8 @@ class RawWeights:
     def neutral(self) -> tuple[Tensor, Tensor]:
         """The q and k for measurements in which visible keys need a nonzero weight: zeros, or the random q and k.
 
-        At q = k = 0 all visible keys have similar weights. If `flat_unusable`, the attention gives NaN or hides keys
-        there, and the random q and k are returned.
+        At q = k = 0 all visible keys have similar weights. If `flat_unusable` is True, the weights at q = k = 0 are NaN
+        or hide keys, and the random q and k are returned.
         """
         return (self.q, self.k) if self.flat_unusable else (0 * self.q, 0 * self.k)
 
@@ -101,8 +101,8 @@ def read_raw_weights(reader: WeightReader, tensors: list[Tensor], notes: list[st
 def _visible_key_by_key(reader: WeightReader, q: Tensor, k: Tensor) -> Bool[Tensor, "b h i j"]:
     """Find the visible pairs with one call for each key: this key equals the query, all other keys are minus the query.
 
-    In its call, a key has the highest score in every row, so it has a weight in each row that sees it. This method is
-    needed for a hard argmax, and for a function that gives no weight to a score of zero.
+    The chosen key of a call has the highest score in every row, so it has a weight in each row that sees it. This
+    method is needed for a hard argmax, and for a function in which a score of zero has no weight.
     """
     ones, found = torch.ones_like(q), []
     for key in range(k.shape[2]):

@@ -93,7 +93,7 @@ class WeightReader:
     def rounding(self) -> float:
         """The largest relative residual of a fit that counts as rounding error.
 
-        It is at least 1e-5, because many layers compute in float32 for any dtype.
+        This limit is at least 1e-5, because many layers compute in float32 for any dtype.
         """
         return max({torch.float64: 1e-5, torch.float32: 1e-4}.get(self.dtype, 0.05), 10 * self.coarse)
 
@@ -113,8 +113,8 @@ class WeightReader:
     def value_width(self, j: int) -> int:
         """Return the width of v to use for `j` keys.
 
-        Unless the probe fixes the width, it is j + 3. So a scale that depends on j can be distinguished from a scale
-        that depends on the width.
+        Unless the probe fixes the width, it is j + 3: if it were j, a scale that depends on j could not be
+        distinguished from a scale that depends on the width.
         """
         return self.e or j + 3
 

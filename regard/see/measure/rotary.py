@@ -46,7 +46,7 @@ class Rotation:
         return rotated
 
     def base(self) -> float | None:
-        """Return the base of the frequencies base**(-pair / pairs); None if the frequencies do not have this form.
+        """Return the base if pair n of N has the frequency base**(-n / N); None if the frequencies differ from that.
 
         The base is rounded to two digits if the rounded number fits closely.
         """
@@ -65,7 +65,7 @@ class Rotation:
         return _blended_scheme(found)
 
     def with_base(self, base: float) -> "Rotation":
-        """Return the rotation with the exact frequencies base**(-pair / pairs)."""
+        """Return the same rotation with the frequency base**(-n / N) for pair n of N."""
         count = len(self.frequencies)
         return replace(self, frequencies=tuple(base ** -(pair / count) for pair in range(count)))
 

@@ -33,7 +33,7 @@ SCALES: dict[str, Callable[[int, int, int, int], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReading:
-    """How scores are computed from q and k, as measured: scale, soft-cap, norm and rotary positions."""
+    """The measured computation of scores from q and k: scale, soft-cap, norm and rotary positions."""
 
     scale: float | None = None  # None if it is unknown or differs between heads
     scales: tuple[float, ...] | None = None  # scale of each head
@@ -138,7 +138,9 @@ def prepare_products(
 
 
 def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
-    """Measure how rotary positions align queries with more keys: "bottom-right", "top-left" or None.
+    """Measure at which rotary positions the queries are if there are more keys than queries.
+
+    Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None if neither fits.
 
     reading  the measured scores for equal numbers of queries and keys, at the same width
     """

@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """Return the norm of a - b divided by the norm of a, over the entries that are finite in both; inf if none is."""
+    """Return the norm of a - b divided by the norm of a, over the entries that are finite in both tensors.
+
+    Returns inf if there are no such entries.
+    """
     known = a.isfinite() & b.isfinite()
     return float((a - b)[known].norm() / a[known].norm()) if bool(known.any()) else math.inf
 

@@ -1,6 +1,6 @@
 """The mask forms, one file each. A file `name.py` defines the function `name`, which makes the mask.
 
-It may also define
+The file may also define
 
     examples(n)    expressions for n positions: the first is shown by `regard masks`, tests check all of them
     candidates(n)  masks by which `regard.see.xray` names a pattern that it measures on n positions

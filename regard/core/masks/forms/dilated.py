@@ -1,4 +1,4 @@
-"""Dilated attention: every step-th key."""
+"""Dilated attention: a query sees every `step`-th key."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

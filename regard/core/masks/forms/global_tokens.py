@@ -50,7 +50,7 @@ class GlobalTokens(CompoundMask):
 
 
 def global_tokens(n: int) -> Mask:
-    """Global tokens: the first n positions see all keys, and all queries see them: i < n or j < n.
+    """Global tokens: the first n positions see all keys and are seen by all queries, i < n or j < n.
 
     Beltagy et al. 2020, arXiv:2004.05150.
 

@@ -1,4 +1,4 @@
-"""Random links to earlier keys."""
+"""Random attention: a query sees randomly chosen earlier keys."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class RandomLinks(Mask):
-    """The mask of `random_links`: each query sees up to `links` random keys among its own and earlier ones.
+    """The mask of `random_links`: each query sees up to `links` random keys at its own and earlier positions.
 
-    The keys from 0 to the query's own are divided into `links` equal ranges, and one key is drawn from each. The choice
-    depends on the seed and the query's position only, so generation with a KV cache sees the same links as training.
+    The positions up to the query's own are divided into `links` equal ranges, and one key is drawn from each. The
+    choice depends on the seed and the query's position only, so it is the same in training and in generation with a
+    KV cache.
     """
 
     links: int
@@ -62,7 +63,7 @@ class RandomLinks(Mask):
 
 
 def random_links(count: int, seed: int = 0) -> Mask:
-    """Random mask: a query sees `count` random keys among its own and earlier ones, or all while there are fewer.
+    """Random mask: a query sees `count` random keys at its own and earlier positions, or all if there are fewer.
 
     Zaheer et al. 2020, arXiv:2007.14062. The choice depends on the seed and the query's position only.
 

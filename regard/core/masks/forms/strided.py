@@ -1,4 +1,4 @@
-"""Strided attention: every step-th position is a summary that all later queries see."""
+"""Strided attention: all later queries see the keys at multiples of `step`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

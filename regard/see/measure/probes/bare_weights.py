@@ -22,8 +22,8 @@ class BareWeight:
     """An object in place of a weight parameter: `replace` computes its product with another tensor.
 
     weight      the original parameter
-    replace     function that returns the product, given the other tensor, and the pair: axis of positions in the
-                other tensor, axis of positions in the product
+    replace     function of the other tensor and a pair of axes that returns the product. The pair is the axis of
+                positions in the other tensor and the axis of positions in the product
     time_first  whether the layer's tensors are (n, b, ...)
     """
 
@@ -102,7 +102,7 @@ def heads_before_output(heads: Tensor, axes: Axes) -> Tensor:
 
     A tensor of three axes is returned unchanged.
 
-    axes  the axes of positions in the input and in the product
+    axes  the axis of positions in the input of the projection, and that in its output
     """
     if heads.ndim == 3:
         return heads

@@ -114,7 +114,8 @@ class _Function:
     ) -> Iterator[tuple[Probe, ProbeSizes] | Exception]:
         """Try layouts: yield a probe and its sizes if a layout works, or the exception if a layout fails.
 
-        A layout with fewer axes is not tried after a layout that works, because it would hide mixed sequences or heads.
+        After a layout that works, layouts with fewer axes are not tried: with them, a function that mixes sequences or
+        heads by mistake could not be detected.
         """
         options, axes = self.options, ""  # axes of all layouts that worked
         for layout in [options.layout] if options.layout else LAYOUTS:

@@ -106,7 +106,7 @@ def _count_heads(
 def _attempts(
     module: nn.Module, known: Projections, sizes: LayerSizes, name: str, options: ProbeOptions
 ) -> Iterator[tuple[Probe, ProbeSizes]]:
-    """Yield a `Probe` and sizes to test, for every combination of arguments, axes and head order of the layer."""
+    """Yield a `Probe` and the sizes to test it with, for every combination of arguments, axes and order of heads."""
     (dtype, *_), device = dtypes_and_device(module, options)
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}
@@ -169,7 +169,7 @@ class _Chosen:
     read: dict[str, list[Tensor]] = field(default_factory=dict)  # the inputs of the projections in the last call
 
     def keep_input(self, parts: str, x: Tensor) -> None:
-        """Note that a projection computes q, k or v from `x`."""
+        """Store `x` as the input of the projection that computes `parts`: "q", "kv", "qkv" and so on."""
         for part in parts:
             self.read.setdefault(part, []).append(x)
 
@@ -281,7 +281,7 @@ class _LayerCall:
         return [(n, batch, d) if self.chosen.time_first else (batch, n, d) for batch, n, d in shapes]
 
     def find_sources(self, copies: ModuleCopies) -> dict[str, set[str]]:
-        """Return the names of the sequence arguments from which the layer computes q, k and v."""
+        """Return, for each of q, k and v, the names of the sequence arguments from which the layer computes it."""
         (dtype, *_), device = dtypes_and_device(copies.reference, self.options)
         sizes = ProbeSizes(self.sizes.h, self.sizes.g, *self.options.lengths()[0], self.sizes.c, self.sizes.e)
         inputs = [
@@ -340,7 +340,7 @@ class _LayerCall:
 
 
 def _depends(outputs: list[Tensor], x: Tensor) -> bool:
-    """Return whether autograd leads from one of the outputs to x."""
+    """Return whether at least one of the outputs depends on x, according to autograd."""
     graphs = [out for out in outputs if out.requires_grad]
     if not graphs:
         return False

@@ -10,7 +10,7 @@ from regard.see.measure.probes.probe import Probe, ProbeOptions, first_tensor
 
 
 def probe_multihead(module: nn.MultiheadAttention, name: str, options: ProbeOptions) -> Probe:
-    """Build the probe of a torch.nn.MultiheadAttention; copies of it have the identity as projections."""
+    """Build the probe of a torch.nn.MultiheadAttention, in copies of which all projections are the identity."""
     copies = ModuleCopies(module, _set_identity_projections)
     heads, batch_first = module.num_heads, module.batch_first
     (dtype, *_), device = dtypes_and_device(module, options)

@@ -110,10 +110,10 @@ class ProbeOptions:
 
 
 def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> Probe | Exception:
-    """Return the first probe that mixes no sequences or heads, else the first that runs, else the first exception.
+    """Return the first probe with the right layout, else the first probe that runs, else the first exception.
 
-    If every probe that runs mixes sequences or heads, the first of these probes is returned, so that `check` can
-    report the mistake.
+    The layout is right if `Probe.test_layout` finds that sequences and heads are not mixed. If they are mixed by
+    every probe that runs, the first of these probes is returned, so that `check` can report the mistake.
     """
     mixing: Probe | None = None
     raised: list[Exception] = []
@@ -135,7 +135,9 @@ def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> P
 def missing_argument_hint(name: str, filled_in: tuple[str, ...], of: str = "") -> str:
     """Return a hint for an error message: which required arguments were passed as None, and how to pass them.
 
-    of  name of the input, if a value in `extra` can be a function of this input; empty if it cannot
+    name       name of the attention function or layer
+    filled_in  names of the required arguments
+    of         name of the input, if a value in `extra` can be a function of this input; empty if it cannot
     """
     if not filled_in:
         return ""

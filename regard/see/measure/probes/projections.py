@@ -12,7 +12,7 @@ from regard.see.measure.probes.probe import AS_FUNCTION, ProbeOptions
 
 @dataclass(frozen=True)
 class Projections:
-    """The names of an attention layer's projections, and what each computes: "q", "k", "v" or several, as "qkv"."""
+    """The names of an attention layer's projections, and what each of them computes: "q", "kv", "qkv" and so on."""
 
     names: tuple[str, ...]
     parts: tuple[str, ...]
