@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.base.errors import ConfigError, DtypeError, ShapeError
 from regard.nn.embeddings import (
@@ -15,6 +16,7 @@ from regard.nn.embeddings import (
     check_context,
     check_image,
     check_tokens,
+    convolve_patches,
     interpolate_positions,
 )
 from regard.nn.init import init_parameters, normal
@@ -68,6 +70,21 @@ def test_a_patch_is_the_product_with_its_square():
     square = image[1, :, 4:6, 2:4]
     truth = torch.einsum("dcyx,cyx->d", patches.projection.weight, square) + patches.projection.bias
     torch.testing.assert_close(out[1, 2, 1], truth)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_of_patches_is_a_linear_layer_of_their_pixels(bias):
+    image, weight = torch.randn(2, 3, 6, 12), torch.randn(5, 3, 2, 4)
+    found = convolve_patches(image, weight, torch.arange(5.0) if bias else None)
+    expected = functional.conv2d(image, weight, torch.arange(5.0) if bias else None, stride=(2, 4))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.cuda
+def test_patches_on_a_gpu_are_those_of_the_cpu():
+    patches, image = PatchEmbedding(16, 4).double(), torch.randn(2, 3, 8, 12, dtype=torch.float64)
+    expected = patches(image)
+    torch.testing.assert_close(patches.cuda()(image.cuda()).cpu(), expected)
 
 
 def test_patches_refuse_what_they_do_not_fit():
