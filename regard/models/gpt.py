@@ -168,7 +168,7 @@ class GPTConfig(Config):
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens of an input: the context, or that of a shorter SyntheticAttention."""
+        """The maximum number of tokens of an input: the smaller of `context` and the SyntheticAttention's context."""
         if isinstance(self.mixer, SyntheticAttention) and self.mixer.context is not None:
             return min(self.context, self.mixer.context)
         return self.context

@@ -1,6 +1,6 @@
 """Save and load models: a folder with `config.json` and the weights in safetensors.
 
-The file of the weights is named by a hash of its contents. `config.json` has that name and is replaced last and
+The name of the weights file contains a hash of its contents. `config.json` stores that name and is replaced last and
 atomically, so that after a crash the folder has either the old model or the new one.
 """
 

@@ -1,7 +1,7 @@
 """Tables that convert names and layouts of weights between regard and Hugging Face or timm, in both directions.
 
 A table maps modules or single tensors of regard to those of the other library; `*` is the number of a block. The weight
-and the bias of a module are converted by the same rule. Entries for parts that a model does not have are ignored.
+and the bias of a module are converted by the same rule. Entries for modules that a model does not have are ignored.
 """
 
 import re
@@ -61,7 +61,7 @@ def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
 
 
 def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
-    """Split the rows of regard's joint tensor into the rows of queries, keys and values.
+    """Split the joint query, key and value weight (or bias) of regard into three tensors along its first axis.
 
     Keys and values have fewer rows than queries in a model with fewer key and value heads.
     """
