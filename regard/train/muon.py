@@ -1,6 +1,6 @@
 """The Muon optimizer with batched matrix products: all matrices of one shape are orthogonalized together.
 
-torch.optim.Muon orthogonalizes them one after the other.
+torch.optim.Muon orthogonalizes one matrix after the other.
 """
 
 from typing import Any
