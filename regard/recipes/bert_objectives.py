@@ -285,7 +285,7 @@ class BERTPretrainingTask:
         return ShuffledOrder(len(self.corpus.pairs), self.batch_size, self.seed)
 
     def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
-        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
+        """Return micro-batch `part`, counted from 0, of a training step that is split into `of` micro-batches."""
         pairs = self._order.at(step, part, of).tolist()
         records = []
         # random numbers depend on the number of a record only, so batches do not depend on the number of processes

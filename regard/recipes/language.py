@@ -274,7 +274,11 @@ class NextTokenTask:
     fused: bool = False
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and next-token targets of micro-batch number `part`, from 0, of `of` in a training step."""
+        """Return the inputs and next-token targets (b n) of one micro-batch of a training step.
+
+        part  index of the micro-batch, from 0
+        of    number of micro-batches of the step
+        """
         windows = self.tokens.unfold(0, self.context + 1, 1)
         draws = sampler_generator(self.seed, step, "windows")
         # drawn for the whole batch, so that the examples do not depend on the number of processes
