@@ -51,7 +51,7 @@ def detect_lines(
 ) -> Detect:
     """Return a function of inputs that runs lines of code, and returns a violation if the value is wrong, else None.
 
-    The value is that of the last line.
+    The value is the result of the last line.
 
     words     describes what is wrong; {} in it is replaced by the largest difference
     write     function that returns the lines, given a `CallWriter`; they assign `expected`, unless it is passed

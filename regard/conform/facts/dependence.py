@@ -66,7 +66,7 @@ def input_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def _find_wrong_source(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if a layer computes q, k or v from another of its arguments than their name says, else None."""
+    """Return a failure if a layer computes q, k or v from the wrong argument, such as k from `query`, else None."""
     inputs = tuple(a.probe.inputs)
     if len(inputs) < 2 or inputs[-1] in ("y", "source"):  # names that do not say what attends to what
         return None
