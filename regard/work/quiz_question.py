@@ -48,7 +48,7 @@ class Tolerance:
 class GeneratedQuestion:
     """A quiz question with random numbers filled in.
 
-    settings   settings of the experiment that answers it
+    settings   settings of the experiment that answers the question
     number     computes the answer from the measured numbers; None for a question with choices
     tolerance  allowed error of a numerical answer
     choices    statements to choose from; empty if the answer is a number

@@ -218,7 +218,7 @@ class ExerciseSet:
 def student_seed(student: str, class_seed: str) -> int:
     """Return the random seed of one student: a SHA-256 hash of the secret seed of the class and the name.
 
-    The seed of the class cannot be computed from it.
+    The secret seed cannot be computed from this hash.
     """
     return int(hashlib.sha256(f"{class_seed}\n{student}".encode()).hexdigest()[:12], 16)
 
