@@ -1,7 +1,7 @@
 """The web server of the explorer (FastAPI): the page, and the computations that need Python.
 
-It answers this machine only, unless it is started with a token. Requests must name a host that was allowed, and come
-from the page itself: another web page that the same browser has open gets no answer.
+Without a token, the server accepts only connections from this machine. The Host header of a request must be an allowed
+host, and the request must come from the explorer's own page: requests from other web pages are refused.
 """
 
 import asyncio

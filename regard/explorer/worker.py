@@ -146,7 +146,7 @@ class Worker:
 def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) -> None:
     """Run the worker process: receive tasks from the pipe and send back their messages.
 
-    It ends when the pipe closes, when the server process has ended, or when it uses more memory than LARGEST.
+    The process ends when the pipe closes, when the server process has ended, or when it uses more memory than LARGEST.
     """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     known = tasks()
