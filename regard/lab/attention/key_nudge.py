@@ -65,8 +65,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def deviation(size: float) -> float:
         """Return how far the output is from a linear function of the key: 0 if twice the change has twice the effect.
 
-        With f(s) the change of the output if the key changes by s times the random direction, it is the median over
-        inputs of |f(2 size) - 2 f(size)| / |f(2 size)|.
+        The result is the median over inputs of |f(2 size) - 2 f(size)| / |f(2 size)|, where f(s) is the change of
+        the output if the key changes by s times the random direction.
         """
         twice = moved(2 * size)
         return (change_norm(twice - 2 * moved(size)) / change_norm(twice)).median().item()

@@ -1,7 +1,7 @@
 """Do two heads return the mean of two values if the keys are random?
 
 Claim: With a tiny isotropic noise they do: with q1 = s mu_a and q2 = s mu_b the mean of the heads is (v_a + v_b) / 2 in
-    every draw. If the length gamma of k_a is random, gamma ~ N(1, 1/2), it is near that mean in most draws. Among the
+    every draw. If the length gamma of k_a is random, gamma ~ N(1, 1/2), the mean is near it in most draws. Among the
     draws with gamma > 0, c1 is within 1 % of v_a in 89.5 % (s = 20, n = 10), and c2 is v_b in all. The reason is that
     each head selects one key, which has a lead of s gamma. Averaging two outputs is not the reason: two heads that both
     select both keys vary as much as one.

@@ -2,8 +2,9 @@
 
 Claim: Because the variance of q . k is d_k for random q and k of unit variance. Without the division the scores of wide
     vectors differ so much that one weight takes almost everything: the softmax saturates, and for most queries its
-    gradient vanishes. With it, both are the same for every width. It is not clipping: all scores shrink by the same
-    factor and none is bounded. It is not needed against overflow either, which subtracting the largest score prevents.
+    gradient vanishes. With the division, variance and gradient are the same for every width. The division is not
+    clipping: all scores shrink by the same factor and none is bounded. Nor does it prevent overflow: subtracting the
+    largest score does.
 Measures: For growing widths, with and without the division: the variance of scores, the largest weight, the gradient at
     the scores and at q through `attend` (median and mean over queries), and the largest divided score. Whether float32
     is finite and correct for undivided scores far beyond the range of exp.
