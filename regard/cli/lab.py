@@ -314,7 +314,8 @@ def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result
 def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[[str], Result]":
     """Return a function from the id of a claim to its result with default settings.
 
-    If no result is up to date, the function runs the quick setup. It records a failure of this run in `failed`.
+    If no result is up to date, the function runs the quick setup. If this run fails, its error message is added to
+    `failed`.
     """
     from regard.lab.results import shipped_results
 

@@ -78,7 +78,7 @@ def load_speech_run(folder: Path) -> "tuple[SpeechSettings, Speech]":
 
 
 def read_pieces(file: str, rate: int) -> "Iterator[Tensor]":
-    """Read a WAV file and return its samples in pieces, resampled to this rate."""
+    """Read a WAV file, resample it to this rate, and return an iterator over consecutive chunks of its samples."""
     from regard.data.resample import resample
     from regard.data.spoken_digits import read_wav
 
