@@ -48,7 +48,7 @@ class ExplainRequest(BaseModel):
 
 
 class KernelResponse(BaseModel):
-    """What one attention kernel answers for an `attend` call: its work and memory, or the reasons why it refuses."""
+    """The work and memory of one attention kernel for an `attend` call, or the reasons why the kernel cannot run it."""
 
     kernel: str
     reasons: list[str]
@@ -124,7 +124,7 @@ class Content:
 
     models  returns the models that a client can open: {"name", "what", "example"}
     own     name of the model to open first
-    tasks   returns the long computations by name; it must be a function at the top of a module, because the worker
+    tasks   returns the long computations by name. `tasks` must be a function at the top of a module, because the worker
             process imports it
     lesson  path of a lesson of the user, in Markdown
     report  path of a report that `regard check --save` wrote

@@ -32,8 +32,8 @@ class Worker:
     def __init__(self, tasks: Callable[[], dict[str, Task]]) -> None:
         """Create the worker; its process starts with the first task.
 
-        tasks  returns the tasks by name; it must be a function at the top of a module, because the worker process
-               imports it
+        tasks  returns the tasks by name. `tasks` must be a function at the top of a module, because the worker
+               process imports it
         """
         self._tasks, self._lock = tasks, asyncio.Lock()
         self._process: Any = None

@@ -390,7 +390,7 @@ def _part_place(part: str, layers: list[str]) -> dict[str, int]:
 
 
 def _part_name(part: str, layers: list[str]) -> str:
-    """Return the displayed name of a component of a logit: "layer 1 head 4", counted from 1; other names stay."""
+    """Return the displayed name of a component of a logit: "layer 1 head 4", counted from 1, or the name unchanged."""
     place = _part_place(part, layers)
     return f"layer {place['layer'] + 1} head {place['head'] + 1}" if place else part
 
