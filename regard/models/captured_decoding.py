@@ -1,9 +1,9 @@
 """Text generation on a GPU: one decoding step is captured as a CUDA graph and replayed for each token.
 
-The prompts are read by the model's forward pass. Each later token is one replay: `decoding_step`, the choice of the
-next token and its log-probability, all on the device. The host does not wait for the GPU after each token: it launches
-several replays, reads their tokens later and drops those after the end of a text. Texts that have ended stay in the
-batch.
+The model's forward pass reads the prompts. Then each replay of the graph generates one token of every text: it runs
+`decoding_step`, chooses the next token and computes its log-probability, all on the GPU. The CPU does not wait for the
+GPU after each token: it launches several replays, reads their tokens later and drops the tokens after the end of a
+text. Texts that have ended stay in the batch.
 """
 
 import weakref
@@ -80,7 +80,7 @@ def capture_refusals(model: GPT | GenerationAdapter, strategy: Strategy | None =
 class StepLoop:
     """A decoding loop: its buffers, and one decoding step as a function or a CUDA graph.
 
-    It has no reference to the model, so that a cached loop does not keep the model in memory.
+    The loop has no reference to the model, so that a cached loop does not keep the model in memory.
 
     choice    the `DeviceStrategy` that chooses the next tokens
     rows      number of sequences

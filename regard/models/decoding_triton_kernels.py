@@ -66,7 +66,7 @@ def linear(
     NORM: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
     ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute some outputs of a linear layer for one row, with norm, bias, activation, gate and residual sum.
+    """Compute some outputs of a linear layer for one token, with norm, bias, activation, gate and residual sum.
 
     NORM is "none", "layer", "layer-no-bias" or "rms"; K_ALL is K rounded up to a power of two. SCALED is for int8
     weights: each output is multiplied by its scale.
@@ -137,7 +137,7 @@ def linear(
 
 @triton.jit
 def normalise(X, NORM_W, NORM_B, Y, eps, K: tl.constexpr, K_ALL: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr):
-    """Apply a norm to one row."""
+    """Apply LayerNorm or RMSNorm to the hidden state of one token."""
     row, feature = tl.program_id(0), tl.arange(0, K_ALL)
     inside = feature < K
     weight = tl.load(NORM_W + feature, mask=inside, other=0.0).to(tl.float32)

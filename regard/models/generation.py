@@ -331,7 +331,9 @@ class GenerationRun:
     def _select(self, rows: list[Hypothesis], parents: list[int], following: list[Hypothesis]) -> list[Hypothesis]:
         """Reorder the KV cache for the hypotheses of the next step, and return these hypotheses unchanged.
 
-        following  the hypotheses of the next step; following[r] continues rows[parents[r]]
+        rows       the hypotheses of the last step
+        parents    for each hypothesis of the next step, the index in `rows` of the hypothesis that it continues
+        following  the hypotheses of the next step
         """
         if following and parents != list(range(len(rows))):
             assert self.reader is not None

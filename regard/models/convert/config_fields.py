@@ -1,4 +1,4 @@
-"""Read and write the settings of a Hugging Face config.json. An unknown value raises an error; it is not ignored.
+"""Read and write the settings of a Hugging Face config.json. A value that regard does not support raises an error.
 
 A setting that is missing or null gets the default of transformers, if there is one. The type of every value is checked,
 so that the error for a damaged file names the setting.
@@ -49,7 +49,7 @@ def get_strings(hf: HFConfig, name: str) -> list[str]:
 def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
     """Return the settings of a nested object of a config.json by full names such as rope_parameters.factor.
 
-    The result also has model_type, for error messages. It has nothing else if the object is missing.
+    The result also has model_type, for error messages. If the object is missing, the result has only model_type.
     """
     inner = _get(hf, name, {}, lambda value: isinstance(value, Mapping), "an object with settings")
     return {"model_type": hf.get("model_type"), **{f"{name}.{each}": value for each, value in inner.items()}}

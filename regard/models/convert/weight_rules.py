@@ -71,9 +71,9 @@ def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
 
 
 def find_rule(table: WeightTable, name: str) -> WeightRule:
-    """Return the conversion rule for a tensor of regard, given its name.
+    """Return the conversion rule for the tensor of regard with this name.
 
-    The block number in its name is filled into the other library's names.
+    Each `*` in the other library's names is replaced by the block number in `name`.
     """
     pattern = re.sub(r"\d+", "*", name)
     module, _, part = pattern.rpartition(".")
