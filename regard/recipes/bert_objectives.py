@@ -121,7 +121,7 @@ class SentenceCorpus:
     def sample_choices(self, number: int, draws: torch.Generator) -> list[int]:
         """Return the indices of CHOICES sentences for contrastive matching.
 
-        They are the first sentence of pair `number`, then the first sentences of other random pairs.
+        The first one is the first sentence of pair `number`; the others are first sentences of other random pairs.
         """
         chosen = [number]
         while len(chosen) < CHOICES:

@@ -244,7 +244,7 @@ def split_text(text: str, share: float) -> Splits[str]:
 def train_tokenizer(settings: LanguageSettings, splits: Splits[str]) -> RecipeTokenizer:
     """Train a byte pair encoding (BPE) on the training text, or make a character tokenizer.
 
-    The character tokenizer has all characters of the three splits. It is used by GPT if `bpe_vocab` is None.
+    GPT uses the character tokenizer if `bpe_vocab` is None. It has all characters of the three splits.
     """
     if settings.architecture == "gpt" and settings.gpt.bpe_vocab is None:
         return CharacterTokenizer.from_texts(splits.train, splits.validation, splits.test)

@@ -396,8 +396,8 @@ class DigitRecognitionTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the validation metrics.
 
-        The score is 1 - token error rate. For recordings, it is the mean of 1 - token error rate and the digit
-        accuracy.
+        For tones the score is 1 - token error rate. For recordings the score is the mean of 1 - token error rate and
+        the accuracy on single digits.
         """
         assert isinstance(model, Speech)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):

@@ -165,7 +165,7 @@ def load_data(folder: Path | None, settings: TranslationSettings) -> Splits[Sent
 
 
 def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
-    """Train a byte pair encoding on both languages. It replaces characters that do not occur in the training text."""
+    """Train a byte pair encoding on both languages, in which unknown characters become the replacement character."""
     with name_setting("bpe_vocab"):
         return BytePairTokenizer.train(
             train.source, train.target, vocab=bpe_vocab, special=SPECIAL, words=True, replace_unknown=True
@@ -313,7 +313,7 @@ class TranslationTask:
 
     @cached_property
     def _spellings(self) -> RaggedRows:
-        """All tokenisations of all words, as rows of token ids; every word has the same number of them."""
+        """All tokenisations of all words, as rows of token ids. Every word has the same number of tokenisations."""
         return RaggedRows.from_lists(tokens for spellings in self._tokens_of.values() for tokens in spellings)
 
     def _spell(self, words: RaggedRows, choices: Integers) -> RaggedRows:
@@ -474,7 +474,7 @@ def preprocess(settings: TranslationSettings, text: str) -> str:
 
 
 def postprocess(settings: TranslationSettings, text: str) -> str:
-    """Convert a translation to plain text: Moses tokens are joined if the settings say so."""
+    """Convert a translation to plain text: Moses tokens are joined if the model was trained on Moses tokens."""
     return moses_detokenize(text) if "tok" in settings.preprocessing.split(".") else text
 
 
