@@ -33,7 +33,10 @@ class BatchedMuon(torch.optim.Muon):
         return None
 
     def _update(self, parameters: list[Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
-        """Update all parameters of the same shape together."""
+        """Do the Muon update of parameters that all have this shape, with batched matrix products.
+
+        group  the parameter group with the hyperparameters
+        """
         gradients = [p.grad for p in parameters if p.grad is not None]
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:
