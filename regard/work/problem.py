@@ -134,7 +134,7 @@ class Problem:
     def query_labels(self) -> tuple[str, ...]:
         """The names of the queries.
 
-        They are the names of the last keys if queries and keys are of one sequence, else numbers from 1.
+        These are the names of the last keys if queries and keys are of one sequence, else numbers from 1.
         """
         if self.queries <= self.keys and (self.tokens is not None or self.queries == self.keys):
             return self.labels[self.keys - self.queries :]

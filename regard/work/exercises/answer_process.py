@@ -1,4 +1,4 @@
-"""Run a submission in a separate process with limits on time and memory. This is the parent side of `run_answer`."""
+"""Run a submission in a separate process, which runs `run_answer.py`, with limits on time and memory."""
 
 import json
 import os
