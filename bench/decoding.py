@@ -33,7 +33,14 @@ Model = Any
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of all cases."""
+    """The sizes of all cases, in a full or a quick run.
+
+    gpt, llama, t5  configurations of the models
+    prompt, new     number of tokens of a prompt, and of new tokens
+    batches         batch sizes
+    rounds          number of rounds of the timing
+    seconds         minimum time for each function in a round
+    """
 
     gpt: GPTConfig
     llama: GPTConfig

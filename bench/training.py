@@ -60,7 +60,7 @@ class Sizes:
 
     b, n          number and length of the token sequences in a batch
     images, side  number of images in a batch, and their side in pixels
-    seconds       shortest time of a round
+    seconds       minimum time for each function in a round
     steps         number of first steps whose losses are compared
     """
 

@@ -33,7 +33,7 @@ EXPLORER_LINKS = """\
 
 
 def gather(folder: Path = PAGES) -> None:
-    """Write all pages of the site into a folder."""
+    """Write the Markdown pages of the site, copied and generated ones, into a folder."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
     sources = {page: page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
