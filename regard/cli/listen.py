@@ -139,7 +139,7 @@ class StreamRecognizer:
         yield from self._set_times(self.listener.finish())
 
     def _set_times(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
-        """Yield each word with the time at which enough sound for its chunk had arrived.
+        """Yield each word with the time at which all the sound of the word's chunk had arrived.
 
         The time is at most the length of the sound.
         """

@@ -57,7 +57,7 @@ class CallWriter:
 
     @property
     def name(self) -> str:
-        """The name of the function in the code, such as `f`."""
+        """The name of the attention function in the code of the example, such as `f`."""
         return self.attention.code.name
 
     @property

@@ -30,7 +30,7 @@ class MaskedText:
 
     text   the text with masks and padding
     start  index of the first character that the model has to predict
-    end    index after the last character to predict, which is the first padding character: it marks the end of the text
+    end    index after the last character to predict. The first padding character is predicted too: it ends the text
     """
 
     text: str

@@ -45,7 +45,7 @@ def tones(
     noise          standard deviation of the noise; tones have amplitudes of 0.1 to 0.4
     silence_share  fraction of the strings that get long silences before, between or after digits, and less noise
                    or none
-    max_seconds    maximum duration of a string after long silences were added; longer strings get no silences
+    max_seconds    maximum duration of a string with its long silences; strings that are longer without them get none
 
     >>> tones(3).labels[0].tolist()
     [4, 8, 3, 9, 1, 2]

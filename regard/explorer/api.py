@@ -57,7 +57,7 @@ class KernelResponse(BaseModel):
 
 
 class ExplainResponse(BaseModel):
-    """The answers of all attention kernels for an `attend` call, and the name of the kernel that would run."""
+    """The responses of all attention kernels for an `attend` call, and the name of the kernel that would run."""
 
     chosen: str | None
     answers: list[KernelResponse]

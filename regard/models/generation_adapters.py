@@ -1,6 +1,7 @@
 """Adapters for autoregressive decoding: one interface to every model that predicts the next token.
 
-`GenerationAdapter` is all that `generate` knows of a model. `BatchReader` runs it on sequences of different lengths.
+`generate` uses a model only through a `GenerationAdapter`. `BatchReader` runs an adapter on sequences of different
+lengths.
 """
 
 from abc import ABC, abstractmethod

@@ -349,7 +349,7 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Return metrics of the model: exact-match accuracies, and how many questions it answers with which accuracy.
+    """Return metrics: exact-match accuracies, the fraction of questions that are answered, and the accuracy of these.
 
     A question is answered if the confidence of the model reaches the threshold.
     """

@@ -36,8 +36,8 @@ class ImageAugmentation:
 
     shift       maximum pixels by which an image is shifted, vertically and horizontally
     flip        fraction of images that are flipped horizontally
-    operations  number of random `OPERATIONS` for each image; one is TrivialAugment (Müller and Hutter 2021,
-                arXiv:2103.10158)
+    operations  number of random operations, such as rotation or contrast, for each image; one is TrivialAugment
+                (Müller and Hutter 2021, arXiv:2103.10158)
     magnitude   maximum magnitude of the operations, as a fraction of the full one
     erase       fraction of images with random erasing of a square (Zhong et al. 2017, arXiv:1708.04896)
     mixup       fraction of images that are blended with another image (Zhang et al. 2017, arXiv:1710.09412)

@@ -204,7 +204,7 @@ def build_problem(
 
     matrices  q, k and v, or inputs, wq, wk and wv, and optionally wo; each is one matrix or one per head
     biases    optional biases bq, bk, bv and bo
-    heads     number of heads; above 1, a matrix that is given once is split into this number of equal widths
+    heads     number of heads; above 1, a matrix that is given once is split into this number of equal parts
     """
     biases = dict(biases or {})
     heads = check_integer("heads", heads, 1, "heads")

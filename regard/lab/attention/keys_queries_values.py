@@ -38,8 +38,8 @@ MATHS = (
 class Setup:
     """Settings of the claim: the orthogonal vectors u_a, u_b, u_c and u_d, and what is added to a token.
 
-    length     norm of each vector, called beta in the claim; at least 6 for a decision, because the claim is about
-               a large length
+    length     norm of each vector, called beta in the claim; below 6 the verdict is unclear, because the claim is
+               about a large length
     width      width of the vectors; at least 4, because four vectors are orthogonal
     multiples  multiples of u_d and of u_c that are added to the token x2 in the first construction
     """

@@ -2,7 +2,8 @@
 
 Claim: Matching by content. A synthesizer computes the weights of row i from x_i (dense) or from nothing (random), so
     they cannot depend on the position of a matching token. One layer of dot-product attention finds the matching token;
-    a synthesizer is no better than guessing the most common value. A synthesizer computes as many weights, N x N.
+    a synthesizer is no better than guessing the most common value. A synthesizer computes as many weights as
+    dot-product attention, N x N.
 Measures: Sequences with pairs of tokens that share a name: each token has to predict its partner's value. One layer of
     each kind, trained over seeds, and the guess of the most common value. How much the weights of a row change if the
     other tokens change. How many weights a layer computes.

@@ -226,7 +226,9 @@ def student_seed(student: str, class_seed: str) -> int:
 def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
     """Return an exercise with the chosen variants applied to its prompt and its solution.
 
-    Planted mistakes that no longer fit the edited solution are removed.
+    Planted mistakes whose text replacements no longer fit the edited solution are removed.
+
+    edits  text replacements in the solution that the variants make
     """
     # the numbers of the example are those of the original task
     prompt = exercise.prompt.removesuffix(exercise.example) if chosen else exercise.prompt
