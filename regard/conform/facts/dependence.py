@@ -238,7 +238,7 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
 
 
 def _rotates_values(a: MeasuredAttention) -> bool:
-    """Return whether the attention rotates values by position: the length of a value is kept, its direction changes."""
+    """Return whether the attention rotates values by position: a value keeps its length and changes its direction."""
     inputs = a.random_inputs(5, 5, b=1)
     v = torch.zeros_like(inputs.v).expand(5, *inputs.v.shape[1:]).clone()
     v[range(5), :, range(5), 0] = 1.0  # in sequence n only key n has a value, which points along the first axis
