@@ -2,9 +2,9 @@
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark of attention, or that of growth if the first word is `growth`.
+    """Run `bench.growth` if the first argument is `growth`, else `bench.attention`.
 
-    The exit code is 0 if every target was reached, 1 if not.
+    Returns the exit code: 0 if every target was reached, else 1.
     """
     # imported here so that a part of this package can be imported alone
     if argv[:1] == ["growth"]:

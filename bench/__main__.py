@@ -1,4 +1,4 @@
-"""`python -m bench`."""
+"""The command `python -m bench`, which runs `bench.main`."""
 
 import sys
 

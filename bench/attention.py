@@ -1,4 +1,4 @@
-"""The benchmark of attention calls: cases, correctness checks and targets."""
+"""Benchmark of attention calls compared with torch: `python -m bench`. Outputs are checked before they are timed."""
 
 import math
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ MAX_OVERHEAD = 30.0  # microseconds of a mask, beyond torch sdpa with the dense 
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not."""
+    """Run the benchmark of attention. Returns the exit code: 0 if every target was reached, else 1."""
     parser = make_parser("bench", __doc__, "masks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(argv)
@@ -46,7 +46,11 @@ def main(argv: list[str]) -> int:
 
 
 def cpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
-    """Compare small calls, full and causal attention with torch, and a window with the dense matrix as it grows."""
+    """Yield the CPU results: full, causal and window masks against torch, and compiled against uncompiled calls.
+
+    quick  use few sizes and rounds
+    only   measure only masks whose repr contains this text
+    """
     for n in (256,) if quick else (SMALL, 512, 1024, 2048):
         for mask in _select(only, full(), causal()):
             peer = {"torch sdpa": peers.sdpa(causal=mask == causal())}
@@ -62,7 +66,7 @@ def cpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
 
 
 def _sparse_masks(n: int) -> tuple[Mask, ...]:
-    """Masks by position and with data, at least one of each kind of rule that skips blocks."""
+    """Return masks for n tokens that cover each rule by which the kernels skip blocks."""
     packed = documents(torch.arange(n) // 500)
     return causal() & WINDOW | global_tokens(16), chunks(256), causal() & packed, causal() & WINDOW & padding([n - 9])
 
@@ -70,7 +74,10 @@ def _sparse_masks(n: int) -> tuple[Mask, ...]:
 def compiled_results(
     device: str, mask: Mask, shape: tuple[int, int, int, int], dtype: torch.dtype, quick: bool
 ) -> Iterator[BenchmarkResult]:
-    """Compare a call inside torch.compile with the same call outside, with static and with dynamic lengths."""
+    """Yield the time of a call inside torch.compile, with static and dynamic lengths, compared with the call outside.
+
+    shape  (b, h, n, c) of q, k and v
+    """
     outside = {"not compiled": _regard_attention(mask)}
     for dynamic in (False, True):
         ours = torch.compile(_regard_attention(mask), fullgraph=True, dynamic=dynamic)
@@ -79,7 +86,11 @@ def compiled_results(
 
 
 def gpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
-    """Compare full and causal attention with cuDNN, flash and flex, and sparse masks at 32k tokens with flex."""
+    """Yield the GPU results: full and causal masks against cuDNN, flash and flex, and sparse masks against flex.
+
+    quick  use few sizes and rounds
+    only   measure only masks whose repr contains this text
+    """
     sparse = causal() & WINDOW, causal() & WINDOW | global_tokens(64)
     for width in (128,) if quick else (64, 128):
         for mask in _select(only, full(), causal()):
@@ -97,9 +108,10 @@ def gpu_results(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
 
 
 def describe_overhead(only: str = "") -> dict[str, bool]:
-    """Return a line about the microseconds that each small call with a mask takes more than torch sdpa.
+    """Measure how many microseconds longer a small masked call takes than torch's scaled_dot_product_attention.
 
-    The shortest of many alternating rounds counts: what other programs do lengthens a round and shortens none.
+    Returns, for each mask, a line of text and whether the target is reached. The shortest of many rounds counts,
+    because other programs on the machine can only make a round longer.
     """
     q, k, v = torch.randn(3, 1, 8, SMALL, 64, generator=torch.Generator().manual_seed(0))
     lines = {}
@@ -115,14 +127,14 @@ def describe_overhead(only: str = "") -> dict[str, bool]:
 
 
 def describe_growth(results: list[BenchmarkResult]) -> dict[str, bool]:
-    """Return a line about how the time of a window grows with the length, and whether that reaches the target."""
+    """Return a line about how the time of a window mask grows with the length, and whether the target is reached."""
     names = [f"{WINDOW!r}, forward", f"{WINDOW!r}, forward + backward"]
     powers = {name: growth_power(results, name) for name in names}
     return {f"{name}: time grows as n^{p:.2f} from 1k to 16k": p <= MAX_GROWTH for name, p in powers.items()}
 
 
 def growth_power(results: list[BenchmarkResult], name: str) -> float:
-    """Return the power of n with which our time grows, from the shortest to the longest length."""
+    """Return the exponent p in time ~ n^p of our calls named `name`, from the shortest to the longest length n."""
     lines = [result for result in results if result.name == name]
     first, last = ((line.milliseconds, int(line.shape.split(" x ")[2])) for line in (lines[0], lines[-1]))
     return math.log(last[0] / first[0]) / math.log(last[1] / first[1])
@@ -147,7 +159,16 @@ def _measure(
     ours: Attention | None = None,
     title: str = "",
 ) -> Iterator[BenchmarkResult]:
-    """Check our attention, then time it and its peers, forward and with the backward pass."""
+    """Check our attention, then yield its time compared with the fastest of the other attentions.
+
+    Two results are yielded: of the forward pass, and of the forward and backward pass together.
+
+    shape   (b, h, n, c) of q, k and v
+    others  the attentions to compare with, by name
+    target  how many times as fast as the fastest other attention ours should be
+    ours    our attention; None is `attend` with the mask
+    title   name in the result; "" is the repr of the mask
+    """
     generator = torch.Generator(device).manual_seed(0)
     q, k, v, grad = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4))
     ours = _regard_attention(mask) if ours is None else ours
@@ -189,10 +210,10 @@ def _forward_backward(attention: Attention, q: Tensor, k: Tensor, v: Tensor, gra
 
 
 def check_attention(mask: Mask, attention: Attention, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> None:
-    """Compare outputs and gradients of some rows with the float64 definition.
+    """Compare outputs and gradients of some rows with the definition in float64; raise CorrectnessError if they differ.
 
-    The error may be twice that of the naive method in the same precision for outputs, three times for gradients. The
-    calls are those that are timed, one without gradients and one with, because they may use different kernels.
+    The error of outputs may be twice the error of the naive method in the same dtype, the error of gradients three
+    times. The attention is called with and without gradients, as in the timings, because the kernels may differ.
     """
     n = q.shape[2]
     rows = torch.cat([torch.arange(min(n, 48)), torch.arange(0, n, max(1, n // 61)), torch.arange(max(0, n - 48), n)])

@@ -1,8 +1,8 @@
-"""`python -m bench.calls`: host time of small attention calls, beside torch's scaled_dot_product_attention.
+"""Host time of small attention calls, compared with torch's scaled_dot_product_attention: `python -m bench.calls`.
 
-Host time is the CPU time of the thread that calls: what Python and the launch of kernels take, and on a CPU the kernel
-itself (set OMP_NUM_THREADS=1). On a GPU nothing waits for the device between calls. Outputs and gradients are compared
-with float64 first.
+Host time is the CPU time of the calling thread. It includes Python and the launch of kernels, and on a CPU the kernel
+itself (set OMP_NUM_THREADS=1). On a GPU the thread does not wait for the device between calls. Outputs and gradients
+are compared with float64 before the timing.
 """
 
 import argparse
@@ -24,7 +24,7 @@ CACHED = 512  # keys of a call with one query, as in generation
 
 
 def cases(device: str, dtype: torch.dtype) -> Iterator[tuple[str, Mask, int, Attention, Attention]]:
-    """Yield the name, the mask, the number of queries, our call and torch's."""
+    """Yield the cases to time: (name, mask, number of queries, call of regard, call of torch)."""
     for mask in (full(), causal()):
         yield repr(mask), mask, SMALL, _ours(mask), _torch(None, mask == causal())
     for mask in SMALL_MASKS:
@@ -44,7 +44,7 @@ def _torch(added: Tensor | None, is_causal: bool = False) -> Attention:
 
 
 def host_microseconds(call: Callable[[], object], repeats: int, device: str) -> float:
-    """Return the CPU time of one call, of many without waiting for the device."""
+    """Return the mean CPU time of a call in microseconds, without waiting for the device between calls."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.thread_time()
@@ -54,7 +54,7 @@ def host_microseconds(call: Callable[[], object], repeats: int, device: str) -> 
 
 
 def settings(attention: Attention, inputs: tuple[Tensor, ...], grad: Tensor) -> dict[str, Callable[[], object]]:
-    """Return the timed calls: without gradients, with a graph for gradients, and with the backward pass."""
+    """Return the functions to time by name: forward without gradients, forward for gradients, forward and backward."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     return {
         "forward": lambda: attention(*inputs),
@@ -64,7 +64,7 @@ def settings(attention: Attention, inputs: tuple[Tensor, ...], grad: Tensor) -> 
 
 
 def compare(ours: Callable[[], object], other: Callable[[], object], rounds: int, repeats: int, device: str) -> str:
-    """Time two calls in alternating rounds and return the cells of a row."""
+    """Time our call and another one in alternating rounds. Returns the cells of a Markdown table row."""
     for call in (ours, other, ours, other):
         call()
     pairs = []

@@ -2,9 +2,10 @@
 
     python -m bench.decoding [--quick] [--only TEXT] [--json]
 
-GPT-2 with random weights, in bfloat16 on a GPU. Before anything is timed, captured decoding must write the texts of the
-plain path in float32, and in bfloat16 its log-probabilities must be as exact as those of the plain path. The peer's
-time includes its prompt too. Sampling and beam search are compared with the plain path of `model.generate`.
+The model is GPT-2 with random weights, in bfloat16 on a GPU. The plain path is `model.generate` without a CUDA graph.
+Before anything is timed, two checks must pass: in float32, captured decoding generates the same texts as the plain
+path; in bfloat16, its log-probabilities are as exact as those of the plain path. All times include reading the prompt.
+Sampling and beam search are compared with the plain path.
 """
 
 import copy
@@ -32,7 +33,14 @@ Model = Any
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of all cases."""
+    """The sizes of all cases, in a full or a quick run.
+
+    gpt, llama, t5  configurations of the models
+    prompt, new     number of tokens of a prompt, and of new tokens
+    batches         batch sizes
+    rounds          number of rounds of the timing
+    seconds         minimum time for each function in a round
+    """
 
     gpt: GPTConfig
     llama: GPTConfig
@@ -63,7 +71,7 @@ QUICK = Sizes(
 
 
 def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
-    """Yield greedy decoding beside the plain compiled step, and the other cases beside the plain path."""
+    """Yield the time of greedy decoding compared with a compiled plain GPT, and of other cases with the plain path."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = QUICK if quick else FULL
     for batch in sizes.batches:
@@ -83,7 +91,7 @@ def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
 
 
 def measure_greedy(name: str, sizes: Sizes, batch: int, device: str) -> BenchmarkResult:
-    """Compare greedy decoding with the plain compiled step."""
+    """Compare greedy decoding with a plain GPT whose decoding step is compiled."""
     check_texts(name, sizes.gpt, sizes, {}, batch, device)
     model = build(sizes.gpt, device)
     check_exactness(name, model, sizes, batch, device)
@@ -111,7 +119,7 @@ def measure_greedy(name: str, sizes: Sizes, batch: int, device: str) -> Benchmar
 def measure_option(
     name: str, sizes: Sizes, config: Any, options: dict[str, Any], batch: int, device: str
 ) -> BenchmarkResult:
-    """Compare a strategy or another model with the plain path of `model.generate`."""
+    """Compare a decoding strategy, or greedy decoding of another model, with the plain path of `model.generate`."""
     check_texts(name, config, sizes, options, batch, device)
     model = build(config, device)
     prompt = make_prompts(model, sizes.prompt, batch, device)
@@ -129,7 +137,7 @@ def measure_option(
 
 
 def build(config: Any, device: str, dtype: torch.dtype = torch.bfloat16) -> Model:
-    """Return a model with random weights whose texts do not repeat one token."""
+    """Return a model with random weights, which are large enough that generated texts do not repeat one token."""
     return copy.deepcopy(_draw_model(config)).to(device, dtype if device == "cuda" else torch.float32)
 
 
@@ -149,13 +157,19 @@ def make_prompts(model: Model, length: int, batch: int, device: str) -> Tensor:
 
 
 def generator(model: Model, prompt: Tensor, new: int, options: dict[str, Any]) -> Callable[[], Any]:
-    """Return a function that generates; for an encoder-decoder the prompt is the source."""
+    """Return a function that calls `model.generate` on the prompts (the sources of an encoder-decoder).
+
+    new  number of new tokens
+    """
     start = {} if isinstance(model, GPT) else {"start_token": 0}
     return lambda: model.generate(prompt, max_new_tokens=new, **start, **options)
 
 
 def check_texts(name: str, config: Any, sizes: Sizes, options: dict[str, Any], batch: int, device: str) -> None:
-    """In float32, captured decoding writes the texts of the plain path. One text of 32 may differ, after a tie."""
+    """Check that captured decoding generates the same texts as the plain path in float32.
+
+    One text of 32 may differ, because two tokens can be equally likely. Raises CorrectnessError otherwise.
+    """
     model = build(config, device, torch.float32)
     prompt = make_prompts(model, sizes.prompt, batch, device)
     new = min(sizes.new, 64)
@@ -167,7 +181,10 @@ def check_texts(name: str, config: Any, sizes: Sizes, options: dict[str, Any], b
 
 
 def check_exactness(name: str, model: Model, sizes: Sizes, batch: int, device: str) -> None:
-    """In the dtype that is timed, log-probabilities are as close to float64 as those of one plain forward pass."""
+    """Check that log-probabilities of generated tokens are as close to float64 as those of one plain forward pass.
+
+    The dtype is the one that is timed. Raises CorrectnessError otherwise.
+    """
     prompt = make_prompts(model, sizes.prompt, batch, device)
     texts = generator(model, prompt, min(sizes.new, 64), {})()[:4]
     tokens = torch.tensor([text.prompt + text.tokens for text in texts], device=device)
@@ -207,7 +224,7 @@ def report_speed(name: str, batch: int, new: int, timings: Any) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not."""
+    """Run the benchmark of decoding. Returns the exit code: 0 if every target was reached, else 1."""
     options = make_parser("bench.decoding", __doc__).parse_args(argv)
     return print_report(
         measure(options.quick, options.only), "cuda" if torch.cuda.is_available() else "cpu", options.json

@@ -19,7 +19,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 
 
 def start_server() -> tuple[subprocess.Popen[bytes], float]:
-    """Start `regard explore` and return it with the seconds until it answers."""
+    """Start `regard explore`. Returns the server process and the seconds until it answers."""
     begin = time.perf_counter()
     command = [sys.executable, "-m", "regard", "explore", "--no-browser", "--port", str(PORT)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -34,7 +34,7 @@ def start_server() -> tuple[subprocess.Popen[bytes], float]:
 
 
 def measure_view(browser: Any) -> float:
-    """Seconds from opening the page to its first view."""
+    """Return the median seconds from opening the page to its first view."""
     times = []
     for _ in range(5):
         page = browser.new_page()
@@ -47,7 +47,7 @@ def measure_view(browser: Any) -> float:
 
 
 def measure_drag(browser: Any) -> float:
-    """Milliseconds of script and drawing for one step of a drag in the plane with 12 keys."""
+    """Return the milliseconds of computation per mouse move while a query is dragged in the Plane view with 12 keys."""
     page = browser.new_page()
     keys = ";".join(f"{math.cos(0.5236 * at):.3f},{math.sin(0.5236 * at):.3f}" for at in range(12))
     page.goto(f"{ADDRESS}#plane?k={keys}")
@@ -73,9 +73,9 @@ def measure_drag(browser: Any) -> float:
 
 
 def measure_overview() -> tuple[float, float, int]:
-    """Seconds of the overview of 144 heads at 512 tokens, seconds of the forward pass in it, and bytes.
+    """Measure the Models page's overview of the 144 heads of a GPT-2 with random weights, at 512 tokens.
 
-    The model is a GPT-2 with random weights, on torch's number of threads.
+    Returns the seconds of the overview, the seconds of a forward pass alone, and the size of the response in bytes.
     """
     import json
 
@@ -112,7 +112,7 @@ def measure_overview() -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Print every budget with what was measured."""
+    """Print each measured number next to its budget."""
     from playwright.sync_api import sync_playwright
 
     code = sum(path.stat().st_size for path in STATIC.iterdir())

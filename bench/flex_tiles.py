@@ -1,6 +1,6 @@
-"""`python -m bench.flex_tiles`: time flex_attention with several tile sizes for sparse masks on this GPU.
+"""Time flex_attention with several tile sizes for sparse masks on this GPU: `python -m bench.flex_tiles`.
 
-`regard/core/kernels/flex.py` uses the fastest.
+`regard/core/kernels/flex.py` uses the tile sizes that were fastest.
 """
 
 from collections.abc import Callable

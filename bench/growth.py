@@ -1,7 +1,7 @@
-"""Time and memory of every mechanism against the length of the sequence, with fitted exponents.
+"""How time and memory of every attention mechanism grow with the sequence length n: `python -m bench growth`.
 
-A value grows as n^p if it is a line of slope p in a plot of logarithms; p is fitted to all lengths by least squares.
-Memory is the peak of what torch allocates during one call, the output included.
+The exponent p in value ~ n^p is fitted to the logarithms at all lengths by least squares. Memory is the peak that torch
+allocates during one call, including the output.
 """
 
 import argparse
@@ -71,7 +71,7 @@ MECHANISMS: dict[str, ATTENTION] = {
 
 @dataclass(frozen=True)
 class Growth:
-    """One mechanism: seconds and peak bytes at each length, and the exponents fitted to them."""
+    """Seconds and peak bytes of one attention mechanism at each length, and the exponents fitted to them."""
 
     name: str
     lengths: tuple[int, ...]
@@ -88,12 +88,15 @@ class Growth:
 
 
 def fit_exponent(lengths: tuple[int, ...], values: tuple[float, ...]) -> float:
-    """Return p of the least-squares fit log(value) = p log(length) + constant."""
+    """Return the exponent p of the least-squares fit log(value) = p log(length) + constant."""
     return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
 def measure(device: str, quick: bool, only: str = "") -> Iterator[Growth]:
-    """Check each mechanism, then measure it at every length, without gradients."""
+    """Check each mechanism, then yield its time and memory at every length, without gradients.
+
+    only  measure only mechanisms whose name contains this text
+    """
     lengths = QUICK_LENGTHS if quick else LENGTHS[device]
     rounds, min_seconds = (1, 0.0) if quick else (5, 0.05)
     for name, attention in MECHANISMS.items():
@@ -115,7 +118,7 @@ def measure(device: str, quick: bool, only: str = "") -> Iterator[Growth]:
 
 
 def check(name: str, attention: ATTENTION, device: str) -> None:
-    """Compare a mechanism with its definition in float64."""
+    """Compare the output of a mechanism with its definition in float64; raise CorrectnessError if they differ."""
     q, k, v = _draw(CHECKED, device)
     truth = attention(q.double(), k.double(), v.double(), kernel="reference")
     error = (attention(q, k, v).double() - truth).abs().max().item()
@@ -124,7 +127,7 @@ def check(name: str, attention: ATTENTION, device: str) -> None:
 
 
 def cpu_peak_bytes(function: Callable[[], object]) -> int:
-    """Return the peak of what torch allocates on the CPU during a call."""
+    """Return the peak number of bytes that torch allocates on the CPU during a call of `function`."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         function()
     # events() adds allocations to the operators that made them; the peak needs each of them
@@ -141,7 +144,7 @@ def _draw(n: int, device: str) -> list[Tensor]:
 
 
 def markdown_table(results: list[Growth]) -> list[str]:
-    """Rows of a table with the values at the longest length and both exponents."""
+    """Return the lines of a Markdown table: time and memory at the longest length, and both exponents."""
     longest = f"{results[0].lengths[-1]:,}"
     rows = [
         ("mechanism", f"ms at {longest}", "time grows as", f"peak MB at {longest}", "memory grows as"),
@@ -155,7 +158,10 @@ def markdown_table(results: list[Growth]) -> list[str]:
 
 
 def draw(results: list[Growth], machine: str) -> Any:
-    """A figure with one line for each mechanism: time on the left, memory on the right, both axes logarithmic."""
+    """Draw time (left) and memory (right) against length, one line for each mechanism, with logarithmic axes.
+
+    machine  text below the title that names the machine
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 7), layout="constrained")
@@ -178,7 +184,7 @@ def draw(results: list[Growth], machine: str) -> Any:
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark and print a table, or JSON; write a picture if asked."""
+    """Run the benchmark of growth and print a table, or JSON; write a picture if one is requested."""
     parser = argparse.ArgumentParser(prog="bench growth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short lengths and one round, to see that it runs")
     parser.add_argument("--only", default="", metavar="TEXT", help="only mechanisms whose name contains this")

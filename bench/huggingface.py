@@ -2,7 +2,7 @@
 
     python -m bench.huggingface [--quick] [--only TEXT] [--json]
 
-Logits are compared first. A forward pass of the layers is timed, with a GPU in bfloat16.
+Logits are compared before the timing. A forward pass of the layers is timed, in bfloat16 on a GPU.
 """
 
 import copy
@@ -23,7 +23,7 @@ CASES = {"causal": (None, 1.0), "sliding window": (1024, 1.3)}  # window, target
 
 
 def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
-    """Yield a forward pass of a decoder for each mask and length."""
+    """Yield the time of a decoder's forward pass for each mask and length, compared with the other implementations."""
     let_torchvision_load()
     register()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -81,7 +81,7 @@ def _check(name: str, ours: Tensor, theirs: Tensor) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not."""
+    """Run the benchmark of Hugging Face models. Returns the exit code: 0 if every target was reached, else 1."""
     options = make_parser("bench.huggingface", __doc__).parse_args(argv)
     return print_report(
         measure(options.quick, options.only), "cuda" if torch.cuda.is_available() else "cpu", options.json

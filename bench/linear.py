@@ -1,7 +1,7 @@
-"""The benchmark of causal linear attention, beside its chunked form in operations of torch and softmax attention.
+"""Benchmark of causal linear attention, compared with a chunked form in torch operations and with softmax attention.
 
-If flash-linear-attention is installed, it is timed too, without feature map and without the division by the sum of
-weights, so it computes less.
+If flash-linear-attention is installed, it is timed too. It then computes less: no feature map, and no division by the sum
+of weights.
 """
 
 import math
@@ -33,7 +33,7 @@ MAX_GROWTH = 1.1  # of the time, as a power of the length
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not."""
+    """Run the benchmark of linear attention. Returns the exit code: 0 if every target was reached, else 1."""
     parser = make_parser("bench.linear", __doc__, "feature maps")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(argv)
@@ -44,7 +44,10 @@ def main(argv: list[str]) -> int:
 
 
 def measure_all(device: str, quick: bool, only: str) -> Iterator[BenchmarkResult]:
-    """Compare each feature map at the shortest length, and the first of them at all lengths, with its peers."""
+    """Yield the results of the first feature map at all lengths, and of each other feature map at the shortest length.
+
+    only  measure only feature maps whose name contains this text
+    """
     lengths = (256,) if quick else LENGTHS[device]
     names = [name for name in MAPS if only in name]
     for name in names:
@@ -61,7 +64,10 @@ def measure_all(device: str, quick: bool, only: str) -> Iterator[BenchmarkResult
 
 
 def measure(device: str, name: str, n: int, others: dict[str, Attention], quick: bool) -> Iterator[BenchmarkResult]:
-    """Check one feature map, then time it and its peers, forward and backward."""
+    """Check one feature map at length n, then yield its time compared with each peer, forward and backward.
+
+    others  the attentions to compare with, by name
+    """
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     source = torch.Generator(device).manual_seed(0)
     shape = 1, 16, n, 64
@@ -92,7 +98,10 @@ def measure(device: str, name: str, n: int, others: dict[str, Attention], quick:
 
 
 def describe_growth(results: list[BenchmarkResult]) -> dict[str, bool]:
-    """Return a line about how the time grows with the length for the first feature map, from the second length on."""
+    """Return a line about how the time grows with the length, and whether the target is reached.
+
+    Lengths from the second on are used, of the feature map that was measured at all lengths.
+    """
     lines = {}
     for name in dict.fromkeys(result.name for result in results):
         times = {int(x.shape.split(" x ")[2]): x.milliseconds for x in results if x.name == name}
@@ -140,7 +149,8 @@ def _copy(x: Tensor, times: int) -> Function:
 def check(features: FeatureMap, attention: Attention, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> None:
     """Compare outputs and gradients of some rows with the quadratic definition in float64.
 
-    The error may be twice that of the definition in the precision of q for outputs, three times for gradients.
+    The error of outputs may be twice the error of the definition in the dtype of q, the error of gradients three times.
+    Raises CorrectnessError if an error is larger.
     """
     n = q.shape[2]
     rows = torch.cat([torch.arange(min(n, 40)), torch.arange(0, n, max(1, n // 31)), torch.arange(max(0, n - 40), n)])

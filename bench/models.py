@@ -2,7 +2,7 @@
 
     python -m bench.models [--quick] [--only TEXT] [--json]
 
-Libraries that are not installed are skipped with a message. Dropout is off, so that all do the same work.
+Libraries that are not installed are skipped with a message. Dropout is off, so that all models do the same work.
 """
 
 import sys
@@ -45,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ModelCase:
-    """One of our models, its inputs, and functions that build the same network of other libraries."""
+    """A model of regard, its inputs, and functions that build the same network with other libraries, by library."""
 
     name: str
     config: Config
@@ -72,7 +72,10 @@ def make_cases(s: Sizes) -> Iterator[ModelCase]:
 
 
 def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
-    """Yield a forward pass and a training step of each model, compared with each peer."""
+    """Yield the time of a forward pass and of a training step of each model, compared with each other library.
+
+    only  measure only models whose name contains this text
+    """
     sizes = Sizes(2, 16, 32) if quick else Sizes(8, 128, 112)
     rounds, min_seconds = (3, 0.02) if quick else (31, 0.1)
     for case in make_cases(sizes):
@@ -98,9 +101,9 @@ def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
 
 
 def measure_decoding(quick: bool, rounds: int, min_seconds: float) -> Iterator[BenchmarkResult]:
-    """Yield greedy decoding of one text by GPT-2 with random weights, in float32, and with int8 weights.
+    """Yield the time of greedy decoding of one text by GPT-2 with random weights, in float32 and with int8 weights.
 
-    In float32 both libraries write the same text.
+    Both times are compared with Hugging Face in float32, which must generate the same text as regard in float32.
     """
     let_torchvision_load()
     try:
@@ -146,7 +149,7 @@ def measure_decoding(quick: bool, rounds: int, min_seconds: float) -> Iterator[B
 
 
 def check_model(case: ModelCase, model: nn.Module) -> None:
-    """Compare our output with that of the same weights in float64."""
+    """Compare the model's output with that of the same weights in float64; raise CorrectnessError if they differ."""
     with torch.no_grad():
         out = _logits(model.eval()(*case.inputs))
         exact = build_from_config(case.config, dtype=torch.float64)
@@ -158,7 +161,7 @@ def check_model(case: ModelCase, model: nn.Module) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not."""
+    """Run the benchmark of models. Returns the exit code: 0 if every target was reached, else 1."""
     options = make_parser("bench.models", __doc__, "models").parse_args(argv)
     return print_report(measure(options.quick, options.only), "cpu", options.json)
 
@@ -174,7 +177,7 @@ def _forward(model: nn.Module, inputs: tuple[Tensor, ...]) -> Function:
 
 
 def _training_step(model: nn.Module, inputs: tuple[Tensor, ...]) -> Function:
-    """Forward, backward and one step of AdamW."""
+    """Return a function that does one training step: forward pass, backward pass and an AdamW step."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
 
@@ -208,7 +211,7 @@ def _huggingface_gpt2(s: Sizes) -> Any:
 
 
 def _huggingface_sizes(s: Sizes) -> dict[str, Any]:
-    """The settings that BERT and ViT of Hugging Face have in common."""
+    """Return the configuration settings that BERT and ViT of Hugging Face have in common."""
     return {
         "hidden_size": s.width, "num_hidden_layers": s.depth, "num_attention_heads": s.heads,
         "intermediate_size": 4 * s.width, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
@@ -252,7 +255,7 @@ def _x_transformers_bert(s: Sizes) -> Any:
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer with embeddings and positions, as its users write it."""
+    """A sequence-to-sequence model made of torch.nn.Transformer, with embeddings, positions and an output layer."""
 
     positions: Tensor
     causal: Tensor

@@ -1,4 +1,4 @@
-"""Attention of other libraries, called as their users call it."""
+"""Attention functions of other libraries, to compare with: each takes q, k and v, and is called as its users do."""
 
 from collections.abc import Callable
 
@@ -14,18 +14,21 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def sdpa(causal: bool) -> Attention:
-    """torch's scaled_dot_product_attention."""
+    """Return torch's scaled_dot_product_attention as an attention function, causal or without a mask."""
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def sdpa_masked(visible: Tensor) -> Attention:
-    """torch's scaled_dot_product_attention with a dense mask, which is made additive beforehand."""
+    """Return torch's scaled_dot_product_attention with a dense mask, which is converted to an additive mask here.
+
+    visible  Boolean mask, True where a query sees a key
+    """
     added = torch.zeros_like(visible, dtype=torch.float32).masked_fill(~visible, -torch.inf)
     return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=added)
 
 
 def sdpa_backend(backend: SDPBackend, causal: bool) -> Attention:
-    """torch's scaled_dot_product_attention with one of its backends."""
+    """Return torch's scaled_dot_product_attention, restricted to one of its backends."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -36,7 +39,10 @@ def sdpa_backend(backend: SDPBackend, causal: bool) -> Attention:
 
 
 def eager(visible: Tensor) -> Attention:
-    """Textbook attention with a dense mask."""
+    """Return textbook attention, which computes the whole matrix of weights.
+
+    visible  Boolean mask, True where a query sees a key
+    """
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         scores = (q @ k.mT) * q.shape[-1] ** -0.5
@@ -47,7 +53,11 @@ def eager(visible: Tensor) -> Attention:
 
 
 def flex(see: Callable[..., Tensor] | None, n: int) -> Attention:
-    """torch's flex_attention, compiled, with a block mask that is built once and not timed."""
+    """Return torch's compiled flex_attention. Its block mask is built here, so that building it is not timed.
+
+    see  mask function of (b, h, i, j); None for no mask
+    n    number of queries and of keys
+    """
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention)
     blocks = None if see is None else create_block_mask(see, None, None, n, n, device="cuda")
@@ -71,7 +81,7 @@ def fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def flex_predicate(mask: Mask) -> Callable[..., Tensor]:
-    """The masks of the benchmark as functions for flex_attention."""
+    """Return the mask function (mask_mod) of flex_attention for a mask of the benchmark."""
     return {
         "causal()": lambda b, h, i, j: j <= i,
         "causal() & window(before=255)": lambda b, h, i, j: (j <= i) & (j >= i - 255),

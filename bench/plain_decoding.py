@@ -1,4 +1,4 @@
-"""A GPT written plainly for torch.compile: the peer that decoding is compared with. It reads the weights of our GPT."""
+"""A plain GPT for torch.compile, with which decoding of regard is compared. It has the same weights as regard's GPT."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 class PlainDecoder:
     """Greedy decoding by one compiled step of a plain GPT-2, captured as a CUDA graph and replayed.
 
-    The KV cache has exactly the room that is needed. Positions, tokens and results are on the device.
+    The KV cache has room for exactly the prompt and the new tokens. Positions, tokens and results are on the device.
 
-    backend  of scaled_dot_product_attention; None lets torch choose. With MATH the compiler makes its own kernels
+    backend  backend of scaled_dot_product_attention; None lets torch choose. With MATH, torch.compile generates kernels
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PlainDecoder:
 
     @torch.no_grad()
     def __call__(self) -> list[list[int]]:
-        """Return the new tokens of each text."""
+        """Run greedy decoding and return the new tokens of each text."""
         n = self.prompt_length
         if self.graph is None and self.prompt.device.type == "cuda":
             self._capture()

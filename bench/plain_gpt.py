@@ -1,4 +1,4 @@
-"""A GPT-2 written with torch alone, in the usual way: the peer of the benchmark of training."""
+"""A GPT-2 written with torch alone, in the usual way, with which training of regard is compared."""
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ class PlainGPT(nn.Module):
 
 
 def copy_weights(model: nn.Module, plain: PlainGPT) -> None:
-    """Copy the weights of a GPT of regard, whose parameters come in the same order, into a plain one."""
+    """Copy the weights of regard's GPT into a plain GPT. Both list their parameters in the same order."""
     names = {"attention_norm": "norm1", "feedforward_norm": "norm2", "attention.query_key_value": "qkv",
              "attention.out": "out", "feedforward.up": "up", "feedforward.down": "down"}  # fmt: skip
     state = {}

@@ -1,4 +1,4 @@
-"""Results of benchmarks: the table, the JSON output and the exit code."""
+"""Benchmark reports: results, the printed table, JSON output and the exit code."""
 
 import argparse
 import json
@@ -14,12 +14,17 @@ _HEADER = ("case", "shape b x h x n x c", "kernel", "ms", "peer", "ms", "ratio (
 
 
 class CorrectnessError(AssertionError):
-    """A result was wrong, so it is not timed."""
+    """Raised if the output of a function to be timed is wrong."""
 
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """One row of the table."""
+    """The time of regard compared with another implementation (the peer); one row of the printed table.
+
+    kernel            the kernel that regard used
+    ratio, low, high  how many times as fast as the peer regard is: median, smallest and largest value over rounds
+    target            the ratio to reach
+    """
 
     name: str
     shape: str
@@ -36,7 +41,7 @@ class BenchmarkResult:
 
     @property
     def reached(self) -> bool:
-        """Whether we are as fast as the target and use no more memory than the peer."""
+        """Whether the ratio reaches the target and regard uses no more memory than the peer."""
         more = self.megabytes is not None and self.peer_megabytes is not None and self.megabytes > self.peer_megabytes
         return self.ratio >= self.target and not more
 
@@ -47,7 +52,11 @@ class BenchmarkResult:
 def make_result(
     timings: Timings, name: str, shape: str, kernel: str, peer: str, target: float, **memory: float
 ) -> BenchmarkResult:
-    """Return the row that compares us with a peer."""
+    """Return the result that compares regard with one peer.
+
+    timings  times of regard and its peers
+    memory   `megabytes` and `peer_megabytes`, if measured
+    """
     ratio = timings.ratio(peer)
     return BenchmarkResult(
         name, shape, kernel, timings.median("regard") * 1e3, peer, timings.median(peer) * 1e3,
@@ -56,7 +65,10 @@ def make_result(
 
 
 def make_parser(prog: str, description: str | None, only: str = "cases") -> argparse.ArgumentParser:
-    """Return a parser with the options of all benchmarks."""
+    """Return an argument parser with the options that all benchmarks have: --quick, --only and --json.
+
+    only  what the option --only selects, for its help text
+    """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--quick", action="store_true", help="few rounds and small sizes, to see that it runs")
     parser.add_argument("--only", default="", metavar="TEXT", help=f"only {only} whose name contains this")
@@ -70,9 +82,9 @@ def print_report(
     as_json: bool,
     notes: Callable[[list[BenchmarkResult]], dict[str, bool]] | None = None,
 ) -> int:
-    """Print results as they arrive on stderr, and all of them on stdout; return the exit code.
+    """Print each result on stderr when it is measured, then all results on stdout. Returns the exit code.
 
-    notes  returns further lines, and whether each reached its target
+    notes  function of the results that returns further lines to print, each with whether its target was reached
     """
     lines = []
     for result in results:

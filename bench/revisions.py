@@ -64,7 +64,11 @@ for name, (shape, dtype, rest) in cases.items():
 
 
 def measure(tree: Path, cases: str, backward: bool, only: str) -> dict[str, list[float]]:
-    """Return the time of each case in one tree: forward, and forward and backward if `backward`."""
+    """Return the time of the forward pass of each case, measured with the code in one source tree.
+
+    tree      folder with a checkout of the repository
+    backward  return a second time for each case: of the forward and the backward pass together
+    """
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, cases, "backward" if backward else "", only]
     run = subprocess.run(command, cwd=tree, env=environment, capture_output=True)

@@ -2,8 +2,8 @@
 
     python -m bench.terms [--quick] [--only TEXT] [--json]
 
-Each peer is written as users of flex_attention write it: a score_mod and a mask_mod, with a block mask that is built
-once and not timed. Outputs and gradients are compared with float64 first.
+Flex_attention is called in its usual way: with a score_mod, a mask_mod and a block mask, which is built before the
+timing. Outputs and gradients are compared with float64 before the timing.
 """
 
 import sys
@@ -30,10 +30,11 @@ ScoreMod = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class TermCase:
-    """A score term and a mask, and the same for flex_attention.
+    """A score term and a mask of regard, and the functions that do the same in flex_attention.
 
-    logits   of an attention sink, which flex_attention applies with the log-sum-exp
-    options  kernel options of flex_attention where its own do not run on this GPU
+    logits   logits of an attention sink; flex_attention applies a sink afterwards, using the log-sum-exp
+    options  kernel options of flex_attention; None uses its defaults, some of which do not run on this GPU
+    b, n     batch size and sequence length
     """
 
     name: str
@@ -84,7 +85,10 @@ def make_cases(heads: int, device: str) -> Iterator[TermCase]:
 
 
 def make_peer(case: TermCase, n: int, device: str) -> Attention:
-    """Return flex_attention, compiled, with the mask and the term of a case."""
+    """Return compiled flex_attention with the mask and the score term of a case.
+
+    n  number of queries and of keys
+    """
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention)
     blocks = create_block_mask(case.mask_mod, None, None, n, n, device=device)
@@ -106,7 +110,7 @@ def make_peer(case: TermCase, n: int, device: str) -> Attention:
 
 
 def naive(case: TermCase, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Textbook attention with the whole matrix of scores, in the dtype of q."""
+    """Compute textbook attention with the whole matrix of scores, in the dtype of q."""
     n, device = q.shape[2], q.device
     h, i, j = torch.arange(q.shape[1], device=device)[:, None, None], *_positions(n, device)
     scores = (q @ k.mT) * q.shape[-1] ** -0.5
@@ -127,7 +131,10 @@ def _positions(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def check(
     case: TermCase, ours: Attention, heads: int, width: int, dtype: torch.dtype, device: str, n: int = 2048
 ) -> None:
-    """Compare outputs and gradients with the naive method in float64, at a length whose matrix fits into memory."""
+    """Compare outputs and gradients with the naive method in float64; raise CorrectnessError if they differ.
+
+    n  sequence length, short enough that the matrix of scores fits into memory
+    """
     draw = torch.Generator(device).manual_seed(1)
     inputs = [torch.randn(1, heads, n, width, generator=draw, device=device, dtype=dtype) for _ in range(4)]
 
@@ -147,7 +154,10 @@ def check(
 
 
 def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
-    """Yield a forward pass and a forward and backward pass of each case."""
+    """Yield the time of each case compared with flex_attention: forward, and forward and backward together.
+
+    only  measure only cases whose name contains this text
+    """
     for width in (64,) if quick else (64, 128):
         for case in make_cases(HEADS, "cuda"):
             if only in case.name:
@@ -186,7 +196,7 @@ def _measure(case: TermCase, width: int, quick: bool) -> Iterator[BenchmarkResul
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not."""
+    """Run the benchmark of score terms. Returns the exit code: 0 if every target was reached, else 1."""
     parser = make_parser("bench.terms", __doc__)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():

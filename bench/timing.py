@@ -13,7 +13,7 @@ Function = Callable[[], object]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster than a peer we are: the median over rounds and the range."""
+    """How many times as fast as a peer regard is: the median over rounds, the smallest and the largest value."""
 
     median: float
     low: float
@@ -22,7 +22,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds per call of each function in each round; ours is called "regard"."""
+    """Measured times: for each function by name, the seconds per call in each round. Ours is named "regard"."""
 
     seconds: dict[str, list[float]]
 
@@ -38,7 +38,7 @@ class Timings:
 
 
 def time_alternating(functions: dict[str, Function], *, rounds: int, min_seconds: float, device: str) -> Timings:
-    """Time functions in turns. In a turn a function is called repeatedly for at least `min_seconds`."""
+    """Time functions in alternation: in each round, every function is called repeatedly for at least `min_seconds`."""
     clock = _cuda_seconds if device == "cuda" else _cpu_seconds
     for function in functions.values():  # compilation and first allocations are not timed
         function()
@@ -75,7 +75,7 @@ def _cuda_seconds(function: Function, repeats: int) -> float:
 
 
 def peak_bytes(function: Function) -> int:
-    """Return the peak GPU memory of a call, beyond what was allocated before."""
+    """Return the peak GPU memory of a call in bytes, without the memory that was allocated before the call."""
     function()
     gc.collect()
     torch.cuda.synchronize()

@@ -2,10 +2,11 @@
 
     python -m bench.training [--quick] [--only TEXT] [--json]
 
-Ours are the steps of `regard.train`: compiled, captured as CUDA graphs, with clipped gradients and AdamW. The peers are
-compiled models in a plain loop with the same weights, data, optimizer and clipping. The losses of the first steps must
-agree before anything is timed. The small models of the recipes are compared with themselves without CUDA graphs.
-Memory is the peak that torch allocates in the first steps. `--quick` runs tiny models, on a CPU too.
+The steps of `regard.train` are compiled and captured as CUDA graphs, with gradient clipping and AdamW. They are
+compared with compiled models of other libraries in a plain training loop with the same weights, data, optimizer and
+clipping. The losses of the first steps must agree before anything is timed. The small models of the recipes are
+compared with the same steps without CUDA graphs. Memory is the peak that torch allocates in the first steps. `--quick`
+runs tiny models, on a CPU too.
 """
 
 import gc
@@ -55,7 +56,13 @@ LR, DECAY, BETAS, MAX_NORM = 3e-4, 0.1, (0.9, 0.95), 1.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the compared models: b sequences of n tokens, or images of some pixels."""
+    """Sizes of the compared models and their inputs, and the number of rounds of the timing.
+
+    b, n          number and length of the token sequences in a batch
+    images, side  number of images in a batch, and their side in pixels
+    seconds       minimum time for each function in a round
+    steps         number of first steps whose losses are compared
+    """
 
     b: int = 32
     n: int = 1024
@@ -73,7 +80,7 @@ QUICK = Sizes(b=2, n=16, width=32, depth=1, heads=2, images=2, side=32, rounds=3
 
 
 class NextTokens:
-    """Task: next-token prediction on random tokens, which are on the device, with the fused loss."""
+    """Training task: next-token prediction on random tokens, with the loss of `linear_cross_entropy`."""
 
     def __init__(self, vocab: int, sizes: Sizes, device: torch.device) -> None:
         draws = torch.Generator().manual_seed(0)
@@ -93,7 +100,7 @@ class NextTokens:
 
 
 class RandomImages:
-    """Task: classify random images, which are on the device."""
+    """Training task: classification of random images."""
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         draws = torch.Generator().manual_seed(0)
@@ -121,7 +128,7 @@ def training_plan(batch_size: int) -> TrainingPlan:
 
 
 class OurSteps:
-    """Training steps of `regard.train`."""
+    """Training steps of `regard.train`. Calling the object does one step and returns the loss."""
 
     def __init__(self, model: nn.Module, task: Task, plan: TrainingPlan, device: torch.device) -> None:
         group = single_process(device.type)
@@ -139,7 +146,7 @@ class OurSteps:
 
 
 class PeerSteps:
-    """Training steps of a compiled model in a plain loop."""
+    """Training steps of a compiled model in a plain loop. Calling the object does one step and returns the loss."""
 
     def __init__(
         self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], task: Task, device: torch.device
@@ -168,7 +175,10 @@ def compare(
     name: str, shape: str, make_ours: Callable[[], OurSteps], peer: str, make_peer: Callable[[], PeerSteps],
     sizes: Sizes, target: float, device: torch.device,
 ) -> BenchmarkResult:  # fmt: skip
-    """Compare the losses of the first steps, then the times and the peak memory."""
+    """Compare the training steps of regard with those of a peer: first the losses, then times and peak memory.
+
+    make_ours, make_peer  functions that build the training steps
+    """
     ours, losses, megabytes = _first_steps(make_ours, sizes.steps, device)
     theirs, others, peer_megabytes = _first_steps(make_peer, sizes.steps, device)
     worst = max(abs(a - b) / b for a, b in zip(losses, others, strict=True))
@@ -186,7 +196,7 @@ def compare(
 
 
 def _first_steps(make: Callable[[], Any], steps: int, device: torch.device) -> tuple[Any, list[float], float]:
-    """Return the function of a step, its first losses, and the peak memory of these steps in MB."""
+    """Build training steps and run the first ones. Returns the training steps, the losses and the peak memory in MB."""
     gc.collect()
     before = 0
     if device.type == "cuda":
@@ -236,7 +246,10 @@ def measure_vit(name: str, sizes: Sizes, device: torch.device) -> BenchmarkResul
 
 
 def make_recipe(name: str, quick: bool) -> tuple[nn.Module, Task, TrainingPlan]:
-    """Return the model of a recipe for real data, a task on built-in or random data, and its plan."""
+    """Return the model, the task and the training plan of a recipe.
+
+    The settings are those for real data, but the task has built-in or random data.
+    """
     recipe = {"birthplaces": birthplaces, "translation": translation, "vision": vision, "speech": speech}[name]
     settings: Any = recipe.real()
     if quick:
@@ -264,7 +277,10 @@ def make_recipe(name: str, quick: bool) -> tuple[nn.Module, Task, TrainingPlan]:
 
 
 class RecipeSteps:
-    """Training steps of a recipe, with batches that a thread loads, as in a run."""
+    """Training steps of a recipe, with batches that a background thread loads. Calling the object does one step.
+
+    graphs  whether the steps are captured as CUDA graphs
+    """
 
     def __init__(self, name: str, quick: bool, device: torch.device, graphs: bool) -> None:
         model, task, plan = make_recipe(name, quick)
@@ -282,7 +298,7 @@ class RecipeSteps:
 
 
 def measure_recipe(name: str, quick: bool, sizes: Sizes, device: torch.device) -> BenchmarkResult:
-    """Compare the steps of a recipe with those without CUDA graphs, after a check that the losses are the same."""
+    """Compare the training steps of a recipe with and without CUDA graphs, after a check that the losses agree."""
     warm = 10 if quick else RECIPE_WARM_STEPS
     ours, others = (RecipeSteps(name, quick, device, graphs) for graphs in (True, False))
     with ours.batches, others.batches, nullcontext() if ours.trainer.graphs is None else ours.trainer.graphs.stream():
@@ -301,7 +317,7 @@ def measure_recipe(name: str, quick: bool, sizes: Sizes, device: torch.device) -
 
 
 def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
-    """Yield the steps of GPT-2, ViT-B/16 and the small models of the recipes."""
+    """Yield the time of training steps of GPT-2, ViT-B/16 and the small models of the recipes."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = QUICK if quick else Sizes()
     vocab = (101, 97) if quick else (50304, 50257)
@@ -322,7 +338,7 @@ def measure(quick: bool, only: str = "") -> Iterator[BenchmarkResult]:
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if every target was reached, 1 if not, 2 without a GPU."""
+    """Run the benchmark of training. Returns 0 if every target was reached, 1 if not, and 2 without a GPU."""
     options = make_parser("bench.training", __doc__, "cases").parse_args(argv)
     if not torch.cuda.is_available() and not options.quick:
         print("the benchmark of training needs a GPU; --quick runs tiny models on a CPU", file=sys.stderr)

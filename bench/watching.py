@@ -2,14 +2,16 @@
 
     python -m bench.watching [--device cpu|cuda] [--quick] [--json]
 
-A GPT-2 of Hugging Face (2 layers, 12 heads, width 768) runs on texts of growing length. We run it with its fused
-attention under `watch` and compute every statistic of every head; the peer only returns its attention matrices. Then a
-single attention call at 131,072 tokens, with all statistics and without. On a CPU, the cost of `watch` with all
-statistics at 2,048 tokens in multiples of the model, without padding and with texts padded on the left. On a GPU, the
-time of GPT-2 124M under `watch` without any statistic, in multiples of the model alone.
+The model is a GPT-2 of Hugging Face (2 layers, 12 heads, width 768) on texts of growing length. Regard runs it with
+fused attention under `watch` and computes every statistic of every head; the peer only returns its attention matrices.
+Further measurements:
 
-Each method runs in its own process, so that its peak memory can be measured; on a CPU one process for each length,
-because the peak cannot be reset.
+    on a CPU  the time of all statistics at 2,048 tokens, divided by the model's time, with and without left padding
+    on a GPU  a single attention call at 131,072 tokens, with all statistics and without
+    on a GPU  the time of GPT-2 124M under `watch` without statistics, divided by the time of the model alone
+
+Each method runs in its own process, so that its peak memory can be measured. On a CPU each length has its own process
+too, because the peak cannot be reset.
 """
 
 import gc
@@ -43,7 +45,10 @@ MAX_WATCHED = 1.3  # target for the time of a model under `watch` on a GPU, in m
 
 @dataclass(frozen=True)
 class WatchResult:
-    """Seconds and peak bytes at one length; None if the peer's matrices do not fit."""
+    """Seconds and peak bytes of regard and of its peer at one length.
+
+    The peer's values are None if its attention matrices do not fit into memory.
+    """
 
     length: int
     seconds: float
@@ -53,7 +58,7 @@ class WatchResult:
 
 
 def all_statistics(model: Any, tokens: Tensor, padding: Tensor | None = None) -> dict[str, Tensor]:
-    """Compute all statistics of all heads with `watch`."""
+    """Run the model under `watch` and return all statistics of all heads by name."""
     with torch.no_grad(), watch(model) as seen:
         model(tokens, attention_mask=padding, use_cache=False)
     found = {}
@@ -65,7 +70,7 @@ def all_statistics(model: Any, tokens: Tensor, padding: Tensor | None = None) ->
 
 
 def all_matrices(model: Any, tokens: Tensor) -> tuple[Tensor, ...]:
-    """Return all attention matrices with `output_attentions=True`."""
+    """Run the model with eager attention and return the attention matrices of all layers."""
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights: tuple[Tensor, ...] = model(tokens, use_cache=False, output_attentions=True).attentions
@@ -84,7 +89,7 @@ def _build_gpt2(n: int, device: str, layers: int = 2) -> tuple[Any, Tensor]:
 
 
 def check_statistics(device: str) -> None:
-    """Compare the entropies with those of the matrices."""
+    """Compare the entropies of `watch` with those of the peer's matrices; raise CorrectnessError if they differ."""
     model, tokens = _build_gpt2(192, device)
     found = all_statistics(model, tokens)
     weights = all_matrices(model, tokens)
@@ -97,7 +102,11 @@ def check_statistics(device: str) -> None:
 
 
 def measure_method(method: str, n: int, device: str, rounds: int) -> dict[str, float]:
-    """Return the median seconds and the peak bytes of one method at one length, in this process."""
+    """Return the median seconds and the peak bytes of one method at one length, measured in this process.
+
+    method  "regard" computes all statistics; "eager" returns the attention matrices
+    n       number of tokens
+    """
     run: Callable[[Any, Tensor], object] = all_statistics if method == "regard" else all_matrices
     model, tokens = _build_gpt2(n, device)
     run(model, tokens[:, :128])  # libraries are loaded and kernels compiled before the measurement
@@ -120,7 +129,7 @@ def measure_method(method: str, n: int, device: str, rounds: int) -> dict[str, f
 
 
 def measure(device: str, quick: bool) -> list[WatchResult]:
-    """Measure both methods at all lengths, in child processes."""
+    """Measure both methods at all lengths, in child processes, and return a result for each length."""
     lengths = (256, 512) if quick else LENGTHS[device]
     results: dict[str, dict[int, dict[str, float]]] = {}
     for method in METHODS:
@@ -149,7 +158,7 @@ def _matrix_bytes(n: int, device: str) -> int:
 
 
 def _matrices_fit(n: int, device: str) -> bool:
-    """Whether memory has room for the peer's matrices and the copies that are made on the way."""
+    """Return whether memory has room for the peer's attention matrices at length n and their temporary copies."""
     on_gpu = device == "cuda"
     memory = torch.cuda.mem_get_info()[1] if on_gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return 3 * _matrix_bytes(n, device) < memory
@@ -157,7 +166,12 @@ def _matrices_fit(n: int, device: str) -> bool:
 
 @dataclass(frozen=True)
 class CostResult:
-    """The seconds of a model, and of `watch` with all statistics in multiples of it."""
+    """The cost of `watch` with all statistics.
+
+    case     description of the input
+    seconds  seconds of the model alone
+    extra    additional time under `watch`, divided by `seconds`
+    """
 
     case: str
     seconds: float
@@ -169,7 +183,7 @@ class CostResult:
 
 
 def measure_costs(quick: bool) -> list[CostResult]:
-    """Measure what all statistics cost on a CPU, in alternating pairs with the model alone."""
+    """Measure on a CPU how much longer a model takes under `watch` with all statistics, with and without padding."""
     n = 256 if quick else 2048
     model, tokens = _build_gpt2(n, "cpu")
     tokens = tokens.repeat(2, 1)
@@ -194,7 +208,12 @@ def measure_costs(quick: bool) -> list[CostResult]:
 
 @dataclass(frozen=True)
 class WatchedResult:
-    """The milliseconds of a model, and the ratio of its time under `watch` to that: median and range."""
+    """The time of a model under `watch` without statistics, compared with the model alone.
+
+    length            number of tokens
+    milliseconds      time of the model alone
+    ratio, low, high  time under `watch` divided by the time alone: median, smallest and largest value over rounds
+    """
 
     length: int
     milliseconds: float
@@ -210,7 +229,7 @@ class WatchedResult:
 def measure_watched(
     device: str, lengths: tuple[int, ...] = (256, 512, 1024), layers: int = 12, rounds: int = 9
 ) -> list[WatchedResult]:
-    """Measure a model under `watch`, without any statistic, in alternating pairs with the model alone."""
+    """Measure the time of a model under `watch` without statistics, compared with the model alone, by length."""
     results = []
     for n in lengths:
         model, tokens = _build_gpt2(n, device, layers)
@@ -237,7 +256,14 @@ def measure_watched(
 
 @dataclass(frozen=True)
 class LongCallResult:
-    """One long attention call: milliseconds without and with all statistics, and the memory that these need."""
+    """The time and memory of all statistics in one long attention call.
+
+    case             mask and head width
+    milliseconds     time of the call without statistics
+    with_statistics  time of the call with all statistics, in milliseconds
+    times            `with_statistics` divided by `milliseconds`
+    extra_bytes      additional peak memory with statistics
+    """
 
     case: str
     milliseconds: float
@@ -251,7 +277,7 @@ class LongCallResult:
 
 
 def measure_long_calls(n: int = 131072) -> list[LongCallResult]:
-    """Measure attention with 16 heads at 131,072 tokens on a GPU."""
+    """Measure attention with 16 heads and n tokens on a GPU, with all statistics and without."""
     results = []
     for c in (64, 128):
         q, k, v = (torch.randn(1, 16, n, c, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -276,7 +302,7 @@ def measure_long_calls(n: int = 131072) -> list[LongCallResult]:
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark. The exit code is 0 if long calls and costs reached their targets, 1 if not."""
+    """Run the benchmark of `watch`. Returns the exit code: 0 if long calls and costs reached their targets, else 1."""
     parser = make_parser("bench.watching", __doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--method", nargs="+", metavar="METHOD LENGTH", help="measure one method in this process")

@@ -1,4 +1,4 @@
-"""`python -m regard` is the command line, installed or not."""
+"""Run the command line of regard with `python -m regard`, which works without installation too."""
 
 from regard.cli import main
 

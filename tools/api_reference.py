@@ -2,8 +2,8 @@
 
     python -m tools.api_reference FOLDER
 
-Public names are what the modules in MODULES export. A docstring has a first line, an explanation, arguments as
-`name  what it is`, and an example. Examples run in the tests, after the lines of SETUP.
+Public names are the names that the modules in MODULES export. A docstring has a first line, an explanation, arguments
+as `name  what it is`, and an example. The tests run the examples after the code in SETUP.
 """
 
 import argparse
@@ -49,7 +49,7 @@ ONLY = {"regard.integrations.huggingface": ["register"]}
 
 @dataclass(frozen=True)
 class Entry:
-    """A public name: where it is found, and the object."""
+    """A public name of the API: its module, the name and the object."""
 
     module: str
     name: str
@@ -61,12 +61,12 @@ class Entry:
 
 
 def setup(module: str) -> str:
-    """The lines with which the examples of a module begin."""
+    """Return the code that runs before the examples of a module, such as imports."""
     return (SETUP + MORE_SETUP.get(module, f"from {module} import *")).rstrip()
 
 
 def public_names(module: str) -> list[str]:
-    """Names that a module exports, without packages and the version, sorted without case."""
+    """Return the names that a module exports, without submodules, sorted without regard to case."""
     if module in ONLY:
         return ONLY[module]
     found = importlib.import_module(module)
@@ -78,7 +78,7 @@ def public_names(module: str) -> list[str]:
 
 
 def entries(module: str) -> Iterator[Entry]:
-    """The public names of a module; what another page has already is not repeated."""
+    """Yield the public names of a module, except names that the page of `regard` has already."""
     found = importlib.import_module(module)
     root = importlib.import_module("regard")
     for name in public_names(module):
@@ -88,7 +88,7 @@ def entries(module: str) -> Iterator[Entry]:
 
 
 def signature(entry: Entry) -> str:
-    """The call of a function or class as one writes it, without annotations of shapes."""
+    """Return the signature of a function or class as text, without annotations."""
     try:
         found = inspect.signature(entry.value)
     except (TypeError, ValueError):
@@ -100,13 +100,13 @@ def signature(entry: Entry) -> str:
 
 
 def parse_example(entry: Entry) -> doctest.DocTest:
-    """The example of a docstring."""
+    """Return the example in a docstring, parsed by doctest."""
     text = inspect.getdoc(entry.value) or ""
     return doctest.DocTestParser().get_doctest(text, {}, entry.title, None, 0)
 
 
 def example_lines(entry: Entry) -> list[str]:
-    """The example as it appears in an interpreter; empty where the docstring has none."""
+    """Return the example in a docstring as lines of an interpreter session; empty if there is no example."""
     lines = []
     for each in parse_example(entry).examples:
         first, *rest = re.sub(r"\s*# doctest: .*", "", each.source.rstrip("\n")).split("\n")
@@ -115,7 +115,7 @@ def example_lines(entry: Entry) -> list[str]:
 
 
 def write_entry(entry: Entry) -> str:
-    """The section of a name: its signature, its docstring with the arguments as a list, and its example."""
+    """Return the Markdown section of a public name: signature, docstring with a list of the arguments, and example."""
     text = (inspect.getdoc(entry.value) or "").partition(">>>")[0].rstrip()
     lines = [f"## {entry.name}", "", "```text", signature(entry), "```", ""]
     for paragraph in re.split(r"\n\s*\n", text):
@@ -132,7 +132,7 @@ def write_entry(entry: Entry) -> str:
 
 
 def write_methods(entry: Entry) -> list[str]:
-    """A table of the public methods and properties of a class, with the first sentence of their docstrings."""
+    """Return the lines of a Markdown table of a class's public methods and properties, with their summary lines."""
     rows = []
     for name, value in sorted(vars(entry.value).items()):
         value = getattr(value, "__func__", value)
@@ -145,19 +145,19 @@ def write_methods(entry: Entry) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Text of a docstring as Markdown: characters of HTML and emphasis outside of code are literal."""
+    """Escape the characters of a docstring that Markdown would interpret as HTML or emphasis; code stays unchanged."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
 
 
 def write_page(module: str) -> str:
-    """The page of a module."""
+    """Return the reference page of a module as Markdown."""
     parts = [f"# {module}", "", MODULES[module], "", "Examples begin with:", "", "```python", setup(module), "```", ""]
     return "\n".join(parts) + "\n" + "\n".join(write_entry(entry) for entry in entries(module))
 
 
 def write_pages(folder: Path) -> list[str]:
-    """Write the page of every module. Returns the file names."""
+    """Write the page of every module into a folder. Returns the file names."""
     folder.mkdir(parents=True, exist_ok=True)
     for module in MODULES:
         (folder / f"{module}.md").write_text(write_page(module), encoding="utf-8")

@@ -2,9 +2,8 @@
 
     python -m tools.audit
 
-Bandit must find nothing; what it may ignore is a `# nosec` comment with its reason or a line of pyproject.toml.
-A vulnerability is an error. A package that the database does not answer for is counted in a line, because a machine
-without network cannot look it up.
+A finding of bandit is an error, unless a `# nosec` comment with a reason or a line of pyproject.toml excludes it. A
+known vulnerability is an error. Packages that cannot be looked up, such as on a machine without network, are counted.
 """
 
 import json
@@ -17,14 +16,14 @@ CODE = ("regard", "bench", "tools")
 
 
 def main() -> int:
-    """Run both audits. Returns the exit status."""
+    """Run both audits. Returns the exit status: 0 if neither found anything, else 1."""
     with ThreadPoolExecutor() as pool:  # one computes while the other waits for the network
         counts = [each.result() for each in (pool.submit(audit_code), pool.submit(audit_packages))]
     return 1 if any(counts) else 0
 
 
 def audit_code(folders: tuple[str, ...] = CODE) -> int:
-    """Run bandit and print a line, or its findings. Returns the number of findings."""
+    """Run bandit, print its findings and their number, and return the number."""
     command = [sys.executable, "-m", "bandit", "--quiet", "-c", "pyproject.toml", "-f", "json", "-r", *folders]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode not in (0, 1):
@@ -38,7 +37,7 @@ def audit_code(folders: tuple[str, ...] = CODE) -> int:
 
 
 def audit_packages() -> int:
-    """Run pip-audit and print a line, or the vulnerabilities. Returns their number."""
+    """Run pip-audit, print the vulnerabilities and their number, and return the number."""
     command = [sys.executable, "-m", "pip_audit", "--format", "json", "--progress-spinner", "off", "--timeout", "3"]
     done = subprocess.run([*command, "--skip-editable"], capture_output=True, text=True)
     try:
@@ -53,7 +52,10 @@ def audit_packages() -> int:
 
 
 def summarize(packages: list[dict[str, Any]]) -> tuple[list[str], int]:
-    """Return the lines to print and the number of vulnerabilities, from the JSON of pip-audit."""
+    """Return the lines to print, and the number of vulnerabilities.
+
+    packages  the list of dependencies in pip-audit's JSON output
+    """
     lines = [
         f"{package['name']} {package['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'none'}"
         for package in packages

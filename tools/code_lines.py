@@ -1,6 +1,6 @@
 """Count the code lines of each folder of a package, without blank lines, comments and docstrings.
 
-`python -m tools.code_lines [FOLDER]`; the package itself if no folder is named.
+`python -m tools.code_lines [FOLDER]` counts in a folder, by default in the package regard.
 """
 
 import ast

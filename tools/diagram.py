@@ -1,4 +1,4 @@
-"""Architecture diagram: the packages of regard in rows, each above those that it imports.
+"""Architecture diagram: the packages of regard in rows, each package above the packages that it imports.
 
 python -m tools.diagram > docs/images/architecture.svg
 """
@@ -11,7 +11,7 @@ BOX, GAP, HEIGHT = 118, 14, 44  # pixels
 
 
 def imported_packages(name: str) -> set[str]:
-    """Packages of regard that a package imports in any of its files, inside functions too."""
+    """Return the packages of regard that a package imports in any of its files, also inside functions."""
     found = set()
     for file in (PACKAGE / name).rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
@@ -22,7 +22,10 @@ def imported_packages(name: str) -> set[str]:
 
 
 def rows() -> list[list[str]]:
-    """Packages by level, the lowest first: each is one level above the highest that it imports."""
+    """Return the rows of the diagram from bottom to top: lists of package names.
+
+    A package is one row above the highest package that it imports.
+    """
     names = sorted(file.parent.name for file in PACKAGE.glob("*/__init__.py"))
     below = {name: imported_packages(name) & set(names) for name in names}
     levels: list[list[str]] = []
@@ -37,7 +40,7 @@ def rows() -> list[list[str]]:
 
 
 def draw() -> str:
-    """The diagram as SVG."""
+    """Return the diagram as SVG text."""
     levels = rows()
     width = max(map(len, levels)) * (BOX + GAP) + GAP
     height = len(levels) * (HEIGHT + GAP) + GAP

@@ -1,7 +1,7 @@
-"""How much an installation of regard adds to torch and numpy: `python -m tools.installed_size`.
+"""Measure how much disk space regard adds to an installation of torch and numpy: `python -m tools.installed_size`.
 
-Counts the files of all packages that regard needs at run time, without those that torch and numpy need, and without
-byte code. The sizes are those of the current environment.
+The size is that of all packages that regard needs at run time, except packages that torch and numpy need too. Byte code
+is not counted. The packages of the current environment are measured.
 """
 
 import re
@@ -14,7 +14,7 @@ import regard
 
 
 def closure(*names: str) -> set[str]:
-    """The packages of these names and all that they need, without extras; names are normalised."""
+    """Return the normalised names of these packages and of all packages that they require, without extras."""
     found, waiting = set[str](), list(names)
     while waiting:
         name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
@@ -28,12 +28,12 @@ def closure(*names: str) -> set[str]:
 
 
 def added_packages() -> set[str]:
-    """What regard needs beyond torch and numpy, with itself."""
+    """Return the names of regard and of all packages that regard requires but torch and numpy do not."""
     return closure("regard") - closure("torch", "numpy")
 
 
 def installed_bytes(name: str) -> int:
-    """The bytes of the files of a package."""
+    """Return the size of a package's installed files in bytes, without byte code."""
     if name == "regard":  # an editable installation lists no files
         files = list(Path(regard.__file__).parent.rglob("*"))
     else:
@@ -42,7 +42,7 @@ def installed_bytes(name: str) -> int:
 
 
 def main() -> None:
-    """Print the packages, the largest first, and the sum."""
+    """Print the size of each package that regard adds, the largest first, and the total."""
     sizes = {name: installed_bytes(name) for name in added_packages()}
     for name in sorted(sizes, key=lambda each: -sizes[each]):
         print(f"{sizes[name] / 1e6:8.1f} MB  {name}")

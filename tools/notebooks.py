@@ -1,7 +1,8 @@
 """Run the notebooks of `examples/` without Jupyter: `python -m tools.notebooks [--save] [FILE ...]`.
 
-The code cells of a notebook run in one process, in order, as IPython runs them: what they print and the value of a last
-expression are their outputs. `--save` writes the outputs into the file; without it they are compared with those there.
+The code cells of a notebook run in one process, in order. As in IPython, the outputs of a cell are what it prints and
+the value of its last expression. `--save` writes the outputs into the file. Without `--save`, the outputs are compared
+with those in the file.
 """
 
 import ast
@@ -21,12 +22,16 @@ MAX_BYTES = 40_000  # of a notebook
 
 
 def code_cells(notebook: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The code cells of a notebook, in order."""
+    """Yield the code cells of a notebook, in order."""
     return (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
 def run_cell(source: str, namespace: dict[str, Any], number: int) -> list[dict[str, Any]]:
-    """Run one cell. Returns its outputs in the format of notebooks."""
+    """Run one code cell. Returns its outputs in the format of .ipynb files.
+
+    namespace  the variables of the notebook, which the cell can change
+    number     number of the cell, for tracebacks
+    """
     tree = ast.parse(source)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed, outputs = io.StringIO(), list[dict[str, Any]]()
@@ -48,7 +53,7 @@ def run_cell(source: str, namespace: dict[str, Any], number: int) -> list[dict[s
 
 
 def run_notebook(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """Run all code cells in an empty folder. Returns the outputs of each cell."""
+    """Run all code cells of a notebook in an empty temporary folder. Returns the outputs of each cell."""
     from regard.integrations.torchvision import let_torchvision_load
 
     let_torchvision_load()

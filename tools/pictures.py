@@ -46,7 +46,7 @@ LARGEST = 3_000_000  # bytes of all pictures together
 
 
 def main(names: list[str]) -> None:
-    """Export the explorer and take every picture, or those of some views."""
+    """Export the explorer and take a picture of every view, or of the views named in `names`."""
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -75,7 +75,10 @@ def main(names: list[str]) -> None:
 
 
 def take(page: "Page", path: Path, drawn: str, present: bool) -> None:
-    """Save a picture of the page when it shows `drawn`."""
+    """Wait until the page shows an element, then save a picture of the page.
+
+    drawn    CSS selector of the element
+    """
     if "#check" in page.url:
         page.get_by_role("button", name="Open an example").click()
     if present:

@@ -2,8 +2,8 @@
 
     python -m tools.release --out dist
 
-Each function of STEPS is one line of docs/release.md. The artefacts, their SHA-256 hashes and the list of components
-(SBOM, CycloneDX) are left in the folder `--out`.
+docs/release.md has one line for each function in STEPS. The artefacts (wheel and sdist), their SHA-256 hashes and the
+list of components (SBOM in CycloneDX format) are written to the folder `--out`.
 """
 
 import argparse
@@ -42,12 +42,18 @@ COMMANDS: dict[tuple[str, ...], str] = {
 
 
 class ReleaseError(Exception):
-    """A step of the release check failed."""
+    """Raised if a step of the release check fails."""
 
 
 @dataclass
 class Release:
-    """What is being checked: the folder of the artefacts, a scratch folder and the Python of the fresh environment."""
+    """The release that is checked, and the folders of the check.
+
+    out          folder of the artefacts (wheel and sdist)
+    scratch      folder for temporary files, such as the fresh environment
+    base_python  Python that creates the fresh environment
+    version      version of the package
+    """
 
     out: Path
     scratch: Path
@@ -64,13 +70,16 @@ class Release:
 
 
 def demand(true: bool, words: str) -> None:
-    """Raise an error with these words unless the condition holds."""
+    """Raise ReleaseError with the message `words` if `true` is False."""
     if not true:
         raise ReleaseError(words)
 
 
 def run(command: Sequence[str], cwd: Path, *, fails: bool = False) -> str:
-    """Run a command and return all that it printed."""
+    """Run a command in the folder `cwd` and return its output; raise ReleaseError if it fails.
+
+    fails  whether the command is expected to fail; then success raises ReleaseError
+    """
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     environment |= {"PYTHONUTF8": "1", "NO_COLOR": "1", "COLUMNS": "100", "MPLBACKEND": "agg"}
     done = subprocess.run(
@@ -107,7 +116,7 @@ def build(release: Release) -> str:
 
 
 def check_contents(release: Release) -> str:
-    """Both contain every tracked file of the package, no file besides, and are smaller than 12 MB."""
+    """Wheel and sdist contain every tracked file of the package and no other file, and are smaller than 12 MB."""
     tracked = set(run(["git", "ls-files", "regard"], ROOT).split("\n")) - {""}
     with zipfile.ZipFile(release.artefact(".whl")) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -123,7 +132,10 @@ def check_contents(release: Release) -> str:
 
 
 def compare_names(what: str, expected: set[str], found: set[str]) -> None:
-    """Raise an error if an artefact has other files than expected."""
+    """Raise ReleaseError if the set of file names in an artefact differs from the expected set.
+
+    what  name of the artefact, for the error message
+    """
     demand(expected <= found, f"{what} lacks {sorted(expected - found)[:8]}")
     demand(found <= expected, f"{what} has files that are not tracked: {sorted(found - expected)[:8]}")
 
@@ -139,7 +151,7 @@ def install(release: Release) -> str:
 
 
 def use(release: Release) -> str:
-    """In another folder it imports, every package of it too, has types, and its commands run."""
+    """In another folder, the package and all its subpackages can be imported, have types, and the commands run."""
     elsewhere = release.scratch / "elsewhere"
     elsewhere.mkdir()
     code = (
@@ -194,12 +206,12 @@ def write_sbom(release: Release) -> str:
 
 
 def normalize(name: str) -> str:
-    """A distribution name as indexes write it: lower case with hyphens."""
+    """Return the name of a distribution as package indexes write it: lower case, with hyphens."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def required_names(requirements: Sequence[str]) -> list[str]:
-    """Names of the requirements that apply without extras."""
+    """Return the names of the requirements that apply without extras."""
     plain = [each for each in requirements if "extra ==" not in each]
     return [normalize(re.split(r"[^\w.-]", each, maxsplit=1)[0]) for each in plain]
 
@@ -224,7 +236,7 @@ STEPS: tuple[Callable[[Release], str], ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run every step, and stop at the first that fails. Returns the exit status."""
+    """Run every step of the release check; stop at the first one that fails. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.release", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the artefacts")
     parser.add_argument("--python", default=sys.executable, help="Python of the fresh environment")

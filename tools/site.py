@@ -2,8 +2,8 @@
 
     python -m tools.site [--explorer]
 
-Pages are in docs/. Generated are the API reference, the sheets with their answers and the list of decisions.
-CONTRIBUTING.md and CHANGELOG.md become pages too. Formulas become MathML. The site loads nothing from elsewhere.
+Most pages are in docs/. The API reference, the sheets with their answers and the list of decisions are generated.
+CONTRIBUTING.md and CHANGELOG.md become pages too. Formulas become MathML. The site loads no files from other servers.
 `--explorer` adds the explorer's static export and the page of the lab with all claims and figures.
 """
 
@@ -33,7 +33,7 @@ EXPLORER_LINKS = """\
 
 
 def gather(folder: Path = PAGES) -> None:
-    """Write all pages of the site into a folder."""
+    """Write the Markdown pages of the site, copied and generated ones, into a folder."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
     sources = {page: page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
@@ -54,13 +54,17 @@ def gather(folder: Path = PAGES) -> None:
 
 
 def install_section() -> str:
-    """The section of the README that says how to install; it is written there only."""
+    """Return the installation section of the README, which the site includes because it is written only there."""
     (section,) = re.findall(r"(?ms)^## Install\n.*?(?=^## )", (ROOT / "README.md").read_text("utf-8"))
     return str(section)
 
 
 def rewrite_links(text: str, origin: Path) -> str:
-    """Return a page with its links as the site has them; a link to a source file becomes its path in code style."""
+    """Return a page with its relative links adapted to the site. A link to a source file becomes its path as code.
+
+    text    the page in Markdown
+    origin  path of the page's source file
+    """
 
     def rewrite(found: re.Match[str]) -> str:
         label, target, anchor = found[1], found[2], found[3] or ""
@@ -85,13 +89,13 @@ def rewrite_links(text: str, origin: Path) -> str:
 
 
 def unescape_pipes(text: str) -> str:
-    """Return a page with | for \\| in the code of table cells: zensical shows the backslash."""
+    """Return a page with \\| replaced by | in the code of table cells, because zensical shows the backslash."""
     rows = re.compile(r"(?m)^\|.*$")
     return rows.sub(lambda row: re.sub(r"`[^`]*`", lambda code: code[0].replace(r"\|", "|"), row[0]), text)
 
 
 def sheets() -> Iterator[tuple[str, str]]:
-    """The name and the Markdown of every sheet with its answers, formulas as MathML."""
+    """Yield the name and the Markdown of every course sheet with its answers, with formulas as MathML."""
     from regard.base.formulas import mathml, parse_latex
     from regard.lab.answers import sheet_titles
 
@@ -104,7 +108,7 @@ def sheets() -> Iterator[tuple[str, str]]:
 
 
 def list_decisions() -> str:
-    """The page that lists the decisions by their titles."""
+    """Return the Markdown page that lists the design decisions (docs/decisions) by title."""
     lines = ["# Decisions", "", "Each page has one decision: what was decided, and why.", ""]
     for file in sorted((ROOT / "docs" / "decisions").glob("0*.md")):
         title = file.read_text("utf-8").partition("\n")[0].lstrip("# ")
@@ -113,7 +117,7 @@ def list_decisions() -> str:
 
 
 def build() -> None:
-    """Build the site; a warning is an error."""
+    """Build the site with zensical; a warning is an error."""
     shutil.rmtree(SITE, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=True)
     if found := remote_addresses(SITE):
@@ -123,7 +127,7 @@ def build() -> None:
 
 
 def broken_links(folder: Path) -> list[str]:
-    """Links of built pages to a file or an anchor that does not exist."""
+    """Return the links of built pages to a file or an anchor that does not exist."""
     pages = {page: page.read_text("utf-8") for page in sorted(folder.rglob("*.html"))}
     anchors = {page: set(re.findall(r'\bid="?([^"\s>]+)', text)) for page, text in pages.items()}
     broken = []
@@ -141,7 +145,7 @@ def broken_links(folder: Path) -> list[str]:
 
 
 def remote_addresses(folder: Path) -> list[str]:
-    """Scripts, styles, fonts and pictures that a page would load from another server."""
+    """Return the addresses of scripts, styles, fonts and pictures that a page would load from another server."""
     pattern = (
         r'<(?:script|img|iframe)[^>]+src="?(https?://[^"\s>]+)|<link[^>]+stylesheet[^>]+href="?(https?://[^"\s>]+)'
     )
@@ -153,7 +157,7 @@ def remote_addresses(folder: Path) -> list[str]:
 
 
 def nav_pages() -> list[str]:
-    """The files of the navigation, in order."""
+    """Return the page files in the site's navigation, in order."""
     config = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]
 
     def walk(entry: object) -> Iterator[str]:

@@ -20,7 +20,7 @@ def command(
     picture: PictureOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare speed and memory with other libraries. Checks correctness first. `growth` fits how they grow with length.
+    """Compare speed and memory with other libraries. Outputs are compared first. `growth`: time and memory by length.
 
     Example: regard bench growth --picture growth.png
     """

@@ -57,7 +57,7 @@ def command(
 def write_export(folder: Path, lesson: Path | None) -> None:
     """Write the explorer as a web page that needs no server.
 
-    It has the lessons, the course sheets, the lab claims and a model that runs in the page.
+    The page has the lessons, the course sheets, the lab claims and a model that runs in the page.
 
     folder  where the page is written
     lesson  a lesson of the user, a Markdown file

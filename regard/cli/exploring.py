@@ -60,7 +60,7 @@ def check_model(name: str) -> None:
 def tasks() -> "dict[str, Task]":
     """Return the functions that the explorer runs in a separate process, by name.
 
-    They run a lab claim and analyse a model. `tasks` is called in the process that runs them.
+    One function runs a lab claim, the other analyses a model. `tasks` is called in the separate process.
     """
     from regard.explorer.views.claims import run_claim
     from regard.explorer.views.models import analyse

@@ -213,8 +213,8 @@ def prepare_model(
 ) -> "tuple[GPT | GenerationAdapter, list[int]]":
     """Return the model or adapter to generate with, and the token ids of its prompt.
 
-    For a GPT they are the model and `tokens`. For an encoder-decoder `tokens` are the source of an adapter, and
-    the prompt is the start token.
+    For a GPT the result is the model and `tokens`. For an encoder-decoder `tokens` become the source of an adapter,
+    and the prompt is the start token.
     """
     import torch
 

@@ -314,7 +314,8 @@ def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result
 def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[[str], Result]":
     """Return a function from the id of a claim to its result with default settings.
 
-    If no result is up to date, the function runs the quick setup. It records a failure of this run in `failed`.
+    If no result is up to date, the function runs the quick setup. If this run fails, its error message is added to
+    `failed`.
     """
     from regard.lab.results import shipped_results
 
@@ -368,8 +369,8 @@ def run_claim(
 def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -> str | None:
     """Return the file of the claim's figure; None if there is none.
 
-    With a folder `figures` the figure is drawn into it. With None it is the file that the run of `result` drew, if
-    that file still exists.
+    If `figures` is a folder, the figure is drawn into this folder. If it is None, the result is the file that was drawn
+    in the run of `result`, if that file still exists.
     """
     from regard.lab.html_page import figure_svg
     from regard.lab.results import make_folder

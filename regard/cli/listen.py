@@ -78,7 +78,7 @@ def load_speech_run(folder: Path) -> "tuple[SpeechSettings, Speech]":
 
 
 def read_pieces(file: str, rate: int) -> "Iterator[Tensor]":
-    """Read a WAV file and return its samples in pieces, resampled to this rate."""
+    """Read a WAV file, resample it to this rate, and return an iterator over consecutive chunks of its samples."""
     from regard.data.resample import resample
     from regard.data.spoken_digits import read_wav
 
@@ -139,7 +139,7 @@ class StreamRecognizer:
         yield from self._set_times(self.listener.finish())
 
     def _set_times(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
-        """Yield each word with the time at which enough sound for its chunk had arrived.
+        """Yield each word with the time at which all the sound of the word's chunk had arrived.
 
         The time is at most the length of the sound.
         """

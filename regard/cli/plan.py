@@ -35,7 +35,7 @@ def command(
     memory: Annotated[float | None, typer.Option(help="GiB of one device [default: the GPU of this machine]")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Predict the memory of a run on each device. A few small steps run on the CPU. Exit code 1: it does not fit.
+    """Predict the memory of a run on each device. A few small steps run on the CPU. Exit code 1: the run does not fit.
 
     Example: regard plan language --devices 2 --memory 24
     """

@@ -6,7 +6,7 @@ from regard.base.errors import CheckpointError, ConfigError
 
 
 def is_untrained(name: str) -> bool:
-    """Return whether a name is that of a preset only, not of a folder or of a pretrained or downloaded model."""
+    """Return whether a name is the name of a preset, and not a folder or a pretrained or downloaded model."""
     from regard.models.presets import PRESETS
     from regard.models.saving import find_folder
 

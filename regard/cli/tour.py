@@ -98,7 +98,7 @@ def chapter(title: str, words: str) -> tuple[RenderableType, ...]:
 def look_inside() -> "AttentionReport":
     """Build the attention report of a trained model on its example.
 
-    It shows the map of the head with the best induction score.
+    The report shows the map of the head with the best induction score.
     """
     settings: dict[str, Any] = {"sort": "induction", "layers": None, "rows": None}
     loaded = load_model(TRAINED, "cpu")

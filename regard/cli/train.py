@@ -322,7 +322,7 @@ def print_metrics(metrics: dict[str, float]) -> None:
 def show_progress(is_main: bool) -> Iterator[Callable[[str, "Progress"], None]]:
     """Context manager: yield a callback that shows training progress on stderr.
 
-    It draws a progress bar on a terminal, else it prints a line every few seconds.
+    On a terminal the callback draws a progress bar, else it prints a line every few seconds.
 
     is_main  False for processes other than rank 0, which show nothing
     """

@@ -90,7 +90,7 @@ def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> d
 def ask_questions(quiz: "Quiz") -> None:
     """Ask every question of the quiz on the terminal, run its experiment and show the result.
 
-    It ends early if the input ends.
+    No further questions are asked if the input ends.
     """
     typer.echo(
         f"{len(quiz.questions)} questions for {quiz.student}, seed {quiz.seed}. Predict; then the experiment runs."

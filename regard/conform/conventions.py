@@ -86,7 +86,7 @@ class MeasuredAttention(AttentionUnderTest):
         return found
 
     def visible(self, i: int, j: int) -> Bool[Tensor, "1 h i j"]:
-        """Return a Boolean mask that is True where a query sees a key."""
+        """Return the measured Boolean mask for i queries and j keys, True where a query sees a key."""
         return (self.flat_weights(i, j, self.uses_causal_argument) > 0)[None]
 
     @cached_property
@@ -135,7 +135,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def causal(self) -> bool | None:
-        """Whether no query sees a later key; None if `band` is None."""
+        """Whether no query sees a later key; None if the visible keys form no band."""
         return None if self.band is None else self.band.after is not None and self.band.after <= 0
 
     @cached_property

@@ -26,7 +26,7 @@ START = "start_pos"  # argument of a decoder that keeps its cache inside
 class DecoderCache:
     """How a KV cache is passed to a decoder and returned by it.
 
-    argument      name of the argument
+    argument      name of the decoder's argument that takes the cache
     key           index or attribute of the updated cache in the output; None if the cache is not returned
     is_attribute  whether `key` is an attribute of the output instead of an index
     flags         arguments to set to True, such as use_cache

@@ -22,7 +22,7 @@ SIMPLE_TYPES = (int, float, str, bool)
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that a call of the attention raised; in comparisons, it is used in place of the output."""
+    """The exception that a call of the attention raised. Comparisons use this object in place of the missing output."""
 
     kind: str
     message: str
@@ -57,7 +57,7 @@ class CallWriter:
 
     @property
     def name(self) -> str:
-        """The name of the function in the code, such as `f`."""
+        """The name of the attention function in the code of the example, such as `f`."""
         return self.attention.code.name
 
     @property

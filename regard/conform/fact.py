@@ -50,7 +50,7 @@ class Fact:
     fatal              whether later facts cannot be tested if this rule is broken; they are then reported as
                        explained by this fact
     grade              grade of a failure: "broken", "inexact" or "differs from our policy"
-    explained_by       names of other facts; if one of them is broken, it explains a failure of this fact
+    explained_by       names of other facts; a failure of this fact is explained if one of those facts is broken
     slow               whether `quick=True` leaves the fact out
     """
 

@@ -23,8 +23,9 @@ class CheckOptions:
     """The options of `check`.
 
     The options from `causal` on declare conventions of the attention. If the attention does not follow a declared
-    convention, the check fails. None means that the convention is not declared: it is measured, and reported as a
-    failure or as a difference from our policy if the option names an expected value and the measured one differs.
+    convention, the check fails. None means that the convention is not declared. It is then measured, and some
+    options name the value that is expected in this case: another measured value is reported as a failure or as a
+    difference from our policy.
     """
 
     kind: str | None = _option("found from its arguments by default", "attention", "decoder")

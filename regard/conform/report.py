@@ -95,7 +95,7 @@ class Report(TextDisplay):
     def policy_differences(self) -> tuple[FactResult, ...]:
         """The results of the facts that differ from our policy.
 
-        A policy is a choice that other projects make differently.
+        Our policy is what regard does where other projects do something else, such as zeros for a row that sees no key.
         """
         return tuple(result for result in self.facts if result.status == DIFFERS)
 

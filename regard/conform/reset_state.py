@@ -32,7 +32,7 @@ class StateReset:
     def fresh_probe(self) -> Probe:
         """Return the attention, wrapped as a `Probe`, in the state before its first call.
 
-        A module is in this state only for inputs of the dtype `fresh_dtype(probe)`, in which it was never called.
+        Call a module with inputs of the dtype `fresh_dtype(probe)`, because it was never called in this dtype before.
         """
         probe = self.make_probe()
         self.reset()

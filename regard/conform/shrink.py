@@ -51,13 +51,13 @@ def detect_lines(
 ) -> Detect:
     """Return a function of inputs that runs lines of code, and returns a violation if the value is wrong, else None.
 
-    The value is that of the last line.
+    The value is the result of the last line.
 
-    words     describes what is wrong; {} in it is replaced by the largest difference
-    write     function that returns the lines, given a `CallWriter`; they assign `expected`, unless it is passed
-    same      function that compares the value of the last line with the expected value
-    expected  the expected value, if the lines do not assign it
-    raises    describes an exception raised by the lines; if empty, such an exception is not caught
+    words     describes what is wrong; {} in this text is replaced by the largest difference
+    write     function that returns the lines, given a `CallWriter`
+    same      function that compares the value with the expected value
+    expected  the expected value; None if the lines assign it to the variable `expected`
+    raises    description of the violation if the lines raise an exception; "" does not catch exceptions
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:

@@ -1,9 +1,10 @@
 """Compute the tolerance of the checker: the largest allowed difference between an output and the float64 reference.
 
-The tolerance cannot be configured. It is `OUTPUT_FACTOR` or `GRADIENT_FACTOR` times the error of the naive method in
-the same dtype, plus one unit in the last place (ulp). In float64 it is `FLOAT64_ULPS` ulps, because the naive method in
-float64 is the reference itself. In float32 it is at least `FLOAT32_ULPS` ulps, because the naive method can be exact by
-chance if there are few numbers.
+The tolerance cannot be configured. It is a multiple of the error of the naive method (attention by its definition) in
+the same dtype, plus one unit in the last place (ulp). The factor is `OUTPUT_FACTOR` for outputs and `GRADIENT_FACTOR`
+for gradients. In float64 the tolerance is `FLOAT64_ULPS` ulps, because the naive method in float64 is the reference
+itself. In float32 the tolerance is at least `FLOAT32_ULPS` ulps, because the naive method can be exact by chance if
+there are few numbers.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Archives: the files of a folder or of a tar, by name."""
+"""Read files by name from a folder or a tar archive."""
 
 import io
 import tarfile

@@ -49,8 +49,8 @@ class BytePairTokenizer(JSONTokenizer):
     merges   the merged pairs of tokens, in the order in which they were learned
     special  names of special tokens
     words    False: tokens are made of bytes, and decoding restores the text exactly. True: tokens are made of
-             characters; the last character of a word is another symbol than the same character inside a word, and
-             decoding separates words by one blank, whatever white space the text had
+             characters. A character at the end of a word is a different symbol from the same character inside a
+             word. Decoding puts one blank between words, so the original white space is lost
 
     >>> tokenizer = BytePairTokenizer.train("low lower lowest", vocab=260)
     >>> tokenizer.decode(tokenizer.encode("low"))

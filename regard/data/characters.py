@@ -1,4 +1,4 @@
-"""A character tokenizer."""
+"""A character tokenizer: each character is a token."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

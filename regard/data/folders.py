@@ -50,7 +50,8 @@ def list_folders(folder: Path) -> list[Path]:
 def walk_files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Yield the files in a folder and in all its subfolders, without system files.
 
-    above  resolved paths of the folders that contain this one; raises DataError for a link to one of them
+    above  resolved paths of the folders that contain `folder`. A link to one of these would be a cycle, so it raises
+           DataError
     """
     own = folder.resolve()
     if own in above:

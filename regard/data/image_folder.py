@@ -19,7 +19,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 class ImageCollector:
     """Collects decoded images of one size and their labels, and returns them as one data set.
 
-    size  height and width to resize every image to; without it, all images must have the same size
+    size  height and width to resize every image to; None requires images of one size
     """
 
     def __init__(self, size: tuple[int, int] | None = None) -> None:
@@ -55,7 +55,7 @@ class ImageCollector:
 def read_image_folder(folder: Path, size: tuple[int, int] | None = None) -> Images:
     """Read the images in the subfolders of a folder as RGB, in the order of their names. Each subfolder is a class.
 
-    size  height and width to resize every image to; without it, all images must have the same size
+    size  height and width to resize every image to; None requires images of one size
     """
     check_all_read([], list_files(folder), f"images in the folder of a class, such as {folder.name}/CLASS/image.png")
     classes = list_folders(folder)

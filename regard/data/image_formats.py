@@ -24,7 +24,7 @@ def read_images(path: str | os.PathLike[str], split: str = "train", *, size: Siz
     """Read an image data set. The format is detected from the files.
 
     split  "train", "test" or "val", for data sets whose files or folders are named for splits
-    size   height and width to resize all images to; without it, all images must have the same size
+    size   height and width to resize all images to; None requires images of one size
 
     >>> Path("images/cat").mkdir(parents=True)
     >>> Image.new("RGB", (6, 4)).save("images/cat/0.png")

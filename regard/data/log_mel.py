@@ -26,7 +26,7 @@ class LogMel:
     mels         number of mel bands
     f_min        lowest frequency in hertz
     f_max        highest frequency in hertz; None is half the sample rate
-    floor        power that is added to every mel band before the logarithm, so that silence is finite
+    floor        power that is added to every mel band before the logarithm, so that the result is finite in silence
 
     >>> log_mel(torch.randn(8000), LogMel(mels=20)).shape
     torch.Size([98, 20])
@@ -118,7 +118,7 @@ def log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b
 
 
 class LogMelStream:
-    """Streaming log-mel spectrogram: `push` takes pieces of a sound and returns each frame when it is complete.
+    """Streaming log-mel spectrogram: `push` takes the next samples of a sound and returns the newly complete frames.
 
     >>> stream = LogMelStream(LogMel())
     >>> stream.push(torch.zeros(1000)).shape

@@ -31,7 +31,7 @@ def list_parquet_files(archive: Archive) -> list[str]:
 def read_parquet(archive: Archive, split: str = "train", size: tuple[int, int] | None = None) -> Images:
     """Read all images of a split from the parquet files of a folder.
 
-    size  height and width to resize all images to; without it, all images must have the same size
+    size  height and width to resize all images to; None requires images of one size
     """
     chosen = select_split(archive.path, list_parquet_files(archive), split)
     _check_shards(archive.path, chosen)
@@ -42,7 +42,7 @@ def read_parquet(archive: Archive, split: str = "train", size: tuple[int, int] |
 def read_parquet_files(files: Sequence[Path], size: tuple[int, int] | None = None) -> Images:
     """Read the images of several parquet files into one data set.
 
-    size  height and width to resize all images to; without it, all images must have the same size
+    size  height and width to resize all images to; None requires images of one size
     """
     collector = ImageCollector(size)
     column, classes = LABEL_COLUMNS[0], None

@@ -1,8 +1,8 @@
 """The built-in text: the topics of Python's help.
 
 The text has about half a million characters of English and is part of every Python installation. It was written by the
-authors of Python's documentation, under the Python Software Foundation License. It is read from the installation, not
-shipped with this package. The text differs slightly between versions of Python.
+authors of Python's documentation, under the Python Software Foundation License. This package reads the text from the
+installation and does not ship it. The text differs slightly between versions of Python.
 """
 
 from regard.base.errors import DataError

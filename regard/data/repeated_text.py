@@ -39,7 +39,7 @@ def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
 def repeated_permutations(
     count: int, length: int, *, vocab: int = len(ALPHABET), seed: int = 0
 ) -> Int64[Tensor, "count n"]:
-    """Return `count` token sequences of length 2 * `length`: a random half without repeated tokens, written twice.
+    """Return `count` sequences of 2 * `length` tokens: `length` different random tokens, then the same tokens again.
 
     >>> repeated_permutations(2, 5).shape
     torch.Size([2, 10])

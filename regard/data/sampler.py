@@ -1,6 +1,6 @@
 """Samplers: which records are in a batch depends only on the seed and the step.
 
-The position of a run in its data is its step number, so a run can resume without a saved sampler state.
+So a run can resume at any step without a saved sampler state.
 """
 
 import hashlib
@@ -16,9 +16,11 @@ from regard.base.validation import check_integer
 
 
 def sampler_generator(seed: int, step: int, *names: str) -> torch.Generator:
-    """Return a torch.Generator on the CPU whose seed is derived from `seed`, `step` and names of what it is used for.
+    """Return a torch.Generator on the CPU for one purpose in one step, such as random crops.
 
-    `sampler_generator(seed, step, "crop")` always gives the same random numbers.
+    Equal arguments always give the same random numbers.
+
+    names  name of the purpose, such as "crop"; different names give independent random numbers
 
     >>> torch.rand(2, generator=sampler_generator(0, 7, "crop")).shape
     torch.Size([2])
@@ -56,10 +58,9 @@ class ShuffledOrder:
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int, part: int = 0, of: int = 1) -> Int64[Tensor, "_"]:
-        """Return the record indices of micro-batch number `part` of the batch at `step`.
+        """Return the record indices of micro-batch `part` of the batch at `step`, both counted from 0.
 
-        The batch is split into `of` equal micro-batches; by default the micro-batch is the whole batch. Steps and parts
-        are counted from 0.
+        The batch is split into `of` equal micro-batches; by default the micro-batch is the whole batch.
         """
         of = check_integer("ShuffledOrder.at(of)", of, 1, "shares")
         if not check_integer("ShuffledOrder.at(part)", part, 0) < of:

@@ -29,8 +29,8 @@ class MaskedText:
     """A training example of span infilling: a text with a masked span, padded to a length.
 
     text   the text with masks and padding
-    start  first character that the model has to predict
-    end    one past the last character to predict; the first padding character is predicted too, as an end token
+    start  index of the first character that the model has to predict
+    end    index after the last character to predict. The first padding character is predicted too: it ends the text
     """
 
     text: str

@@ -55,9 +55,10 @@ class Recordings(Records):
 
 
 def read_spoken_digits(path: str | os.PathLike[str], sample_rate: int | None = None) -> Recordings:
-    """Read recordings from an .npz file, a folder with one, or a folder of WAV files named digit_speaker_take.wav.
+    """Read recordings of spoken digits from an .npz file or from WAV files named digit_speaker_take.wav.
 
-    sample_rate  rate to resample every sound to; without it all files must have the same rate
+    path         the .npz file, a folder that contains one, or the folder of the WAV files
+    sample_rate  rate to resample every sound to; None requires files of one sample rate
 
     >>> with wave.open("7_ann_0.wav", "wb") as file:
     ...     file.setparams((1, 2, 8000, 0, "NONE", ""))
@@ -100,7 +101,7 @@ def make_digit_strings(
 ) -> DigitStrings:
     """Make `count` digit strings; each concatenates random recordings of one speaker, with silences.
 
-    String i is the same for every `count`.
+    String i does not depend on `count`.
 
     length  minimum and maximum number of digits
     pause   minimum and maximum seconds of silence before, between and after digits

@@ -1,7 +1,8 @@
 """Synthetic biographies of invented people, and questions about where they were born.
 
-Every biography is part of the training text. The training questions are about half of the people, so a model can know
-the answers about the other half only from the text. Unknown people appear in no text: their answers cannot be known.
+All biographies are training texts. The training questions ask about one half of the people, so a model can learn the
+birthplaces of the other half from the biographies only. Unknown people have questions but no biography, so a model
+cannot know the answers.
 """
 
 from collections.abc import Sequence

@@ -39,13 +39,13 @@ def tones(
 ) -> DigitStrings:
     """Generate `count` sounds of random digit strings, each digit as a telephone (DTMF) tone.
 
-    String i is the same for every `count`.
+    String i does not depend on `count`.
 
     length         minimum and maximum number of digits
     noise          standard deviation of the noise; tones have amplitudes of 0.1 to 0.4
     silence_share  fraction of the strings that get long silences before, between or after digits, and less noise
                    or none
-    max_seconds    maximum duration of strings with long silences; a string that is longer without them gets none
+    max_seconds    maximum duration of a string with its long silences; strings that are longer without them get none
 
     >>> tones(3).labels[0].tolist()
     [4, 8, 3, 9, 1, 2]
@@ -110,8 +110,8 @@ def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[t
 def _sample_noise_level(noise: float, draw: torch.Generator) -> float:
     """Return a random standard deviation for the noise of a sound.
 
-    It is 0 with probability 1/3. Otherwise it is uniform in decibels between MIN_NOISE_SHARE * noise and
-    `noise`.
+    The result is 0 with probability 1/3. Otherwise it is uniform in decibels between MIN_NOISE_SHARE * noise
+    and `noise`.
     """
     share = _uniform((-0.5, 1), draw)
     return 0.0 if share < 0 else noise * MIN_NOISE_SHARE**share

@@ -1,7 +1,7 @@
 """The web server of the explorer (FastAPI): the page, and the computations that need Python.
 
-It answers this machine only, unless it is started with a token. Requests must name a host that was allowed, and come
-from the page itself: another web page that the same browser has open gets no answer.
+Without a token, the server accepts only connections from this machine. The Host header of a request must be an allowed
+host, and the request must come from the explorer's own page: requests from other web pages are refused.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class ExplainRequest(BaseModel):
 
 
 class KernelResponse(BaseModel):
-    """What one attention kernel answers for an `attend` call: its work and memory, or the reasons why it refuses."""
+    """The work and memory of one attention kernel for an `attend` call, or the reasons why the kernel cannot run it."""
 
     kernel: str
     reasons: list[str]
@@ -57,7 +57,7 @@ class KernelResponse(BaseModel):
 
 
 class ExplainResponse(BaseModel):
-    """The answers of all attention kernels for an `attend` call, and the name of the kernel that would run."""
+    """The responses of all attention kernels for an `attend` call, and the name of the kernel that would run."""
 
     chosen: str | None
     answers: list[KernelResponse]
@@ -124,7 +124,7 @@ class Content:
 
     models  returns the models that a client can open: {"name", "what", "example"}
     own     name of the model to open first
-    tasks   returns the long computations by name; it must be a function at the top of a module, because the worker
+    tasks   returns the long computations by name. `tasks` must be a function at the top of a module, because the worker
             process imports it
     lesson  path of a lesson of the user, in Markdown
     report  path of a report that `regard check --save` wrote

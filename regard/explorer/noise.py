@@ -57,7 +57,7 @@ def _draw_keys(
 
 
 def _normals(seed: int) -> Iterator[float]:
-    """Yield normal numbers: mulberry32 and Box-Muller, as `generator` in static/maths.js."""
+    """Yield normally distributed random numbers: mulberry32 and Box-Muller, as `generator` in static/maths.js."""
     state = seed & _MASK
 
     def uniform() -> float:

@@ -49,7 +49,7 @@ def build_page(data: dict[str, Any] | None = None) -> str:
 def content_policy(style: str, script: str) -> str:
     """Return the Content-Security-Policy of the page.
 
-    It allows this script, this style, images in data: and blob: URLs, and requests to the page's own server.
+    The policy allows this script, this style, images in data: and blob: URLs, and requests to the page's own server.
     """
     hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in
               (("style", style), ("script", script))}  # fmt: skip

@@ -32,8 +32,8 @@ class Worker:
     def __init__(self, tasks: Callable[[], dict[str, Task]]) -> None:
         """Create the worker; its process starts with the first task.
 
-        tasks  returns the tasks by name; it must be a function at the top of a module, because the worker process
-               imports it
+        tasks  returns the tasks by name. `tasks` must be a function at the top of a module, because the worker
+               process imports it
         """
         self._tasks, self._lock = tasks, asyncio.Lock()
         self._process: Any = None
@@ -146,7 +146,7 @@ class Worker:
 def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) -> None:
     """Run the worker process: receive tasks from the pipe and send back their messages.
 
-    It ends when the pipe closes, when the server process has ended, or when it uses more memory than LARGEST.
+    The process ends when the pipe closes, when the server process has ended, or when it uses more memory than LARGEST.
     """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     known = tasks()

@@ -6,7 +6,7 @@ two lines of +++:
     questions  the text of each question by its place on a sheet: "000 1.1a" = "..."
     claims     claims whose runs measure the numbers of the answer
     figure     the claim whose figure is shown [default: the first]; "" shows none
-    command    the command that shows it live
+    command    the command that shows the answer live
     view       where else to look: another command, an exercise, a page
 
 The sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why` and `## Measured` follow. The text is a
@@ -98,7 +98,7 @@ def _concerns(source: str, questions: Container[str]) -> bool:
 
 
 def _by_name(name: str) -> SheetAnswer:
-    """Return the answer of the file with this name, without its suffix."""
+    """Return the answer in the file `sheets/answers/NAME.md`."""
     return next(answer for answer in sheet_answers() if answer.name == name)
 
 
@@ -144,7 +144,7 @@ def sheet_questions(sheet: str) -> dict[str, SheetAnswer]:
 
 
 def _natural(place: str) -> list[tuple[bool, int, str]]:
-    """Return a sort key for places of questions: 12.9 comes before 12.10, and "review" before numbered questions."""
+    """Return a sort key for numbers of questions: 12.9 comes before 12.10, and "review" before numbered questions."""
     parts = re.findall(r"\d+|[^\d\s.]+", place)
     return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 

@@ -52,7 +52,7 @@ class _Environment(jinja2.Environment):
 def environment() -> jinja2.Environment:
     """Return the jinja2 environment of the lab's templates.
 
-    It has extra filters that format numbers. An undefined name in a template raises an error.
+    The environment has additional filters that format numbers. An undefined name in a template raises an error.
     """
     made = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)  # Markdown  # nosec B701
     made.filters |= _FILTERS

@@ -15,14 +15,14 @@ class BeamSearch(Strategy):
 
     At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of
     the best `num_beams` continuations, those that end become finished hypotheses. The best `num_beams` continuations
-    that do not end are extended in the next step. The texts and scores are those of Hugging Face's beam search.
+    that do not end are extended in the next step. The texts and scores equal those of Hugging Face's beam search.
     Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
 
     length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
                     0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
-    early_stopping  when to stop, once `num_beams` hypotheses are finished. True: at once. False: when the best running
-                    hypothesis, scored at its current length, is not better than the worst finished one. "never": when
-                    it could not become better at any length
+    early_stopping  when to stop after `num_beams` hypotheses are finished. True: immediately. False: when the score of
+                    the best unfinished hypothesis at its current length is not better than the worst finished score.
+                    "never": when that hypothesis cannot get a better score at any length up to the maximum
     """
 
     name: ClassVar[str] = "beam"
@@ -38,7 +38,7 @@ class BeamSearch(Strategy):
             raise ConfigError(f"early_stopping is False, True or 'never', not {self.early_stopping!r}")
 
     def score(self, text: Hypothesis) -> float:
-        """Return the log-probability of a hypothesis, divided by new tokens ** length_penalty."""
+        """Return the score of a hypothesis: log-probability / (number of new tokens) ** length_penalty."""
         return self._penalise(text.log_probability, text.length)
 
     def rank(self, finished: list[Hypothesis]) -> list[Hypothesis]:
@@ -46,9 +46,10 @@ class BeamSearch(Strategy):
         return sorted(finished, key=self.score, reverse=True)
 
     def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
-        """Return whether beam search should go on: a running hypothesis may become better than the worst finished one.
-        running   the best running hypothesis
-        finished  finished hypotheses, the best first
+        """Return whether beam search must continue, because an unfinished hypothesis can still become a result.
+
+        running   the best unfinished hypothesis
+        finished  the finished hypotheses, the best first
         """
         if len(finished) < self.num_beams or self.early_stopping is True:
             return len(finished) < self.num_beams

@@ -38,7 +38,7 @@ class Caches:
         return iter(self.layers)
 
     def reorder(self, rows: Tensor) -> None:
-        """Reorder the batch of every cache, as for beam search: sequence r becomes the previous sequence rows[r]."""
+        """Reorder the sequences of every cache, as beam search does: sequence r becomes the old sequence rows[r]."""
         for cache in self.layers:
             cache.reorder(rows)
 

@@ -1,9 +1,9 @@
 """Text generation on a GPU: one decoding step is captured as a CUDA graph and replayed for each token.
 
-The prompts are read by the model's forward pass. Each later token is one replay: `decoding_step`, the choice of the
-next token and its log-probability, all on the device. The host does not wait for the GPU after each token: it launches
-several replays, reads their tokens later and drops those after the end of a text. Texts that have ended stay in the
-batch.
+The model's forward pass reads the prompts. Then each replay of the graph generates one token of every text: it runs
+`decoding_step`, chooses the next token and computes its log-probability, all on the GPU. The CPU does not wait for the
+GPU after each token: it launches several replays, reads their tokens later and drops the tokens after the end of a
+text. Texts that have ended stay in the batch.
 """
 
 import weakref
@@ -80,7 +80,7 @@ def capture_refusals(model: GPT | GenerationAdapter, strategy: Strategy | None =
 class StepLoop:
     """A decoding loop: its buffers, and one decoding step as a function or a CUDA graph.
 
-    It has no reference to the model, so that a cached loop does not keep the model in memory.
+    The loop has no reference to the model, so that a cached loop does not keep the model in memory.
 
     choice    the `DeviceStrategy` that chooses the next tokens
     rows      number of sequences
@@ -134,7 +134,7 @@ class StepLoop:
         tokens: Int[Tensor, "r"],
         positions: Int[Tensor, "r"],
     ) -> None:
-        """Copy the decoding state after the prompts into the buffers. In beam search, every prompt has several rows.
+        """Copy the decoding state after the prompts into the buffers. In beam search, each prompt has one row per beam.
 
         caches     KV caches that hold the prompts
         source     decoding state of an encoder-decoder, with the keys, values and lengths of the source; else None
@@ -203,9 +203,12 @@ Step = tuple[Any, ...]  # the row of each record, as lists
 
 
 def launch_steps(loop: StepLoop, model: GPT | Transformer, first: int, number: int) -> Callable[[], Iterator[Step]]:
-    """Launch some decoding steps and an asynchronous copy of the tokens that they choose (`records`) to the host.
+    """Start `number` decoding steps and an asynchronous copy of the chosen tokens to the host.
 
-    Returns a function that waits for the copy and returns the records of each step.
+    Returns a function that waits for the copy and returns the values of each step: the token of every sequence, its
+    log-probability, and in beam search the hypothesis that it continues.
+
+    first  index of the first of these steps
     """
     for _ in range(number):
         loop.run(model)
@@ -225,9 +228,11 @@ def launch_steps(loop: StepLoop, model: GPT | Transformer, first: int, number: i
 
 
 def look_ahead(loop: StepLoop, model: GPT | Transformer, steps: int) -> Iterator[Step]:
-    """Yield the chosen tokens (`records`) of each decoding step, while later steps already run.
+    """Yield the tokens that each decoding step chose, while the GPU already runs later steps.
 
-    The caller stops iterating when all texts have ended; later steps are discarded.
+    The caller stops iterating when all texts have ended; the results of later steps are discarded.
+
+    steps  maximum number of decoding steps
     """
     first, number = 0, 1
     flying: list[Callable[[], Iterator[Step]]] = []
@@ -261,9 +266,12 @@ def read_prompts(
 
 
 def draw_uniform(strategy: StepwiseStrategy, rows: int, steps: int) -> Float[Tensor, "n r"]:
-    """Return uniform random numbers for sampling in all steps, from an independent stream for each prompt.
+    """Return uniform random numbers (steps rows) for sampling: one for each decoding step and sequence.
 
-    Strategies other than `Sample` draw nothing and get an empty tensor.
+    Each sequence has its own random stream. Strategies other than `Sample` get an empty tensor (0 rows).
+
+    rows   number of sequences
+    steps  number of decoding steps
     """
     if not isinstance(strategy, Sample):
         return torch.zeros(0, rows, dtype=torch.float64)

@@ -1,6 +1,6 @@
 """Greedy decoding for connectionist temporal classification (CTC). Graves et al. 2006.
 
-The best token of each row of logits is chosen. Then repeats are merged and blanks removed.
+The most likely token of each time step is chosen. Then repeated tokens are merged and blanks are removed.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from regard.base.validation import check_integer
 
 
 class CTCGreedyDecoder:
-    """Streaming greedy CTC decoder. Logits pushed in chunks of any size give the same tokens as all at once."""
+    """Streaming greedy CTC decoder. The tokens do not depend on how the logits are divided into chunks."""
 
     def __init__(self, blank: int = 0) -> None:
         self.blank = check_integer("blank", blank, 0)
         self._last: list[int] = []  # the token of the last row of each sequence, to merge a repeat
 
     def push(self, logits: Float[Tensor, "b n w"]) -> list[list[int]]:
-        """Read the next rows of logits and return the new tokens of each sequence."""
+        """Decode the logits of the next n time steps. Returns the tokens that they add to each sequence."""
         if logits.ndim != 3 or not logits.shape[2]:
             raise ShapeError(f"logits is {tuple(logits.shape)}, but is read as (b n w), a row of scores for each step")
         if self.blank >= logits.shape[2]:
@@ -39,7 +39,7 @@ def ctc_greedy_decode(
 ) -> list[list[int]]:
     """Greedy CTC decoding: return the tokens of each sequence.
 
-    lengths  number of rows of logits that each sequence has; None uses all
+    lengths  number of time steps of each sequence, without padding; None uses all n
     """
     if lengths is None:
         return CTCGreedyDecoder(blank).push(logits)

@@ -32,8 +32,8 @@ class DaViTConfig(Config):
     window     side of the windows, in positions of the stage's grid
     ff_factor  width of the hidden feed-forward layer, as a multiple of the stage's width
     classes    number of classes; 0 returns pooled features instead of logits
-    drop_path  stochastic depth: probability of dropping a branch in the last pair; it grows linearly from 0 in
-               the first
+    drop_path  stochastic depth: probability of dropping a residual branch in the last pair of blocks; the
+               probability grows linearly from 0 in the first pair
     """
 
     channels: int = 3

@@ -64,16 +64,18 @@ class StepState:
         return KeysValues(self.caches[2 * block], self.caches[2 * block + 1])
 
     def table(self, positions: nn.Module) -> Float[Tensor, "n d"]:
-        """Return the embeddings of all positions of the cache by `positions`, a module without parameters.
+        """Return the position embeddings of all positions in the KV cache.
 
-        They are computed at the first call.
+        The embeddings are computed at the first call and then stored.
+
+        positions  module without parameters that computes the embeddings, such as sinusoidal ones
         """
         if ("positions",) not in self.scratch:
             self.scratch["positions",] = (positions(torch.arange(self.capacity, device=self.tokens.device)),)
         return self.scratch["positions",][0]
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Reorder the batch of the KV caches in place, for beam search: sequence r becomes sequence rows[r]."""
+        """Reorder the sequences of the KV caches in place, as beam search does: sequence r becomes the old rows[r]."""
         count, every = self.caches.shape[:2]
         # whole sequences as rows of one matrix, which torch copies much faster than along another axis
         flat = self.caches.view(count * every, -1)
@@ -143,7 +145,7 @@ def embed(state: StepState, embedding: TokenEmbedding, table: Float[Tensor, "n d
 
 
 def normalise(state: StepState, x: Float[Tensor, "r d"], norm: nn.Module) -> Float[Tensor, "r d"]:
-    """Apply a norm layer."""
+    """Apply the norm module `norm` to the hidden states x of the new tokens."""
     if not state.triton:
         y: Tensor = norm(x)
         return y
@@ -369,9 +371,9 @@ def _attention_triton(
 
 
 def _splits(programs: int, keys: int, block: int) -> int:
-    """Return among how many Triton programs the keys of one head are divided: enough for all multiprocessors.
+    """Return how many Triton programs share the keys of one head, so that every multiprocessor has work.
 
-    programs  number of programs without division: one for each head of each sequence
+    programs  number of programs if keys are not shared: one for each head of each sequence
     keys      maximum number of keys
     block     number of keys that a program reads at once
     """

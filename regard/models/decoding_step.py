@@ -1,7 +1,7 @@
 """One decoding step of a GPT or of the decoder of a Transformer: the next logits of each sequence.
 
-It computes the same as the modules for one new token, with the operations of `decoding_ops`. `step_refusals` returns
-why a model is not supported.
+A step computes the same result as the modules' `forward` for one new token, but with the operations of `decoding_ops`.
+`step_refusals` returns the reasons why a model is not supported.
 """
 
 from typing import Any

@@ -48,7 +48,10 @@ def _tanh(x):
 
 @triton.jit
 def _moments(x, inside, n, eps, CENTRED: tl.constexpr):
-    """Return the mean (0 unless CENTRED) and the reciprocal of the standard deviation of x."""
+    """Return the mean and the reciprocal standard deviation of the n elements of x that are `inside`.
+
+    If CENTRED is False, as in RMSNorm, the mean is 0.
+    """
     mean = 0.0
     if CENTRED:
         mean = tl.sum(x, 0) / n
@@ -63,7 +66,7 @@ def linear(
     NORM: tl.constexpr, BIAS: tl.constexpr, SCALED: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
     ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute some outputs of a linear layer for one row, with norm, bias, activation, gate and residual sum.
+    """Compute some outputs of a linear layer for one token, with norm, bias, activation, gate and residual sum.
 
     NORM is "none", "layer", "layer-no-bias" or "rms"; K_ALL is K rounded up to a power of two. SCALED is for int8
     weights: each output is multiplied by its scale.
@@ -134,7 +137,7 @@ def linear(
 
 @triton.jit
 def normalise(X, NORM_W, NORM_B, Y, eps, K: tl.constexpr, K_ALL: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr):
-    """Apply a norm to one row."""
+    """Apply LayerNorm or RMSNorm to the hidden state of one token."""
     row, feature = tl.program_id(0), tl.arange(0, K_ALL)
     inside = feature < K
     weight = tl.load(NORM_W + feature, mask=inside, other=0.0).to(tl.float32)
@@ -152,7 +155,7 @@ def embed(
     TOKENS, POSITIONS, WEIGHT, TABLE, Y, scale, last,
     K: tl.constexpr, K_ALL: tl.constexpr, SCALED: tl.constexpr, PLACED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Look up the embedding of one token and add the embedding of its position. Later positions count as `last`."""
+    """Look up the embedding of one token and add the embedding of its position, at most position `last`."""
     _wait(EARLY)
     row, feature = tl.program_id(0), tl.arange(0, K_ALL)
     inside = feature < K
@@ -316,7 +319,7 @@ def choose(
     With DRAW, the token is drawn from softmax(logits / temperature) by a random number in [0, 1). Without DRAW it is
     the most likely token, the first of equally likely ones. The token and its log-probability are recorded in row STEP,
     and the token becomes the next input. The log-probability is NaN if a logit is NaN or +inf, or if all logits of the
-    sequence are -inf. ARRIVED counts, for each row of logits, the programs that have ended, and the finished rows.
+    sequence are -inf. ARRIVED counts the programs that have ended for each row of logits, and the finished rows.
     """
     _wait(EARLY)
     part, row = tl.program_id(0), tl.program_id(1)

@@ -23,7 +23,7 @@ class DeviceStrategy:
     """Base class of decoding strategies on the device: their buffers, and the choice of tokens in a decoding step.
 
     records  tensors with one row for each step
-    step     number of the next step, a tensor of one integer
+    step     index of the next step, as a tensor of one integer
     """
 
     records: tuple[Tensor, ...]
@@ -38,9 +38,11 @@ class DeviceStrategy:
 
 
 class DeviceSampling(DeviceStrategy):
-    """Greedy decoding or sampling on the device. The records are tokens (n r) and log-probabilities (n r).
+    """Greedy decoding or sampling on the device, for n steps and r sequences.
 
-    uniform  random numbers of each step (n r)
+    The records are the chosen tokens (n r) and their log-probabilities (n r).
+
+    uniform  one uniform random number for each step and sequence (n r)
     """
 
     def __init__(self, strategy: StepwiseStrategy, rows: int, steps: int, device: torch.device) -> None:
@@ -173,5 +175,5 @@ def strategy_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
 
 
 def _pad(x: Shaped[Tensor, "p k"], count: int) -> Shaped[Tensor, "p count"]:
-    """Append zeros where there are fewer continuations than `count`."""
+    """Append columns of zeros to x until each prompt has `count` continuations."""
     return torch.nn.functional.pad(x, (0, count - x.shape[1]))

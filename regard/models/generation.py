@@ -131,7 +131,10 @@ class GenerationRun:
         return self._steps_ahead(self.strategy) if ahead else self._step_by_step(rows, self.strategy)
 
     def _steps_ahead(self, strategy: StepwiseStrategy) -> Iterator[GeneratedToken]:
-        """Greedy decoding or sampling with a `StepLoop`: the host reads tokens some steps behind the device."""
+        """Run greedy decoding or sampling with a `StepLoop` and yield the new tokens.
+
+        The host reads the tokens while the device already runs later steps.
+        """
         count = len(self.prompts)
         room = [min(self.max_new_tokens, self.adapter.context + 1 - len(prompt)) for prompt in self.prompts]
         with self._on_device():
@@ -163,9 +166,13 @@ class GenerationRun:
     def _append(
         self, running: list[int], new: list[list[int]], room: list[int], tokens: list[int], values: list[float]
     ) -> Iterator[GeneratedToken]:
-        """Append the next token of each running text and yield it. Texts that end are removed from `running`.
+        """Append the next token to each unfinished text and yield it as a `GeneratedToken`.
 
-        room  maximum number of new tokens of each text
+        running  indices of the unfinished texts; those that end are removed
+        new      the new tokens of each text; this function appends to them
+        room     maximum number of new tokens of each text
+        tokens   the next token of each text
+        values   log-probabilities of these tokens
         """
         for row in tuple(running):
             token, value, text = tokens[row], values[row], new[row]
@@ -182,7 +189,10 @@ class GenerationRun:
             yield GeneratedToken(row, token, value, reason)
 
     def _beams_ahead(self, rows: list[Hypothesis], strategy: BeamSearch) -> Iterator[GeneratedToken]:
-        """Beam search with a `StepLoop`: the device chooses hypotheses, the host reads them some steps later."""
+        """Run beam search with a `StepLoop` and yield the new tokens.
+
+        The device chooses the hypotheses; the host reads them while the device already runs later steps.
+        """
         beams, count = strategy.num_beams, candidate_count(strategy, self.stop)
         with self._on_device():
             logits, caches, source = read_prompts(self.adapter, self.prompts, self.device)
@@ -291,12 +301,12 @@ class GenerationRun:
         finished: list[Hypothesis],
         strategy: BeamSearch,
     ) -> list[tuple[int, Hypothesis]]:
-        """Extend the hypotheses of one prompt by a token. Returns pairs (row of the extended hypothesis, new one).
+        """Extend the hypotheses of one prompt by a token. Returns pairs (index in `rows`, extended hypothesis).
 
-        New hypotheses that end are not returned but added to `finished`, which keeps the best `num_beams`. An empty
-        result means that the search of this prompt has ended.
+        Hypotheses that end are added to `finished` instead, which keeps the best `num_beams`. An empty result means
+        that the search of this prompt has ended.
 
-        likely  the most likely continuations, the best first: row, token and log-probability of the token
+        likely  the most likely continuations, the best first: index in `rows`, token and log-probability of the token
         """
         beams = strategy.num_beams
         extended = [(row, self._extend(rows[row], token, value)) for row, token, value in likely]
@@ -319,9 +329,11 @@ class GenerationRun:
         return ready, logits, _log_probabilities(logits)
 
     def _select(self, rows: list[Hypothesis], parents: list[int], following: list[Hypothesis]) -> list[Hypothesis]:
-        """Reorder the KV cache for the next step: sequence r continues rows[parents[r]]. Returns `following` unchanged.
+        """Reorder the KV cache for the hypotheses of the next step, and return these hypotheses unchanged.
 
-        following  the hypotheses of the next step; following[r] continues rows[parents[r]]
+        rows       the hypotheses of the last step
+        parents    for each hypothesis of the next step, the index in `rows` of the hypothesis that it continues
+        following  the hypotheses of the next step
         """
         if following and parents != list(range(len(rows))):
             assert self.reader is not None

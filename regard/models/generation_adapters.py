@@ -1,6 +1,7 @@
 """Adapters for autoregressive decoding: one interface to every model that predicts the next token.
 
-`GenerationAdapter` is all that `generate` knows of a model. `BatchReader` runs it on sequences of different lengths.
+`generate` uses a model only through a `GenerationAdapter`. `BatchReader` runs an adapter on sequences of different
+lengths.
 """
 
 from abc import ABC, abstractmethod
@@ -166,7 +167,7 @@ class BatchReader:
         return ready, logits if len(ready) == len(texts) else logits[ready]
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Reorder the batch and its KV cache, for beam search: sequence r becomes the previous sequence rows[r]."""
+        """Reorder the sequences and the KV cache, as beam search does: sequence r becomes the old sequence rows[r]."""
         index = torch.tensor(rows, device=self.device)
         self.rows = self.rows[index]
         if self.state is not None:

@@ -168,7 +168,7 @@ class GPTConfig(Config):
 
     @property
     def max_length(self) -> int:
-        """The maximum number of tokens of an input: the context, or that of a shorter SyntheticAttention."""
+        """The maximum number of tokens of an input: the smaller of `context` and the SyntheticAttention's context."""
         if isinstance(self.mixer, SyntheticAttention) and self.mixer.context is not None:
             return min(self.context, self.mixer.context)
         return self.context
@@ -265,7 +265,7 @@ class GPT(Model):
         """Return an empty KV cache for this model.
 
         capacity  number of tokens for which memory is allocated now (static cache). None makes a cache that grows;
-                  if the model has a window, it keeps only the keys that later tokens see
+                  for a model with a window, this cache keeps only the keys that later tokens see
         """
         if capacity is not None:
             return Caches(lambda: StaticCache(capacity), self.config.depth)

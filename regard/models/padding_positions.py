@@ -9,7 +9,7 @@ from regard.core.masks.forms.padding import PaddingMask
 
 
 def token_positions(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
-    """Return the position ids of n tokens from column `start` on: (n), or (b n) for left-padded sequences.
+    """Return the position ids of the tokens in columns `start` to start + n: (n), or (b n) with left padding.
 
     Positions are counted from the first real token of each sequence, so that the positions of real tokens do not
     depend on the padding. Padding tokens on the left get position 0.

@@ -1,4 +1,4 @@
-"""Models by name: `list_models`, `build`."""
+"""Create models by name: `list_models`, `build`."""
 
 from fnmatch import fnmatchcase
 from importlib import import_module

@@ -53,7 +53,12 @@ class RNNState(NamedTuple):
 
 
 class EncodedSource(NamedTuple):
-    """The encoder's outputs (`rows`) and the current states of the decoder layers."""
+    """The encoded source sentences, and the current states of the decoder.
+
+    rows     output of the encoder for each source token
+    states   current state of each decoder layer
+    padding  which source tokens are real; None is all
+    """
 
     rows: Float[Tensor, "b j d"]
     states: tuple[RNNState, ...]

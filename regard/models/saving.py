@@ -1,6 +1,6 @@
 """Save and load models: a folder with `config.json` and the weights in safetensors.
 
-The file of the weights is named by a hash of its contents. `config.json` has that name and is replaced last and
+The name of the weights file contains a hash of its contents. `config.json` stores that name and is replaced last and
 atomically, so that after a crash the folder has either the old model or the new one.
 """
 
@@ -181,7 +181,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def unknown_model_error(name: str) -> CheckpointError:
-    """Return the CheckpointError for a name that is neither a folder nor a known model. It suggests similar names."""
+    """Return the CheckpointError for a name that is no folder and no known model, with similar names."""
     missing = f"there is no folder {name!r}"
     if not REPOSITORY.fullmatch(name):
         return CheckpointError(f"{missing}; a model is a folder with {CONFIG} and its weights")

@@ -1,8 +1,9 @@
 """A streaming speech encoder for CTC, from spectrogram frames to logits of tokens. Graves et al. 2006.
 
-Two convolutions turn every 4 frames into one row. Blocks with chunked attention follow (Chen et al. 2021,
-arXiv:2010.11395): a row sees its own chunk, `look_back` chunks before it in every block, and `look_ahead` chunks after
-it in the first block. A stream returns the same rows as one pass over the whole input.
+Two convolutions turn every 4 frames into one row, a time step of the output. Blocks with chunked attention follow (Chen
+et al. 2021, arXiv:2010.11395): a row sees its own chunk of rows, `look_back` chunks before it in every block, and
+`look_ahead` chunks after it in the first block. Streaming inference computes the same rows as one pass over the whole
+input.
 """
 
 import math
@@ -63,11 +64,11 @@ class SpeechConfig(Config):
 
     @property
     def latency(self) -> int:
-        """The maximum delay, in frames, between a frame and the output of the row that contains it.
+        """The maximum delay between a frame and the output of the row that contains it, in frames.
 
-        Chunk n is output when the last frame of chunk n + look_ahead has arrived. That is 4 * chunk * look_ahead frames
-        after the last frame of chunk n, and 4 * chunk * (look_ahead + 1) - 1 frames after its first frame, which waits
-        longest. Depth adds nothing, because later blocks do not look ahead.
+        Chunk n is output when the last frame of chunk n + look_ahead has arrived. The first frame of chunk n waits
+        longest: for the rest of its chunk and for `look_ahead` chunks of 4 * chunk frames. Depth adds no delay, because
+        only the first block looks ahead.
         """
         return STEP * self.chunk * (self.look_ahead + 1) - 1
 
@@ -83,7 +84,10 @@ class CausalConvolution(nn.Module):
         self.convolution = nn.Conv1d(width, out, 3, stride=2)
 
     def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the outputs that are complete after x, and the state for the next call: the last one or two rows."""
+        """Return the outputs that can be computed so far, and the state for the next call.
+
+        state  the last one or two inputs of the call before; None at the start
+        """
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
         if not ready:
@@ -92,7 +96,7 @@ class CausalConvolution(nn.Module):
 
 
 class ConvSubsampling(nn.Module):
-    """Two causal convolutions that turn every 4 frames into one row. A row also depends on the 3 frames before them."""
+    """Two causal convolutions that turn every 4 frames into one row, which also depends on the 3 frames before."""
 
     def __init__(self, mels: int, width: int) -> None:
         super().__init__()
@@ -102,7 +106,10 @@ class ConvSubsampling(nn.Module):
     def forward(
         self, frames: Float[Tensor, "b n mels"], state: tuple[Tensor, ...] | None = None
     ) -> tuple[Float[Tensor, "b m d"], tuple[Tensor, ...]]:
-        """Return the rows that are complete after these frames, and the state for the next call."""
+        """Return the rows that can be computed from the frames so far, and the state for the next call.
+
+        state  the state that the call before returned; None at the start
+        """
         before, between = (None, None) if state is None else state
         half, before = self.first(frames, before)
         rows, between = self.second(half, between)

@@ -323,7 +323,7 @@ class DecoderState:
         return self.caches.nbytes + sum(x.numel() * x.element_size() for pair in self.memory for x in pair)
 
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Reorder the batch, as for beam search: sequence r becomes the previous sequence rows[r].
+        """Reorder the sequences of the batch, as beam search does: sequence r becomes the old sequence rows[r].
 
         The keys, values and lengths of the source and the KV cache of the target are reordered in the same way. `rows`
         may repeat sequences or leave some out, so that the batch grows or shrinks.

@@ -44,8 +44,8 @@ class ViTConfig(Config):
                sees all patches but is not seen by them; "global-local": all patches see the class token, too;
                "linear": linear attention
     ff_width   width of the hidden layer of the feed-forward network; None is 4 * width
-    drop_path  stochastic depth: probability of dropping a branch in the last block; it grows linearly from 0 in
-               the first
+    drop_path  stochastic depth: probability of dropping a residual branch in the last block; the probability
+               grows linearly from 0 in the first block
     """
 
     image: int = 224
@@ -193,7 +193,7 @@ class LocalPatches(Mask):
     """The local attention mask of images: a patch sees the patches within `reach` rows and columns.
 
     columns  number of patches in a row of the image
-    prefix   number of tokens before the first patch; they see nothing and are not seen
+    prefix   number of tokens before the first patch, such as a class token; this mask hides all their pairs
     """
 
     reach: int

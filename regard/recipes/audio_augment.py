@@ -1,7 +1,7 @@
 """Audio augmentation of a batch on its device: speed, gain, noise and SpecAugment masks.
 
-Random numbers are passed as tensors. So a sound is augmented in the same way, whether its process has the whole batch
-or only a part of the batch.
+Random numbers are passed as tensors, so the augmentation of a sound does not depend on how a batch is divided among
+processes.
 """
 
 from dataclasses import dataclass

@@ -121,7 +121,7 @@ class SentenceCorpus:
     def sample_choices(self, number: int, draws: torch.Generator) -> list[int]:
         """Return the indices of CHOICES sentences for contrastive matching.
 
-        They are the first sentence of pair `number`, then the first sentences of other random pairs.
+        The first one is the first sentence of pair `number`; the others are first sentences of other random pairs.
         """
         chosen = [number]
         while len(chosen) < CHOICES:
@@ -285,7 +285,7 @@ class BERTPretrainingTask:
         return ShuffledOrder(len(self.corpus.pairs), self.batch_size, self.seed)
 
     def batch(self, step: int, part: int, of: int) -> PretrainingBatch:
-        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
+        """Return micro-batch `part`, counted from 0, of a training step that is split into `of` micro-batches."""
         pairs = self._order.at(step, part, of).tolist()
         records = []
         # random numbers depend on the number of a record only, so batches do not depend on the number of processes

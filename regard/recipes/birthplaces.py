@@ -1,8 +1,8 @@
 """Birthplace question answering: a GPT reads biographies by span infilling, then answers questions about other people.
 
-Expected: built-in, right answers to all of 50 questions about people who are not asked about in training (at least
-98 %), but to 2 % without pretraining (--variant no_pretraining). On the real set, right answers to 90 %, with rotary or
-learned positions; to 50 % with --variant finetune, and with --variant synthesizer at pretraining.steps=5000.
+Expected: built-in, correct answers to all 50 test questions (at least 98 %); no training question is about the same
+person. Without pretraining (--variant no_pretraining) 2 % are correct. On the real set 90 % are correct, with rotary or
+learned positions; 50 % with --variant finetune, and with --variant synthesizer at pretraining.steps=5000.
 Time: built-in one minute of one core; the real set four to six minutes on one H200 shared with five other runs.
 Memory: built-in under 1 GB; the real set 5.7 GiB of GPU memory.
 """
@@ -349,7 +349,7 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Return metrics of the model: exact-match accuracies, and how many questions it answers with which accuracy.
+    """Return metrics: exact-match accuracies, the fraction of questions that are answered, and the accuracy of these.
 
     A question is answered if the confidence of the model reaches the threshold.
     """
@@ -363,8 +363,8 @@ def evaluate_with_confidence(
     """Evaluate the model and calibrate its confidence. Returns the metrics and the calibrated confidence.
 
     The confidence is calibrated on the validation questions and on as many questions about unknown people, to which
-    every answer is wrong. Questions about other unknown people measure how often the model answers in spite of this. If
-    no questions about unknown people can be made, the threshold is so high that the model never answers.
+    every answer is wrong. Questions about other unknown people measure how often the model answers nevertheless. If
+    there are no questions about unknown people, the threshold is so high that the model never answers.
     """
     likelihoods, correct = predict_answers(model, tokenizer, splits.validation)
     unknown = [BirthplaceQuestion(each, "") for each in unknown_questions(settings, splits)]
@@ -391,8 +391,8 @@ def evaluate_with_confidence(
 def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) -> list[str]:
     """Return questions about made-up people, whose names occur in no text and no other question.
 
-    There are at most as many as validation and test questions together. The first ones, as many as there are validation
-    questions, are for calibration, the others for evaluation.
+    The first questions, as many as there are validation questions, are for calibration. The others, at most as many as
+    there are test questions, are for evaluation.
     """
     asked = (each.text for each in (*splits.train, *splits.validation, *splits.test))
     count = len(splits.validation) + len(splits.test)

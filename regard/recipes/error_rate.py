@@ -8,8 +8,8 @@ from regard.data.digit_strings import DigitStrings
 def token_error_rate(recognized: Sequence[Sequence[int]], sounds: DigitStrings) -> float:
     """Return the token error rate, which is the word error rate (WER) if every token is a word.
 
-    It is the edit distance between the recognised tokens and the labels, divided by the number of labels, over all
-    sounds together.
+    The rate is the edit distance between the recognised tokens and the labels of `sounds`, divided by the number of
+    labels, over all sounds together.
     """
     pairs = list(_pairs(recognized, sounds))
     return sum(edit_distance(found, label) for found, label in pairs) / sum(len(label) for _, label in pairs)

@@ -1,7 +1,7 @@
 """Image augmentation of a batch on its device: shift, flip, TrivialAugment, random erasing, mixup and cutmix.
 
-Pixels are from 0 to 1. Random numbers are passed as tensors. So an image is augmented in the same way, whether its
-process has the whole batch or only a part of the batch.
+Pixels are from 0 to 1. Random numbers are passed as tensors, so the augmentation of an image does not depend on how a
+batch is divided among processes.
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class ImageAugmentation:
 
     shift       maximum pixels by which an image is shifted, vertically and horizontally
     flip        fraction of images that are flipped horizontally
-    operations  number of random `OPERATIONS` for each image; one is TrivialAugment (Müller and Hutter 2021,
-                arXiv:2103.10158)
+    operations  number of random operations, such as rotation or contrast, for each image; one is TrivialAugment
+                (Müller and Hutter 2021, arXiv:2103.10158)
     magnitude   maximum magnitude of the operations, as a fraction of the full one
     erase       fraction of images with random erasing of a square (Zhong et al. 2017, arXiv:1708.04896)
     mixup       fraction of images that are blended with another image (Zhang et al. 2017, arXiv:1710.09412)
@@ -141,9 +141,9 @@ def affine_matrix(
 ) -> Float[Tensor, "b 2 3"]:
     """Return matrices for `affine` that rotate, shear and translate square images.
 
-    The rotation is clockwise by `angle` radians.
-
-    translate_x, translate_y are fractions of the side of the image.
+    angle                     clockwise rotation in radians
+    shear_x, shear_y          shear factors
+    translate_x, translate_y  shifts as fractions of the side of the image
     """
     cos, sin = angle.cos(), angle.sin()
     first = torch.stack([cos, sin - shear_x, -2 * translate_x], -1)
@@ -181,7 +181,7 @@ def posterize(x: Float[Tensor, "b channels y x"], bits: Int[Tensor, "b"]) -> Flo
 
 
 def solarize(x: Float[Tensor, "b channels y x"], above: Float[Tensor, "b"]) -> Float[Tensor, "b channels y x"]:
-    """Invert pixels above a threshold."""
+    """Invert the pixels (x becomes 1 - x) that exceed the threshold `above` of their image."""
     return torch.where(x > _per_image(above), 1 - x, x)
 
 

@@ -244,7 +244,7 @@ def split_text(text: str, share: float) -> Splits[str]:
 def train_tokenizer(settings: LanguageSettings, splits: Splits[str]) -> RecipeTokenizer:
     """Train a byte pair encoding (BPE) on the training text, or make a character tokenizer.
 
-    The character tokenizer has all characters of the three splits. It is used by GPT if `bpe_vocab` is None.
+    GPT uses the character tokenizer if `bpe_vocab` is None. It has all characters of the three splits.
     """
     if settings.architecture == "gpt" and settings.gpt.bpe_vocab is None:
         return CharacterTokenizer.from_texts(splits.train, splits.validation, splits.test)
@@ -274,7 +274,11 @@ class NextTokenTask:
     fused: bool = False
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and next-token targets of micro-batch number `part`, from 0, of `of` in a training step."""
+        """Return the inputs and next-token targets (b n) of one micro-batch of a training step.
+
+        part  index of the micro-batch, from 0
+        of    number of micro-batches of the step
+        """
         windows = self.tokens.unfold(0, self.context + 1, 1)
         draws = sampler_generator(self.seed, step, "windows")
         # drawn for the whole batch, so that the examples do not depend on the number of processes

@@ -34,7 +34,7 @@ def name_log_likelihood(
 ) -> list[float]:
     """Return, for each question, the log-probability of the person's name and of the space that follows it.
 
-    It is minus infinity if a question has no name.
+    The result is minus infinity for a question without a name.
     """
     found: list[float] = []
     device = next(model.parameters()).device

@@ -55,9 +55,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class QuestionAnswerer:
-    """A finished training run of the recipe `birthplaces`, with a store of facts that users taught.
+    """Answers questions with the model of a finished `birthplaces` run and with a store of facts that users taught.
 
-    It answers questions, and can be trained further on the taught facts.
+    The model can be trained further on these facts.
     """
 
     folder: Path

@@ -1,7 +1,7 @@
 """Reading comprehension: questions after a text that contains the answer, and self-training on the model's answers.
 
-A few thousand questions teach a model to find the answer in a text. It can then answer questions about every person
-who has a text, and learn these answers without the text.
+A few thousand questions teach a model to find the answer in a text. The model can then answer questions about every
+person who has a text, and learn these answers without the text.
 """
 
 import random

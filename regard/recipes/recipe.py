@@ -115,9 +115,10 @@ class RunLocation:
 class Phase:
     """A phase of a training run, such as pretraining, with its own task and training plan.
 
-    make_task  function that builds the task when the phase begins, for a task that needs the model trained so far;
-               None trains on `task`. If there is this function, `task` is used only to predict time and memory, so its
-               batches must have the same size
+    task       the training task. If `make_task` is given, `task` is used only to predict time and memory; its batches
+               must have the same size as those of the task that `make_task` returns
+    make_task  function that builds the training task when the phase begins, because the task needs the model of the
+               phases before; None trains on `task`
     """
 
     name: str
@@ -170,7 +171,10 @@ class TrainingSetup:
         return seconds
 
     def _count_steps(self, plan: TrainingPlan, first: int = 0) -> float:
-        """Return the remaining work from phase `first` on, in steps of `plan`: samples divided by the batch size."""
+        """Return the work of all phases from index `first` on, as a number of steps of `plan`.
+
+        A step of another phase counts in proportion to its batch size.
+        """
         return sum(each.plan.steps * each.plan.batch_size for each in self.phases[first:]) / plan.batch_size
 
 

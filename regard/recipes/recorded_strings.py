@@ -40,7 +40,7 @@ class RecordedStrings:
         return sounds
 
     def gather(self, recordings: Float[Tensor, "samples"], width: int) -> Float[Tensor, "b n"]:
-        """Return what `sounds` returns, without reading values on the host."""
+        """Return what `sounds` returns, without copying values from the GPU to the CPU, which would be slow."""
         positions = torch.arange(width, device=recordings.device)
         begun = (positions >= self.begins[:, :, None]).sum(1) - 1  # the latest column that has begun, or -1
         column = begun.clamp(min=0)

@@ -60,7 +60,11 @@ class SpanInfillingTask:
     span_share: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and next-token targets of micro-batch number `part`, from 0, of `of` in a training step."""
+        """Return the input tokens and next-token targets (b n) of one micro-batch of a training step.
+
+        part  index of the micro-batch, from 0
+        of    number of micro-batches of the step
+        """
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         drawn = torch.rand(
@@ -90,7 +94,10 @@ class SpanInfillingTask:
     def _choose_spans(self, records: Numbers, draws: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """Choose the examples of a batch, and the masked span of each example.
 
-        Returns the row of each example in the table, and where its masked span begins and ends.
+        Returns three arrays: the row of each example in `_table`, and the begin and the end of its masked span.
+
+        records  index of a text (or of a question, if all examples are questions) for each example
+        draws    uniform random numbers from 0 to 1, five rows
         """
         table = self._table
         if self._pool is not self.texts:
@@ -120,7 +127,11 @@ class SpanInfillingTask:
     ) -> tuple[Numbers, Numbers, Numbers]:
         """Choose at random how each text is cropped.
 
-        Returns the length of the title that is kept, and where the piece around the masked span begins and ends.
+        Returns three arrays: the length of the title that is kept, and the begin and the end of the text that is kept
+        around the masked span.
+
+        rows        row of each example in `_table`
+        begin, end  masked span of each example
         """
         nothing, length = numpy.zeros_like(begin), self._table.lengths[rows]
         if not self.crop_share:

@@ -68,13 +68,13 @@ class SpeechSettings:
     augmentation    how training strings are augmented
     train_digits    minimum and maximum digits of a training string
     pause           minimum and maximum silence around digits in training, in seconds; not used for built-in tones
-    no_pause_share  fraction of these silences that are left out, so that some digits follow without a silence
+    no_pause_share  fraction of the pauses that are left out, so that some digits follow each other without silence
     max_seconds     maximum length of a training string: digits that do not fit are left out
     silence_share   fraction of the training strings, and of the test tones, with long silences
     eval_digits     minimum and maximum digits of a validation or test string
     validation      number of recordings for validation; with built-in tones, number of strings
     test            number of recordings for test; with built-in tones, number of strings
-    eval_strings    number of strings concatenated from the recordings of validation, and of test
+    eval_strings    number of strings that are made of the validation recordings, and again of the test recordings
     """
 
     model: SpeechConfig
@@ -229,7 +229,11 @@ class DigitStringSampler:
         return string.sounds(self.samples, size)[0], self.recordings.labels[records]
 
     def choose(self, number: int) -> tuple[list[int], list[int], int]:
-        """Return the recordings of training string `number`, the first sample of each, and the size of the string."""
+        """Choose the recordings of training string `number`.
+
+        Returns the indices of the recordings, the sample of the string at which each begins, and the length of the
+        string in samples.
+        """
         settings, rate = self.settings, self.recordings.sample_rate
         room = settings.max_samples
         draw = sampler_generator(settings.seed, number, "joined")
@@ -258,10 +262,10 @@ class DigitStringSampler:
         return records, begins, size
 
     def strings(self, records: list[list[int]], begins: list[list[int]]) -> RecordedStrings:
-        """Return strings of recordings.
+        """Return a batch of strings as `RecordedStrings`, for which no samples are copied yet.
 
-        records  the recordings of each string
-        begins   for each recording, the first sample in its string
+        records  for each string, the indices of its recordings
+        begins   for each string, the sample at which each of its recordings begins
         """
         shape = len(records), self.settings.train_digits[1]
         # a column that is not used begins after all others
@@ -320,7 +324,7 @@ class DigitRecognitionTask:
     _on_device: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> SpeechBatch:
-        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
+        """Return micro-batch `part`, counted from 0, of a training step that is split into `of` micro-batches."""
         settings, size = self.settings, self.settings.plan.batch_size
         share = size // of
         mine = slice(part * share, (part + 1) * share)
@@ -346,7 +350,7 @@ class DigitRecognitionTask:
         return max_augmented_length(self.settings.max_samples, self.settings.augmentation.speed)
 
     def _record(self, numbers: range) -> tuple[RecordedStrings, list[int], list[Tensor]]:
-        """Return training strings made of recordings, the length of each string in samples, and its digits."""
+        """Return training strings made of recordings, the length of each string in samples, and the digits of each."""
         sampler = self.splits.train
         assert isinstance(sampler, DigitStringSampler)
         records, begins, samples = zip(*map(sampler.choose, numbers), strict=True)
@@ -354,7 +358,7 @@ class DigitRecognitionTask:
         return sampler.strings(list(records), list(begins)), list(samples), labels
 
     def _generate(self, numbers: range) -> tuple[Tensor, list[int], list[Tensor]]:
-        """Return generated training strings as samples, the length of each string in samples, and its digits."""
+        """Return training strings as samples (b n), the length of each string in samples, and the digits of each."""
         settings, sounds, samples, labels = self.settings, torch.zeros(len(numbers), self.width), [], []
         for row, number in zip(sounds, numbers, strict=True):
             sound, digits = self.splits.train(number)
@@ -392,8 +396,8 @@ class DigitRecognitionTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the validation metrics.
 
-        The score is 1 - token error rate. For recordings, it is the mean of 1 - token error rate and the digit
-        accuracy.
+        For tones the score is 1 - token error rate. For recordings the score is the mean of 1 - token error rate and
+        the accuracy on single digits.
         """
         assert isinstance(model, Speech)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):

@@ -165,7 +165,7 @@ def load_data(folder: Path | None, settings: TranslationSettings) -> Splits[Sent
 
 
 def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
-    """Train a byte pair encoding on both languages. It replaces characters that do not occur in the training text."""
+    """Train a byte pair encoding on both languages, in which unknown characters become the replacement character."""
     with name_setting("bpe_vocab"):
         return BytePairTokenizer.train(
             train.source, train.target, vocab=bpe_vocab, special=SPECIAL, words=True, replace_unknown=True
@@ -177,10 +177,9 @@ class TranslationBatch(NamedTuple):
 
     source     tokens of the source
     inputs     decoder inputs: the start token and the target
-    positions  indices of the entries of the flattened `inputs` that are not padding. For each forward pass, the first
-               index is repeated until the number of indices is a multiple of the number of sentences, so that there are
-               few shapes
-    targets    the next token at each of these positions; IGNORED at repeated indices
+    positions  indices of the tokens that are not padding, in the flattened `inputs`. Index 0 is appended until the
+               length is a multiple of the number of sentences, so that few different shapes occur
+    targets    the next token at each of these positions; IGNORED at appended indices
     """
 
     source: Int[Tensor, "b m"]
@@ -205,7 +204,7 @@ class TranslationTask:
         return self.settings.model.context
 
     def batch(self, step: int, part: int, of: int) -> TranslationBatch:
-        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
+        """Return micro-batch `part`, counted from 0, of a training step that is split into `of` micro-batches."""
         records = self._order.at(step, part, of).numpy()
         # drawn for the whole batch, so that the examples do not depend on the number of processes
         size = (self.settings.plan.batch_size, 2, self._longest)
@@ -314,7 +313,7 @@ class TranslationTask:
 
     @cached_property
     def _spellings(self) -> RaggedRows:
-        """All tokenisations of all words, as rows of token ids; every word has the same number of them."""
+        """All tokenisations of all words, as rows of token ids. Every word has the same number of tokenisations."""
         return RaggedRows.from_lists(tokens for spellings in self._tokens_of.values() for tokens in spellings)
 
     def _spell(self, words: RaggedRows, choices: Integers) -> RaggedRows:
@@ -335,9 +334,12 @@ class TranslationTask:
 
 
 def _pad_positions(following: Integers, lengths: Integers) -> tuple[Integers, Integers]:
-    """Return the indices, in the flattened matrix, of the first `lengths` entries of each row, and these entries.
+    """Return the flat indices of the real tokens of a padded batch, and the tokens at these indices.
 
-    Both are filled up to a multiple of the number of rows: indices by 0, entries by IGNORED.
+    Both results are padded to a multiple of the number of sentences: indices with 0, tokens with IGNORED.
+
+    following  padded token ids (b n)
+    lengths    number of real tokens in each row
     """
     inside = numpy.arange(following.shape[1]) < lengths[:, None]
     positions, targets = numpy.flatnonzero(inside), following[inside]
@@ -381,10 +383,12 @@ def symmetric_kl(one: Float[Tensor, "*n w"], other: Float[Tensor, "*n w"]) -> Fl
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor, "b n"]:
-    """Pad rows of tokens at their ends to a common width, and return them as a tensor.
+    """Pad sequences of token ids on the right to a common width, and return them as a tensor (b n).
+
+    The width is the length of the longest sequence, rounded up to a multiple of 8.
 
     fill  token used for padding
-    most  limit of the padding: the width is a multiple of eight, but at most this if no row is longer
+    most  upper limit of the rounded width; a longer sequence is not cut
     """
     padded = numpy.full((len(rows), _padded_width(max(map(len, rows)), most)), fill)
     for padded_row, row in zip(padded, rows, strict=True):
@@ -470,7 +474,7 @@ def preprocess(settings: TranslationSettings, text: str) -> str:
 
 
 def postprocess(settings: TranslationSettings, text: str) -> str:
-    """Convert a translation to plain text: Moses tokens are joined if the settings say so."""
+    """Convert a translation to plain text: Moses tokens are joined if the model was trained on Moses tokens."""
     return moses_detokenize(text) if "tok" in settings.preprocessing.split(".") else text
 
 

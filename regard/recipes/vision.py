@@ -57,8 +57,8 @@ ARCHITECTURE_NAMES: Mapping[type[NetworkConfig], str] = {ViTConfig: "vit", DaViT
 class VisionSettings:
     """Settings of the vision recipe.
 
-    architecture     vit, davit or cnn: which configuration of `model` and `alternatives` is trained; this configuration
-                     becomes `model`
+    architecture     the network to train: vit, davit or cnn. Its configuration is taken from `model` or `alternatives`
+                     and becomes `model`
     model            configuration of the network; image size, channels and classes are set by the data
     alternatives     configurations of the other architectures
     label_smoothing  fraction of each label that is spread over all classes
@@ -180,7 +180,7 @@ class ImageClassificationTask:
     _on_device: dict[torch.device, Images] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, step: int, part: int, of: int) -> ImageBatch:
-        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step."""
+        """Return micro-batch `part`, counted from 0, of a training step that is split into `of` micro-batches."""
         records, settings = self._order.at(step, part, of), self.settings
         if settings.augmentation.mixing and len(records) % 2:
             raise ConfigError(

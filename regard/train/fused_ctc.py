@@ -14,12 +14,12 @@ MOST = 1 << 13  # states times tokens that the kernel compares at once
 
 
 def is_supported(logits: Tensor, targets: Tensor) -> bool:
-    """Return whether the kernel can compute this loss: on a GPU, if target length times vocabulary size is small."""
+    """Return whether the kernel supports these inputs: on a GPU, if target length times vocabulary size is small."""
     return logits.is_cuda and has_triton() and (2 * targets.shape[1] + 1) * logits.shape[-1] <= MOST // 4
 
 
 def fused_ctc(logits: Tensor, targets: Tensor, rows: Tensor, lengths: Tensor, blank: int) -> Tensor:
-    """Return the CTC loss, summed over the batch. It can be differentiated once.
+    """Return the CTC loss, summed over the batch. Second derivatives are not supported.
 
     The arguments are those of `regard.train.objectives.ctc`.
     """

@@ -28,7 +28,7 @@ def linear_cross_entropy(
     """Return the cross-entropy of the logits `hidden @ weight.T`, summed over the targets that are not `ignored`.
 
     The logits of some tokens are computed at a time, so memory does not grow with tokens times vocabulary. Gradients
-    are computed in the forward pass, and the result can be differentiated once. In half precision and under autocast,
+    are computed in the forward pass; second derivatives are not supported. In half precision and under autocast,
     logits are rounded to half precision, as in a linear layer; sums are computed in float32.
 
     weight   weights of the output layer, one row for each token of the vocabulary
@@ -101,7 +101,10 @@ def _linear_cross_entropy(
 
 
 def _make_results(hidden: Tensor, weight: Tensor, of_hidden: bool, of_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors to write the loss and the gradients to; the gradient of the weights is float32 or better."""
+    """Allocate tensors for the loss and the gradients of `hidden` and `weight`, which are empty if not requested.
+
+    The gradient of the weights is accumulated in float32 or better.
+    """
     exact = torch.promote_types(hidden.dtype, torch.float32)
     kept = torch.float32 if hidden.dtype == torch.float16 else hidden.dtype
     by_hidden = torch.empty_like(hidden, dtype=kept) if of_hidden else hidden.new_empty(0, dtype=kept)
@@ -155,7 +158,7 @@ def _cross_entropy_and_gradient(logits: Tensor, targets: Tensor, vocab: int, ign
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> list[slice]:
-    """Return slices of rows whose logits fit into the memory that is used at once."""
+    """Split the rows of `hidden` into slices so small that the logits of one slice fit into the memory budget."""
     size = GPU_BYTES if hidden.is_cuda else CPU_BYTES
     most = max(ALIGNED, size // (len(weight) * hidden.element_size()) // ALIGNED * ALIGNED)
     return [slice(start, min(start + most, len(hidden))) for start in range(0, len(hidden), most)]

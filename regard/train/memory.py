@@ -81,7 +81,11 @@ class StepPeak:
 
     @staticmethod
     def fit(sizes: tuple[int, int], small: MemoryTracker, large: MemoryTracker) -> "StepPeak":
-        """Fit the peak memory of a step to two measured steps, with micro-batches of these sizes."""
+        """Fit the peak memory of a step to two measured steps.
+
+        sizes         the sizes of the micro-batches of the two steps
+        small, large  the measurements, with the first and the second size
+        """
         return StepPeak(
             PeakFit.fit(sizes, small.alive, large.alive),
             PeakFit.fit(sizes, small.alive_activations, large.alive_activations),
@@ -195,7 +199,8 @@ class MemoryPrediction:
 def measure_step_memory(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = False) -> StepMemory:
     """Measure the memory of a training step on the CPU. The model is not changed.
 
-    gpu  measure for a GPU: ignore dropout in fused attention, for which a GPU needs no weight matrix but the CPU does
+    gpu  predict the memory on a GPU: attention runs without dropout here, because only the CPU allocates a matrix of
+         attention weights for dropout
     """
     # a compiled model saves at most what it saves uncompiled
     plan = replace(plan, compile=False)

@@ -1,6 +1,6 @@
 """The Muon optimizer with batched matrix products: all matrices of one shape are orthogonalized together.
 
-torch.optim.Muon orthogonalizes them one after the other.
+torch.optim.Muon orthogonalizes one matrix after the other.
 """
 
 from typing import Any
@@ -33,7 +33,10 @@ class BatchedMuon(torch.optim.Muon):
         return None
 
     def _update(self, parameters: list[Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
-        """Update all parameters of the same shape together."""
+        """Do the Muon update of parameters that all have this shape, with batched matrix products.
+
+        group  the parameter group with the hyperparameters
+        """
         gradients = [p.grad for p in parameters if p.grad is not None]
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:

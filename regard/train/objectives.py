@@ -44,7 +44,7 @@ def ctc(
 ) -> Loss:
     """Return the CTC loss (connectionist temporal classification, Graves et al. 2006), summed over the batch.
 
-    rows     number of rows of logits of each sequence, without padding
+    rows     number of time steps (rows of logits) of each sequence, without padding
     lengths  number of tokens of each target; the sum of all lengths is the count of the loss
     blank    the blank token
     """

@@ -123,10 +123,7 @@ OptimizerConfig = AdamW | Muon
 
 
 class CombinedOptimizer:
-    """All optimizers of a training run as one optimizer.
-
-    It has `step`, `zero_grad`, gradient clipping and a flat state dict.
-    """
+    """All optimizers of a training run as one optimizer with `step`, `zero_grad` and a flat state dict."""
 
     def __init__(self, config: OptimizerConfig, model: nn.Module) -> None:
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

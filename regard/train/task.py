@@ -22,9 +22,12 @@ class Task(Protocol):
     """Protocol of a training task: the batches, the loss and the validation that `fit` needs to train a model."""
 
     def batch(self, step: int, part: int, of: int) -> Any:
-        """Return micro-batch number `part`, from 0, of the `of` micro-batches of a training step; tensors on the CPU.
+        """Return one micro-batch of a training step, with tensors on the CPU.
 
         The result depends on the arguments only, so that a resumed run sees the same batches.
+
+        part  index of the micro-batch, from 0
+        of    number of micro-batches of the step
         """
         ...
 

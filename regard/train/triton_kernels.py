@@ -1,4 +1,4 @@
-"""Triton kernels for training."""
+"""Triton kernels for training: cross-entropy loss and CTC loss, with their gradients."""
 
 import torch
 import triton

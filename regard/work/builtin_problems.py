@@ -28,7 +28,7 @@ def three_tokens() -> ProblemFields:
 def udl_12_1() -> ProblemFields:
     """Return the problem of notebook 12.1 of Understanding Deep Learning (Prince, 2023).
 
-    It has 3 tokens of width 4 in columns, and no scaling.
+    The problem has 3 tokens of width 4 in columns, and no scaling.
     """
     width, tokens = 4, 3
     draw = _normal_generator(3)
@@ -45,7 +45,7 @@ def udl_12_1() -> ProblemFields:
 def udl_12_2() -> ProblemFields:
     """Return the problem of notebook 12.2 of Understanding Deep Learning (Prince, 2023).
 
-    It has 6 tokens of width 8 in columns, two heads, scaling and an output projection.
+    The problem has 6 tokens of width 8 in columns, two heads, scaling and an output projection.
     """
     width, tokens, heads = 8, 6, 2
     inputs = _to_matrix(_normal_generator(3)(width, tokens))

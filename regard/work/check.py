@@ -317,9 +317,9 @@ def _written_position(problem: Problem, entry: tuple[int, int]) -> tuple[int, in
 def _explain_entries(
     problem: Problem, written: StudentMatrix, matrix: Array, wrong: Entries, terms: Terms
 ) -> tuple[str, str]:
-    """Return the name and the explanation of a mistake in single entries.
+    """Return the name and the explanation of a mistake in single entries of a matrix.
 
-    It is used if no error hypothesis about the whole step explains the wrong entries.
+    This function is called if no error hypothesis about the whole step explains the wrong entries.
 
     wrong  the wrong entries
     terms  returns the products whose sum is an entry, or None if the entry is not a dot product

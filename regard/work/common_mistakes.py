@@ -299,9 +299,11 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
 
 
 def _divide_exponentials(scores: Array, visible: Visible, divisor: Callable[[Array], float]) -> Array | None:
-    """Return the exponentials of the visible scores, those of each query divided by a number of their own.
+    """Return the exponentials of the visible scores, each row divided by a number.
 
     Returns None if a query sees no key.
+
+    divisor  function that returns the number for a row of exponentials
     """
     if not visible.any(1).all():
         return None

@@ -1,4 +1,7 @@
-"""Error hypotheses: for each step, the matrices that rounding too early and the common mistakes would give."""
+"""Error hypotheses: possible mistakes in a step of a student's calculation, such as rounding too early.
+
+Each hypothesis has the matrix that the step would have after the mistake.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

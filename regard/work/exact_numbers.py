@@ -12,7 +12,7 @@ from regard.base.formulas import Expression, Number, Operator, Product, Quotient
 class Surd:
     """The exact number coefficient * sqrt(radicand), with a square-free radicand.
 
-    It is the result of dividing a fraction by a square root.
+    Dividing a fraction by a square root gives such a number.
     """
 
     coefficient: Fraction

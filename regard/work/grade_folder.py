@@ -1,7 +1,7 @@
 """Grade a folder of submissions of a class: exercises in separate processes, and quizzes, as rows of a CSV file.
 
-A student is a file or a folder: `ann.ipynb`, or `ann/` with any files. The student's name and variants follow from this
-name and the seed of the class, never from the contents of a file.
+The submission of a student is a file such as `ann.ipynb`, or a folder `ann/` with any files. The student's name is the
+name of the file or folder, and the variants of the tasks depend only on this name and the seed of the class.
 """
 
 import ast

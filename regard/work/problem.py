@@ -134,7 +134,7 @@ class Problem:
     def query_labels(self) -> tuple[str, ...]:
         """The names of the queries.
 
-        They are the names of the last keys if queries and keys are of one sequence, else numbers from 1.
+        These are the names of the last keys if queries and keys are of one sequence, else numbers from 1.
         """
         if self.queries <= self.keys and (self.tokens is not None or self.queries == self.keys):
             return self.labels[self.keys - self.queries :]
@@ -204,7 +204,7 @@ def build_problem(
 
     matrices  q, k and v, or inputs, wq, wk and wv, and optionally wo; each is one matrix or one per head
     biases    optional biases bq, bk, bv and bo
-    heads     number of heads; above 1, a matrix that is given once is split into this number of equal widths
+    heads     number of heads; above 1, a matrix that is given once is split into this number of equal parts
     """
     biases = dict(biases or {})
     heads = check_integer("heads", heads, 1, "heads")

@@ -117,8 +117,8 @@ class QuestionResult:
     def explanation(self) -> list[str]:
         """The lines of the explanation.
 
-        They are what the experiment measured, the lab claim and its formula, known wrong answers, and the command
-        that repeats the experiment.
+        The lines state what the experiment measured, the lab claim and its formula, known wrong answers, and the
+        command that repeats the experiment.
         """
         question, outcome = self.question, self.question.outcome
         explain = question.content.explain

@@ -1,7 +1,7 @@
 """Question templates of the quiz: each question is a prediction about an experiment of the lab.
 
-A template draws the settings of the experiment. It does not contain the answer: a number is measured in the run, and
-each choice is a statement that the numbers of the run make true or false.
+A template draws random settings for the experiment. The answer is known only after the experiment has run: a numerical
+answer is measured, and each choice is a statement that the measured numbers make true or false.
 """
 
 import math
@@ -48,7 +48,7 @@ class Tolerance:
 class GeneratedQuestion:
     """A quiz question with random numbers filled in.
 
-    settings   settings of the experiment that answers it
+    settings   settings of the experiment that answers the question
     number     computes the answer from the measured numbers; None for a question with choices
     tolerance  allowed error of a numerical answer
     choices    statements to choose from; empty if the answer is a number

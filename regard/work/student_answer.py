@@ -36,8 +36,8 @@ class WrittenNumber:
     def tolerance(self) -> float:
         """The largest difference between the correct number and the written one that counts as correct.
 
-        It is half a unit of the last decimal, or of decimal MIN_DIGITS if fewer were written, plus a small float
-        error. For a fraction it is the float error only.
+        For a decimal number this is half a unit of the last decimal, or of decimal MIN_DIGITS if fewer were written,
+        plus a small float error. For a fraction it is the float error only.
         """
         rounding = 1e-9 * max(1.0, abs(self.value))
         return rounding + (0.0 if self.digits is None else 0.5 * 10.0 ** -max(self.digits, MIN_DIGITS))

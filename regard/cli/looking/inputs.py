@@ -241,7 +241,7 @@ def build_image_input(loaded: "LoadedModel", path: str, device: str) -> ModelInp
 def pixel_scaling(loaded: "LoadedModel") -> tuple[tuple[float, ...], tuple[float, ...], int, str]:
     """Return how the pixels of an image are normalised: mean, standard deviation, resampling filter, and source.
 
-    They are read from preprocessor_config.json in the model's folder; without the file they have default values.
+    The values are read from preprocessor_config.json in the model's folder; without this file, defaults are used.
     The source is a phrase such as "from preprocessor_config.json".
     """
     half = (0.5, 0.5, 0.5)

@@ -86,7 +86,7 @@ def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResul
 def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
     """Compute attention rollout in an encoder-decoder.
 
-    It is the relevance of the source and target tokens for the output of the last target token.
+    The result is the relevance of the source and target tokens for the output of the last target token.
     """
     from regard.see.record import attention_role
     from regard.see.relevance import encoder_decoder_rollout
@@ -171,7 +171,7 @@ def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", he
 def grid_side(image: int, stage: int) -> int:
     """Return the number of positions along a side of the image in a stage of a DaViT.
 
-    In stage 0 it is a quarter of the number of pixels; each further stage halves it, rounded up.
+    Stage 0 has a quarter of the number of pixels; each further stage has half as many positions, rounded up.
     """
     side = (image - 1) // 4 + 1
     for _ in range(stage):

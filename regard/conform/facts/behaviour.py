@@ -248,9 +248,9 @@ EARLIER_CALLS = (  # how q, k and v are written in a call before the one that ch
 
 
 def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
-    """Return a failure whose example shows a call that gives another output after an earlier call than as the first.
+    """Return a failure whose example shows a call whose output changes if another call is made before it.
 
-    The calls in EARLIER_CALLS are tried as the earlier call, and the inputs are made as small as possible.
+    The calls in EARLIER_CALLS are tried as the call before, and the inputs are made as small as possible.
 
     words  describes the failure
     """

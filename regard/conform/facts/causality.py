@@ -270,10 +270,11 @@ def _inconsistent_mask(
 
 
 def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
-    """Return which of j keys the last i of j queries see: in a decoding step, and in one pass; then the visible band.
+    """Return which of j keys the last i of j queries see, in a decoding step and in one pass, and the visible band.
 
     In the decoding step, i queries are passed with j keys, as with a KV cache. In one pass, j queries are passed with j
-    keys. Both results are Boolean masks. Raises NotApplicableError if the attention has no decoding steps or no band.
+    keys. The first two results are Boolean masks. Raises NotApplicableError if the attention cannot decode in steps, or
+    if its visible keys form no band.
     """
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")

@@ -31,7 +31,8 @@ FACTS: Registry[Fact] = Registry("fact")
 def grouping(a: MeasuredAttention) -> Failure | None:
     """If several query heads share one key head, they are neighbouring query heads.
 
-    Query head h uses key head h // (h_count / g_count): repeat (0 0 1 1), unless tile is declared.
+    Query head h uses key head h // (h_count / g_count), the order repeat (0 0 1 1), unless the order tile (0 1 0 1) is
+    declared.
 
     Usual causes: k.repeat(1, n, 1, 1) in place of repeat_interleave(n, 1) (onnx#7274), for both or for one of k and
     v

@@ -520,10 +520,9 @@ STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Tensor], changes: bool) -> Failure | None:
     """Return a failure if logits depend on different tokens with a KV cache than in one forward pass, else None.
 
-    wrong    function that returns the wrong pairs (position, token), given two results of `dependence`: in one pass,
-             and in steps
-    changes  True if wrong pairs are those where logits depend on the token only in steps, False if they are those
-             where logits depend on the token only in one pass
+    wrong    function of two Boolean matrices of `dependence`, in one pass and in steps with a cache, that returns a
+             Boolean matrix of the wrong pairs (position, token)
+    changes  True if a wrong pair is one where the logits depend on the token in steps only, False if in one pass only
     """
     _require_cache(d)
     whole = dependence(d)

@@ -66,7 +66,7 @@ def input_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def _find_wrong_source(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if a layer computes q, k or v from another of its arguments than their name says, else None."""
+    """Return a failure if a layer computes q, k or v from the wrong argument, such as k from `query`, else None."""
     inputs = tuple(a.probe.inputs)
     if len(inputs) < 2 or inputs[-1] in ("y", "source"):  # names that do not say what attends to what
         return None
@@ -238,7 +238,7 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
 
 
 def _rotates_values(a: MeasuredAttention) -> bool:
-    """Return whether the attention rotates values by position: the length of a value is kept, its direction changes."""
+    """Return whether the attention rotates values by position: a value keeps its length and changes its direction."""
     inputs = a.random_inputs(5, 5, b=1)
     v = torch.zeros_like(inputs.v).expand(5, *inputs.v.shape[1:]).clone()
     v[range(5), :, range(5), 0] = 1.0  # in sequence n only key n has a value, which points along the first axis

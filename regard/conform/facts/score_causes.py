@@ -104,7 +104,7 @@ def _wrong_phases(rotation: Rotation) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _rotate(rotation: Rotation, x: Float[Tensor, "b h n c"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n c"]:
-    """Rotate the pairs of a rotation by given cosines and sines, (n, c)."""
+    """Return x after a rotary embedding with the given cosines and sines (n, c), in the pairing of `rotation`."""
     a, b = rotation.pairs()
     turned = torch.empty_like(x)
     turned[..., a], turned[..., b] = -x[..., b], x[..., a]

@@ -1,1 +1,1 @@
-"""Examples that the page opens."""
+"""Example files that the explorer's page opens."""

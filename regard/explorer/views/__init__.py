@@ -1,1 +1,3 @@
-"""What the page shows, as JSON: pure functions, so that the server and the static export give the same."""
+"""Functions that compute, as JSON data, what the explorer's page shows. The server and the static export call the same
+functions.
+"""

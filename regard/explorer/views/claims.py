@@ -1,4 +1,4 @@
-"""Run a claim of the lab for the page."""
+"""Run a lab claim for the explorer's page."""
 
 import base64
 from typing import Any

@@ -181,7 +181,10 @@ def _view(settings: str, caption: str, where: str) -> Node:
 
 
 def _check_value(setting: str, value: str, form: str, where: str) -> None:
-    """Check that the page can read the value of a setting, else raise an error; the page would show a default value."""
+    """Check that the page can read the value of a setting, else raise an error.
+
+    Without this check the page would replace an unreadable value by the default.
+    """
     pattern, expected = _FORMS[form]
     # several edits are separated by semicolons
     if not all(re.fullmatch(pattern, part) for part in (value.split(";") if form == "edit" else [value])):

@@ -4,7 +4,10 @@ from typing import Any
 
 
 def explain_kernels(mask: str, queries: int, keys: int, heads: int = 8, width: int = 64) -> dict[str, Any]:
-    """Return what each attention kernel answers for this mask and these sizes, and which kernel would run."""
+    """Return the costs of each attention kernel for this mask and these sizes, or why it cannot run, as JSON data.
+
+    The result also names the kernel that would run.
+    """
     # torch takes seconds to import, and the page is shown before it is needed
     import torch
 

@@ -1,4 +1,4 @@
-"""What the Models view shows of a model that Python runs: heads, one head, predictions, edits, flow."""
+"""Compute what the Models view shows: maps of all heads, one head, predictions, effects of edits, and attributions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -238,7 +238,7 @@ def _top(opened: OpenedModel, row: Tensor, count: int = TOP, more: Tensor | None
 def _target(opened: OpenedModel, logits: Tensor | None, position: int | None, asked: str) -> int | None:
     """Return the id of the output (token or class) whose logit the page explains; None without logits.
 
-    It is the output labelled `asked` if this is among the 50 most likely, else the most likely output.
+    The output labelled `asked` is returned if it is among the 50 most likely outputs, else the most likely output.
     """
     if logits is None:
         return None
@@ -390,7 +390,7 @@ def _part_place(part: str, layers: list[str]) -> dict[str, int]:
 
 
 def _part_name(part: str, layers: list[str]) -> str:
-    """Return the displayed name of a component of a logit: "layer 1 head 4", counted from 1; other names stay."""
+    """Return the displayed name of a component of a logit: "layer 1 head 4", counted from 1, or the name unchanged."""
     place = _part_place(part, layers)
     return f"layer {place['layer'] + 1} head {place['head'] + 1}" if place else part
 

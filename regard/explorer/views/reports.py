@@ -1,4 +1,4 @@
-"""Reports of `regard check --save`, as the Check view shows them."""
+"""Read the reports of `regard check --save` for the Check view."""
 
 import json
 from pathlib import Path

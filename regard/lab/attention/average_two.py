@@ -36,8 +36,8 @@ class Setup:
     width        width of the keys and the query
     value_width  width of the values
     two          indices of the two keys k_a and k_b whose values are averaged
-    sizes        factors s of the query s * (k_a + k_b); the last must be at least 20 for a decision, because the
-                 claim is about a large s
+    sizes        factors s of the query s * (k_a + k_b); if the last is below 20, the verdict is unclear, because
+                 the claim is about a large s
     """
 
     keys: int = 10

@@ -1,9 +1,9 @@
 """When does attention copy one value?
 
 Claim: When one score is much larger than all others: hard attention. Only differences of scores matter, so the other
-    scores need not be negative: 60, 30, 30 copies up to 2e-13. For an error of eps among n keys a lead of ln((n - 1) /
-    eps) is enough, and hardly less is enough if the other scores are equal. With a large beta, equal queries copy the
-    same value, so the weights are not the identity matrix.
+    scores need not be negative: the scores 60, 30, 30 copy the first value up to 2e-13. For an error of eps among n
+    keys a lead of ln((n - 1) / eps) is enough, and hardly less is enough if the other scores are equal. With a large
+    beta, equal queries copy the same value, so the weights are not the identity matrix.
 Measures: The weight lost to the other keys: for the three scores; for leads at the bound and slightly below it, over
     many n and eps, with equal and with different other scores; and after adding a constant to all scores. The weights
     of three equal queries and of three different queries at a large beta.

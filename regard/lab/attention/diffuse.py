@@ -35,7 +35,7 @@ MATHS = r"\beta \to 0: a_j \to \frac{1}{m}, \quad h \to \frac{1}{m} \sum_j v_j"
 class Setup:
     """Settings of the claim: the betas, and sizes of the random inputs.
 
-    betas        inverse temperatures above 0; 0 is added to them. For a decision they must reach from 10 to 0.001
+    betas        inverse temperatures above 0; 0 is added. Unless they reach from 10 to 0.001, the verdict is unclear
     tokens       number of queries, and of keys
     width        width of queries and keys
     value_width  width of values

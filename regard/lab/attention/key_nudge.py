@@ -1,9 +1,10 @@
 """How does a small change of one key change the output?
 
-Claim: If key 1 changes by eps, every column of H changes, to first order by beta a_1i (v_1 - h_i)(eps . q_i): towards
-    v_1 if eps . q_i > 0, away from it otherwise. All weights of every column change, because they sum to one. If eps is
-    random with mean 0, so is the change to first order, and its mean squared length is beta^2 a_1i^2 |v_1 - h_i|^2
-    sigma^2 |q_i|^2. The error of the first order is quadratic in eps.
+Claim: If key 1 changes by eps, every column h_i of the output H changes, to first order by beta a_1i (v_1 - h_i)(eps .
+    q_i), where a_1i is the weight that query q_i gives to key 1 and v_1 its value: towards v_1 if eps . q_i > 0, away
+    from it otherwise. All weights of every column change, because they sum to one. If eps is random with mean 0, so is
+    the change to first order, and its mean squared length is beta^2 a_1i^2 |v_1 - h_i|^2 sigma^2 |q_i|^2, where sigma
+    is the standard deviation of the entries of eps. The error of the first order is quadratic in eps.
 Measures: The change of the output of `attend` against the prediction, for smaller and smaller eps; how the error grows
     with eps; the mean and the mean squared length of the change over draws of eps; how many columns and weights change;
     whether twice the eps gives twice the change; and whether the weights of summed scores are the sum of weights.
@@ -65,8 +66,8 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     def deviation(size: float) -> float:
         """Return how far the output is from a linear function of the key: 0 if twice the change has twice the effect.
 
-        With f(s) the change of the output if the key changes by s times the random direction, it is the median over
-        inputs of |f(2 size) - 2 f(size)| / |f(2 size)|.
+        The result is the median over inputs of |f(2 size) - 2 f(size)| / |f(2 size)|, where f(s) is the change of
+        the output if the key changes by s times the random direction.
         """
         twice = moved(2 * size)
         return (change_norm(twice - 2 * moved(size)) / change_norm(twice)).median().item()

@@ -1,7 +1,8 @@
 """What happens if one key is multiplied by a large factor?
 
-Claim: Its weight goes to 1 for queries with k . q > 0, to 0 for queries with k . q < 0, and does not change if k . q =
-    0. Outputs of the first kind become the value of that key; outputs of the second kind no longer depend on it.
+Claim: The weight of this key goes to 1 for queries with k . q > 0, to 0 for queries with k . q < 0, and does not change
+    if k . q = 0. If k . q > 0, the output becomes the value of the key; if k . q < 0, the output no longer depends on
+    the key.
 Measures: The weight of a key times alpha, for queries with each sign of k . q and for random queries. The distance of
     the outputs from the value of that key, and from attention without that key.
 Finding: At alpha={{ n.alphas[-1]|short(4) }} the weight goes from {{ n["weight, positive score"][0]|fixed(3) }} to {{

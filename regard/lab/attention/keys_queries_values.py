@@ -1,9 +1,10 @@
 """Why use separate keys, queries and values instead of the tokens themselves?
 
-Claim: They separate where a token looks from what it returns. Let u_a .. u_d be orthogonal vectors of a large length,
-    x1 = u_d + u_b, x2 = u_a, x3 = u_c + u_b. With q = k = v = x the output c2 is u_a, and no multiple of u_d or u_c
-    added to x2 makes it u_b, because the score of a token with itself is the largest. With K = I, Q = (u_d u_a' + u_c
-    u_d') / beta^2 and V = (u_b u_b' - u_c u_c') / beta^2, where beta is the length, c2 is u_b and c1 is u_b - u_c.
+Claim: Queries and keys decide where a token looks; values decide what it returns. Let u_a .. u_d be orthogonal vectors
+    of a large length, x1 = u_d + u_b, x2 = u_a, x3 = u_c + u_b. With q = k = v = x the output c2 is u_a, and no
+    multiple of u_d or u_c added to x2 makes it u_b, because the score of a token with itself is the largest. With K =
+    I, Q = (u_d u_a' + u_c u_d') / beta^2 and V = (u_b u_b' - u_c u_c') / beta^2, where beta is the length, c2 is u_b
+    and c1 is u_b - u_c.
 Measures: The distance of the outputs of `attend` from those vectors, relative to the length, for both constructions.
     The distance from u_b after adding many multiples of u_d and u_c to x2.
 Finding: With the tokens themselves as queries, keys and values c2 is u_a (up to {{ n["distance of c2 from u_a, tokens
@@ -37,8 +38,8 @@ MATHS = (
 class Setup:
     """Settings of the claim: the orthogonal vectors u_a, u_b, u_c and u_d, and what is added to a token.
 
-    length     norm of each vector, called beta in the claim; at least 6 for a decision, because the claim is about
-               a large length
+    length     norm of each vector, called beta in the claim; below 6 the verdict is unclear, because the claim is
+               about a large length
     width      width of the vectors; at least 4, because four vectors are orthogonal
     multiples  multiples of u_d and of u_c that are added to the token x2 in the first construction
     """

@@ -1,8 +1,9 @@
 """Does one head still return the mean of two values if the keys are random?
 
-Claim: With a tiny isotropic noise it does: the query s (mu_a + mu_b) returns the mean. If the length gamma of k_a is
-    random, gamma ~ N(1, 1/2), it does not: the weight of a is sigma(s (gamma - 1)). For s = 20 the output is near v_a
-    in about 37 % of draws, near v_b in about 37 %, and in between for the rest.
+Claim: With a tiny isotropic noise it does: the query s (mu_a + mu_b), where mu_a and mu_b are the means of the two
+    keys, returns the mean of their values. If the length gamma of k_a is random, gamma ~ N(1, 1/2), it does not: the
+    weight of k_a is 1 / (1 + exp(-s (gamma - 1))). For s = 20 the output is near v_a in about 37 % of draws, near v_b
+    in about 37 %, and in between for the rest.
 Measures: The weights that `attend` gives to many random draws of keys (stratified over the distribution of the length),
     against that formula. The fractions of draws whose weight is within 1 % of v_a and of v_b.
 Finding: With tiny noise the weights of a and b differ from one half by at most {{ n["distance from one half, tiny

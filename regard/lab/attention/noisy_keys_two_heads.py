@@ -1,10 +1,11 @@
 """Do two heads return the mean of two values if the keys are random?
 
-Claim: With a tiny isotropic noise they do: with q1 = s mu_a and q2 = s mu_b the mean of the heads is (v_a + v_b) / 2 in
-    every draw. If the length gamma of k_a is random, gamma ~ N(1, 1/2), it is near that mean in most draws. Among the
-    draws with gamma > 0, c1 is within 1 % of v_a in 89.5 % (s = 20, n = 10), and c2 is v_b in all. The reason is that
-    each head selects one key, which has a lead of s gamma. Averaging two outputs is not the reason: two heads that both
-    select both keys vary as much as one.
+Claim: With a tiny isotropic noise they do: with the queries q1 = s mu_a and q2 = s mu_b, where mu_a and mu_b are the
+    means of the two keys, the mean of the heads is (v_a + v_b) / 2 in every draw. If the length gamma of k_a is random,
+    gamma ~ N(1, 1/2), the mean of the heads is near (v_a + v_b) / 2 in most draws. Among the draws with gamma > 0, the
+    output c1 of the first head is within 1 % of v_a in 89.5 % (s = 20, n = 10), and the output c2 of the second head is
+    v_b in all. The reason is that each head selects one key, which has a lead of s gamma. Averaging two outputs is not
+    the reason: two heads that both select both keys vary as much as one.
 Measures: The weights of the two heads over many random draws of keys, with tiny noise and with a random length of k_a
     (stratified over its distribution). The standard deviation of the averaged output for this pair of queries, for one
     head that selects both keys, and for the average of two such heads.

@@ -2,8 +2,9 @@
 
 Claim: Because the variance of q . k is d_k for random q and k of unit variance. Without the division the scores of wide
     vectors differ so much that one weight takes almost everything: the softmax saturates, and for most queries its
-    gradient vanishes. With it, both are the same for every width. It is not clipping: all scores shrink by the same
-    factor and none is bounded. It is not needed against overflow either, which subtracting the largest score prevents.
+    gradient vanishes. With the division, variance and gradient are the same for every width. The division is not
+    clipping: all scores shrink by the same factor and none is bounded. Nor is it needed against overflow, which is
+    prevented by subtracting the largest score.
 Measures: For growing widths, with and without the division: the variance of scores, the largest weight, the gradient at
     the scores and at q through `attend` (median and mean over queries), and the largest divided score. Whether float32
     is finite and correct for undivided scores far beyond the range of exp.
@@ -39,7 +40,7 @@ MATHS = r"\mathrm{Var}(q \cdot k) = d_k, \quad \mathrm{Var}(\frac{q \cdot k}{\sq
 class Setup:
     """Settings of the claim: random inputs of several widths, and inputs for the test of overflow.
 
-    widths          widths d_k to compare; for a decision they must reach from at most 16 to at least 256
+    widths          widths d_k to compare; unless they reach from at most 16 to at least 256, the verdict is unclear
     keys            number of keys per query
     queries         number of queries; each has its own keys
     value_width     width of values

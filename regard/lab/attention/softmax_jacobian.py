@@ -1,9 +1,10 @@
 """How sensitive is a softmax to its inputs, for example -3, 1, 100, 5, -1?
 
-Claim: The derivatives are y_i (1 - y_i) on the diagonal and -y_i y_j off it. If the largest input leads the n - 1
-    others by a gap g, no derivative exceeds (n - 1) e^-g: such a softmax is saturated, and insensitive. For -3, 1, 100,
-    5, -1 the gap is 95 and the largest derivative, that of y_3 by z_3, is 5.64e-42. In floating point y_3 (1 - y_3) is
-    exactly 0, because 1 - y_3 cancels; the sum of the other weights gives its true value.
+Claim: The derivatives of y = softmax(z) by z are y_i (1 - y_i) on the diagonal and -y_i y_j off it. If the largest
+    input leads the n - 1 others by a gap g, no derivative exceeds (n - 1) e^-g: such a softmax is saturated, and
+    insensitive. For -3, 1, 100, 5, -1 the gap is 95 and the largest derivative, that of y_3 by z_3, is 5.64e-42. In
+    floating point y_3 (1 - y_3) is exactly 0, because 1 - y_3 cancels; the sum of the other weights gives its true
+    value.
 Measures: All derivatives in high precision, with 1 - y computed as the sum of the other weights; the same by automatic
     differentiation through `attend`; the same for inputs of ordinary size; how much the outputs change if any one input
     changes by a step.

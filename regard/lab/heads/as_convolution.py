@@ -105,8 +105,8 @@ def _differences_after_a_shift(
 ) -> dict[str, float]:
     """Return the largest difference between the outputs of a shifted input and the shifted outputs (equivariance).
 
-    It is measured for the heads that form a convolution, and for attention of each token to its whole phrase. The
-    shift is cyclic, so the tokens at both ends are left out.
+    The difference is measured for the heads that form a convolution, and for attention of each token to its whole
+    phrase. The shift is cyclic, so the tokens at both ends are left out.
     """
     ends = setup.kernel // 2 + 1
     phrases = functional.one_hot(torch.arange(row.shape[2]) // setup.phrase).double()

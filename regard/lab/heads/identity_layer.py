@@ -2,8 +2,8 @@
 
 Claim: When the score of one key is far above all others for every query, and no two queries select the same key. With
     one-hot positions as queries and keys and beta to infinity the weights are the identity; with the positions of the
-    keys permuted they are a permutation. Orthonormal tokens at the default beta are far from it, at an infinite beta
-    they are returned as they are, and equal scores give the mean.
+    keys permuted they are a permutation. For orthonormal tokens the weights are far from the identity at the default
+    beta; at an infinite beta the tokens are returned unchanged. Equal scores give the mean.
 Measures: Weights and outputs of attention in float64 with positions as keys, for growing beta. The weight that each of
     several orthonormal tokens gives to itself at beta = d ** -0.5, and their outputs at an infinite beta. The outputs
     if all scores are zero.

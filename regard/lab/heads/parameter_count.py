@@ -3,8 +3,8 @@
 Claim: Queries, keys and values of width D need 3 D^2 weights and 3 D biases, for any number of tokens N. The N^2
     attention weights are not parameters. A dense layer from all D N numbers to all D N numbers needs D^2 N^2 weights
     and D N biases.
-Measures: The parameters of real modules of several sizes, and the size of the weights that attention gives if its
-    values are the identity.
+Measures: The number of parameters of real modules of several sizes. The number of attention weights, which are the
+    outputs of attention if the values are the identity matrix.
 Finding: At D={{ n.widths[-1] }} and N={{ n.lengths[-1] }} queries, keys and values have {{ n.weights[-1]|comma }}
     weights and {{ n.biases[-1]|comma }} biases, there are {{ n["attention weights"][-1]|comma }} attention weights, and
     the dense layer has {{ n["dense weights"][-1]|comma }} weights and {{ n["dense biases"][-1]|comma }} biases.

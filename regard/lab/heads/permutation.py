@@ -1,6 +1,6 @@
 """What does self-attention do if its inputs are permuted?
 
-Claim: Its outputs are permuted in the same way, Sa[XP] = Sa[X]P, where X has one token per column. The weights are
+Claim: The outputs are permuted in the same way, Sa[XP] = Sa[X]P, where X has one token per column. The weights are
     permuted along both axes, softmax[P'SP] = P' softmax[S] P. With positions added to the tokens this no longer holds.
 Measures: Self-attention of width D over N tokens, unscaled as in the sheet, in float64, before and after a permutation
     of its columns: projections with biases, outputs and weights (whose columns must sum to 1), with and without

@@ -1,10 +1,10 @@
 """What are positions for, and when should they be absolute or relative?
 
-Claim: They distinguish positions, which attention alone cannot do. If a task depends on a distance, relative schemes
-    that can select one distance (t5, rotary) generalise to inputs longer than those in training, a learned table of
-    positions does not, and sinusoids do in part. If a task depends on a position, absolute schemes (learned,
-    sinusoidal) solve it and relative ones cannot. Alibi only decays with the distance and cannot select one. Positions
-    are not needed for long range: without them all distances are treated alike.
+Claim: Position encodings distinguish positions, which attention alone cannot do. If a task depends on a distance,
+    relative schemes that can select one distance (t5, rotary) generalise to inputs longer than those in training, a
+    learned table of positions does not, and sinusoids do in part. If a task depends on a position, absolute schemes
+    (learned, sinusoidal) solve it and relative ones cannot. Alibi only decays with the distance and cannot select one.
+    Positions are not needed for long range: without them all distances are treated alike.
 Measures: One layer trained on sequences of one length and tested on longer ones, over seeds. Each row has to predict
     the token a fixed number of positions before it (relative) or the token at a fixed position (absolute). On longer
     inputs only rows at positions beyond the training length count. The weight of a matching key nearby and far away,

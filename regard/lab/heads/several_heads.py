@@ -3,8 +3,8 @@
 Claim: Each head has its own weights, so that a token can read several others at once and keep them apart. One head can
     spread its weight over two tokens, but returns their mixture, which at equal weights does not show which value came
     from where. At equal numbers of parameters, two heads solve a task with two relations at once, and one head does
-    not. On a real task, the digits, more heads give a few percentage points; this is reported and does not decide. So
-    is the accuracy that is lost if noise is added to the images.
+    not. On a real task, the digits, more heads give a few percentage points. This gain, and the accuracy that is lost
+    if noise is added to the images, are reported but do not decide.
 Measures: One layer of causal attention with rotary positions and 1, 2 or 4 heads, trained over seeds to predict at each
     position both the token before it and the token three before it, in this order. Small Vision Transformers with 1, 2
     or 4 heads on scikit-learn's digits, and the gain over one head with the same seed. The accuracy of the same models
@@ -151,8 +151,8 @@ def _differences(values: dict[str, list[float]]) -> dict[str, list[float]]:
 class _TwoRelations(nn.Module):
     """A model that predicts two earlier tokens at each position.
 
-    It has token embeddings, one layer of causal attention, and a linear layer that returns logits (b, n, 2,
-    vocab).
+    The model has token embeddings, one layer of causal attention, and a linear layer that returns logits (b, n,
+    2, vocab).
     """
 
     def __init__(self, setup: Setup, heads: int, layer: Any) -> None:

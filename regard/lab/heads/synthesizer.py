@@ -1,8 +1,9 @@
 """What is impossible if weights depend on each token alone?
 
 Claim: Matching by content. A synthesizer computes the weights of row i from x_i (dense) or from nothing (random), so
-    they cannot depend on the position of a matching token. In one layer dot-product attention finds it, and the
-    synthesizer is no better than guessing the most common value. It does not need fewer weights: there are still N x N.
+    they cannot depend on the position of a matching token. One layer of dot-product attention finds the matching token;
+    a synthesizer is no better than guessing the most common value. A synthesizer computes as many weights as
+    dot-product attention, N x N.
 Measures: Sequences with pairs of tokens that share a name: each token has to predict its partner's value. One layer of
     each kind, trained over seeds, and the guess of the most common value. How much the weights of a row change if the
     other tokens change. How many weights a layer computes.
@@ -125,8 +126,8 @@ def run(setup: Setup, attention: Attention = attend, mixer: Callable[..., Any] =
 class _Matcher(nn.Module):
     """A model that predicts, for each token, the value of the other token with the same name.
 
-    It adds embeddings of names and values, mixes them in one layer where a token sees all tokens but itself,
-    and returns logits of the value.
+    The model adds embeddings of names and values, mixes the tokens in one layer where a token sees all tokens but
+    itself, and returns logits of the value.
     """
 
     def __init__(self, setup: Setup, part: str, mixer: Callable[..., Any]) -> None:

@@ -101,8 +101,8 @@ def _accepts(taker: Callable[[Tensor], Any], x: Tensor) -> bool:
 def _gradient(layer: Callable[[int, int], Any], setup: Setup, x: Tensor, depth: int, kept: float) -> float:
     """Return the norm of the gradient at the input of a stack of layers.
 
-    It is the gradient of the difference between the first and the last output row, because that difference vanishes
-    if the rows become equal on the way through the stack.
+    The differentiated number is the difference between the first and the last output row, because this difference
+    vanishes if the rows become equal in the stack.
 
     depth  number of attention layers in the stack
     kept   factor of the residual connection: 1.0 with, 0.0 without

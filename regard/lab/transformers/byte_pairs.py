@@ -1,8 +1,8 @@
 """What does byte-pair encoding do to a text?
 
-Claim: It gives fewer tokens with a larger vocabulary. Each merge adds one token to the vocabulary and shortens the text
-    by the number of pairs it merges; the first merges save most, and merging ends when no pair occurs twice. Encoding
-    is lossless. Merges computed step by step equal those of the `tokenizers` library.
+Claim: The encoded text has fewer tokens from a larger vocabulary. Each merge adds one token to the vocabulary and
+    shortens the text by the number of pairs it merges; the first merges save most, and merging ends when no pair occurs
+    twice. Encoding is lossless. Merges computed step by step equal those of the `tokenizers` library.
 Measures: A nursery rhyme of 1755 as bytes, split into words. The most common pair of neighbours is merged again and
     again, by our own code and by the library. The number of tokens after each merge. This rhyme, another one and random
     texts, encoded and decoded.

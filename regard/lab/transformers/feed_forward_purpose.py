@@ -1,7 +1,7 @@
 """What is the feed-forward part of a block for?
 
-Claim: It computes non-linear functions of what attention has gathered, for each token by itself. A block without it is
-    not linear either, because attention weights and layer norms are not; but it computes much less: predicting the sum
+Claim: It computes non-linear functions of the outputs of attention, for each token by itself. A block without it is not
+    linear either, because attention weights and layer norms are not; but it computes much less: predicting the sum
     modulo V of two tokens, a block without feed-forward part, or with a linear one of the same size, makes many more
     errors than one with a ReLU between d -> 4d and 4d -> d. The part has two thirds of the parameters of a block.
 Measures: One block of causal attention, trained over seeds to predict (x_i + x_{i-1}) mod V at each position: without

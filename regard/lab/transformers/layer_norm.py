@@ -1,8 +1,8 @@
 """What does layer normalisation do?
 
-Claim: It normalises the features of each token to mean 0 and variance 1, then applies a learned gain and bias, 2 D
-    parameters. Scaling or shifting the input does not change the output, and scaling divides the gradient by the scale.
-    So activations and gradients keep their size through a stack whose weights are too small or too large.
+Claim: Layer norm normalises the features of each token to mean 0 and variance 1, then applies a learned gain and bias,
+    2 D parameters. Scaling or shifting the input does not change the output, and scaling divides the gradient by the
+    scale. So activations and gradients keep their size through a stack whose weights are too small or too large.
 Measures: Mean and variance of each token after a real norm in float64, and its effect on other tokens, on scale and on
     shift. The components of the gradient along the vector of ones and along the output. The size of activations and of
     the input gradient for growing depth of linear layers, with and without a norm before each.

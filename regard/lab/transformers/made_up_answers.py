@@ -1,8 +1,9 @@
 """What does a model answer about people it has never read about?
 
-Claim: It still answers with a place, spelled like a correct one. It guesses from the form of the name, if names have
-    customs, and it is overconfident: most of its answers are wrong. Its confidence is lower than for people it has read
-    about, so it can abstain: the fewer questions it answers, most confident first, the more answers are correct.
+Claim: The model still answers with the name of a place. If surnames depend on the place of birth, the model guesses the
+    place from the surname. The model is overconfident: most of its answers are wrong. Its confidence is lower than for
+    people it has read about, so it can abstain: the fewer questions it answers, most confident first, the more answers
+    are correct.
 Measures: Biographies of people whose surnames mostly end according to their birth place. A small GPT that has read them
     answers questions about people it has read about and about unknown people, over seeds: the answers, the probability
     of each, how many are places, how many fit the ending of the surname, and accuracy against coverage.

@@ -230,7 +230,7 @@ class Reader:
     def right(self, questions: Sequence[BiographyQuestion]) -> float:
         """Return the fraction of questions that greedy decoding would answer exactly.
 
-        One forward pass computes it: an answer is exact if every correct character is the most likely one.
+        One forward pass is enough: an answer is exact if every correct character is the most likely one.
         """
         tokens, targets = collate([encode_question(*question, self.length) for question in questions], self.letters)
         predicted = self.model(tokens).argmax(-1)

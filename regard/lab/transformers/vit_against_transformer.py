@@ -1,8 +1,9 @@
 """How does the Vision Transformer differ from the Transformer of 2017?
 
-Claim: It has only an encoder, in which every token sees all others. It uses pre-norm instead of post-norm, GELU instead
-    of ReLU, a class token, and learned positions instead of sinusoids. The feed-forward part is four times as wide as
-    the tokens in both, 3072 against 2048. Published sizes are 86, 307 and 632 million parameters against 65 and 213.
+Claim: The Vision Transformer has only an encoder, in which every token sees all others. It uses pre-norm instead of
+    post-norm, GELU instead of ReLU, a class token, and learned positions instead of sinusoids. The feed-forward part is
+    four times as wide as the tokens in both, 3072 against 2048. Published sizes are 86, 307 and 632 million parameters
+    against 65 and 213.
 Measures: Small models of both kinds in float64: which token changes which output, the outputs of the blocks, and
     additional tokens. For the published sizes, the parameters and widths of real modules with 1000 classes and a
     vocabulary of 37,000 (the paper says "about"). The counts agree with the published ones within 3 %, not exactly.

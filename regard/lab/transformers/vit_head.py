@@ -1,9 +1,9 @@
 """How does the Vision Transformer predict a class?
 
-Claim: It reads one learned token, which is the same for every image and collects information from all patches in
-    attention. Its output of the last block is normalised and passed to a head: a hidden layer with tanh for
-    pre-training, a linear layer for fine-tuning, where only the head is replaced. Mean pooling has no such token and
-    reads all patches equally.
+Claim: The prediction depends on one learned token, the class token. It is the same for every image and collects
+    information from all patches by attention. Its output of the last block is normalised and passed to a head: a hidden
+    layer with tanh for pre-training, a linear layer for fine-tuning, where only the head is replaced. Mean pooling has
+    no such token and reads all patches equally.
 Measures: Logits of small real models in float64 against the same computed from the output of the blocks. Gradients of
     the logits at each normalised token. How much the class token's input and output differ between images, and change
     if one patch changes. Parameters of the heads and of the rest.

@@ -1,8 +1,8 @@
 """What do the positions of a Vision Transformer learn, and what happens without them?
 
-Claim: They are a table with one row per patch, initialised at random and learned, without any knowledge that patches
-    lie in a plane. After training the rows of neighbours are more similar than those of distant patches; before
-    training they are not. Without positions shuffling the patches changes no output, and the accuracy is lower.
+Claim: Position embeddings are a table with one row per patch, initialised at random and learned, without any knowledge
+    that patches lie in a plane. After training the rows of neighbours are more similar than those of distant patches;
+    before training they are not. Without positions shuffling the patches changes no output, and the accuracy is lower.
 Measures: A small Vision Transformer whose patches are single pixels, trained on scikit-learn's digits with and without
     positions, over seeds: cosines between centred rows by distance of their patches, before and after training; the
     accuracy on 400 other images; and the change of the logits if patches are shuffled, in float64.

@@ -74,7 +74,7 @@ def encoder_names(prefix: str, layer: str, block: Mapping[str, str], projections
 
     prefix       start of all Hugging Face names
     layer        Hugging Face's name of the list of blocks
-    block        names inside a block, from regard's to Hugging Face's
+    block        table from regard's names inside a block to Hugging Face's
     projections  rule for the query, key and value projections
     """
     return {
@@ -144,7 +144,7 @@ def _family(family: type[Family], kind: str, name: str, without: str, words: str
     family   class of the converter
     kind     prefix of the names of weights in Hugging Face
     name     prefix of Hugging Face's class names, such as "Bert"
-    without  a head that this model type does not have
+    without  name of a model head, such as "pretraining", that this model type does not have
     words    Hugging Face's name of the module that has the bias of the MLM head
     """
     return family(

@@ -1,4 +1,4 @@
-"""Read and write the settings of a Hugging Face config.json. An unknown value raises an error; it is not ignored.
+"""Read and write the settings of a Hugging Face config.json. A value that regard does not support raises an error.
 
 A setting that is missing or null gets the default of transformers, if there is one. The type of every value is checked,
 so that the error for a damaged file names the setting.
@@ -15,7 +15,10 @@ HFConfig = Mapping[str, Any]
 
 
 def get_int(hf: HFConfig, name: str, default: int | None = None) -> int:
-    """Return a setting of a config.json that is a whole number of 0 or more. Without a default it is required."""
+    """Return a setting of a config.json that is a whole number of 0 or more.
+
+    The setting is required if `default` is None.
+    """
 
     def is_size(value: Any) -> bool:
         return type(value) is int and 0 <= value <= LARGEST_INTEGER
@@ -32,7 +35,10 @@ def get_optional_int(hf: HFConfig, name: str, default: int | None = None) -> int
 
 
 def get_float(hf: HFConfig, name: str, default: float | None = None) -> float:
-    """Return a setting of a config.json that is a finite number. Without a default it is required."""
+    """Return a setting of a config.json that is a finite number.
+
+    The setting is required if `default` is None.
+    """
     return float(_get(hf, name, default, _is_finite_number, "a number"))
 
 
@@ -49,7 +55,7 @@ def get_strings(hf: HFConfig, name: str) -> list[str]:
 def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
     """Return the settings of a nested object of a config.json by full names such as rope_parameters.factor.
 
-    The result also has model_type, for error messages. It has nothing else if the object is missing.
+    The result also has model_type, for error messages. If the object is missing, the result has only model_type.
     """
     inner = _get(hf, name, {}, lambda value: isinstance(value, Mapping), "an object with settings")
     return {"model_type": hf.get("model_type"), **{f"{name}.{each}": value for each, value in inner.items()}}
@@ -64,7 +70,7 @@ def get_num_labels(hf: HFConfig, name: str, default: int) -> int:
 
 
 def write_labels(name: str, classes: int) -> dict[str, Any]:
-    """Return the settings id2label and label2id for a number of classes, with transformers' default names."""
+    """Return the settings id2label and label2id for a number of classes: the labels are LABEL_0, LABEL_1 and so on."""
     labels = {f"LABEL_{number}": number for number in range(classes)}
     return {"id2label": {str(number): label for label, number in labels.items()}, "label2id": labels} if labels else {}
 
@@ -126,7 +132,10 @@ class NameTable:
     names: Mapping[str, str]
 
     def read(self, hf: HFConfig, name: str, default: str) -> str:
-        """Return regard's name for the value of the setting `name` in a config.json."""
+        """Return regard's name for the value of the setting `name` in a config.json.
+
+        default  Hugging Face's value if the setting is missing
+        """
         known = f"one of {', '.join(self.names)}"
         return self.names[_get(hf, name, default, lambda value: isinstance(value, str) and value in self.names, known)]
 

@@ -66,7 +66,7 @@ DAVIT_HEAD_WIDTH = 32  # the width of a head in all models of the paper and of t
 
 
 def from_timm(weights: Mapping[str, Tensor], kind: str, **hints: Any) -> Model:
-    """Build a model of regard from a timm state dict. It is in eval mode.
+    """Build a model of regard from a timm state dict and return it in eval mode.
 
     kind   "vit" or "davit"
     hints  settings that the shapes do not show: heads, eps, and window of a davit

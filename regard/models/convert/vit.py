@@ -20,7 +20,10 @@ from regard.models.vit import ViTConfig
 
 
 def get_side(hf: HFConfig, name: str, default: int) -> int:
-    """Return a setting of a config.json that is the side of a square, written as one number or two equal ones."""
+    """Return a size of a config.json, such as image_size, that is one number or two equal numbers.
+
+    Two different numbers raise CheckpointError, because regard supports only squares.
+    """
     size = default if hf.get(name) is None else hf[name]
     both = size if isinstance(size, list | tuple) else [size]
     if not both or not all(type(side) is int for side in both):

@@ -1,7 +1,7 @@
 """Tables that convert names and layouts of weights between regard and Hugging Face or timm, in both directions.
 
 A table maps modules or single tensors of regard to those of the other library; `*` is the number of a block. The weight
-and the bias of a module are converted by the same rule. Entries for parts that a model does not have are ignored.
+and the bias of a module are converted by the same rule. Entries for modules that a model does not have are ignored.
 """
 
 import re
@@ -61,7 +61,7 @@ def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
 
 
 def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
-    """Split the rows of regard's joint tensor into the rows of queries, keys and values.
+    """Split the joint query, key and value weight (or bias) of regard into three tensors along its first axis.
 
     Keys and values have fewer rows than queries in a model with fewer key and value heads.
     """
@@ -71,9 +71,9 @@ def split_query_key_value(whole: Tensor, config: Any) -> Sequence[Tensor]:
 
 
 def find_rule(table: WeightTable, name: str) -> WeightRule:
-    """Return the conversion rule for a tensor of regard, given its name.
+    """Return the conversion rule for the tensor of regard with this name.
 
-    The block number in its name is filled into the other library's names.
+    Each `*` in the other library's names is replaced by the block number in `name`.
     """
     pattern = re.sub(r"\d+", "*", name)
     module, _, part = pattern.rpartition(".")

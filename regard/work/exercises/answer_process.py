@@ -1,4 +1,4 @@
-"""Run a submission in a separate process with limits on time and memory. This is the parent side of `run_answer`."""
+"""Run a submission in a separate process, which runs `run_answer.py`, with limits on time and memory."""
 
 import json
 import os
@@ -121,7 +121,7 @@ class GradingError(RegardError):
 
 
 def _solution_folders() -> list[Path]:
-    """Return the folder `work`, which has the solutions, of every copy of this package that Python can import."""
+    """Return the folder `regard/work`, which has the solutions, of every copy of regard that Python can import."""
     own = Path(regard.__file__).parent
     copies = (Path(each) / own.name / "work" for each in sys.path)
     return [own / "work", *(each for each in copies if each.is_dir())]

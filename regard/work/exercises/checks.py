@@ -145,7 +145,7 @@ def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _names_missing(sources: Mapping[str, tuple[str, ...]], expected: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the student's parameters that correspond to an `expected` one of the solution but are not in `found`.
+    """Return the student's parameters that consist of parameters in `expected` but are not in `found`.
 
     sources   for each of the student's parameters, the solution's parameters that it consists of
     expected  names of the solution's parameters that should be found

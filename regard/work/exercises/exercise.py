@@ -218,7 +218,7 @@ class ExerciseSet:
 def student_seed(student: str, class_seed: str) -> int:
     """Return the random seed of one student: a SHA-256 hash of the secret seed of the class and the name.
 
-    The seed of the class cannot be computed from it.
+    The secret seed cannot be computed from this hash.
     """
     return int(hashlib.sha256(f"{class_seed}\n{student}".encode()).hexdigest()[:12], 16)
 
@@ -226,7 +226,9 @@ def student_seed(student: str, class_seed: str) -> int:
 def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
     """Return an exercise with the chosen variants applied to its prompt and its solution.
 
-    Planted mistakes that no longer fit the edited solution are removed.
+    Planted mistakes whose text replacements no longer fit the edited solution are removed.
+
+    edits  text replacements in the solution that the variants make
     """
     # the numbers of the example are those of the original task
     prompt = exercise.prompt.removesuffix(exercise.example) if chosen else exercise.prompt

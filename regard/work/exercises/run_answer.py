@@ -259,11 +259,12 @@ def forbid_imports() -> None:
 
 
 def restrict(hidden: list[str], readable: list[str], megabytes: int) -> bool:
-    """Restrict what this process can do, before it runs a submission. Returns whether the kernel enforces it.
+    """Restrict what this process can do, before it runs a submission.
 
-    It limits memory and file size, and forbids starting processes, native calls, network connections, reading
-    hidden files, and writing outside its own folder. Audit hooks of Python forbid it, and so does Landlock where
-    Linux has it, for native code too.
+    Limits memory and file size. Forbids starting processes, native calls, network connections, reading hidden files,
+    and writing outside the folder of the process. Audit hooks of Python enforce this for Python code. Landlock enforces
+    the restrictions on files and network for native code too, on Linux kernels that have it. Returns whether Landlock
+    is used.
 
     hidden     folders that the process is forbidden to read
     readable   folders inside hidden ones that the process can read
@@ -325,10 +326,10 @@ def _set_no_new_privileges() -> None:
 
 
 def lock_files(hidden: list[Path], readable: list[Path]) -> bool:
-    """Forbid by Landlock to read hidden files and to write outside the current folder, also to native code.
+    """Use Landlock to forbid reading hidden files and writing outside the current folder, also by native code.
 
-    Connections by TCP and signals to other processes are forbidden too, if the kernel can. Nothing can undo this in
-    the process. Returns False if the system has no Landlock.
+    TCP connections and signals to other processes are forbidden too, if the kernel supports this. The process cannot
+    undo it. Returns False if the system has no Landlock.
 
     hidden    folders that may not be read
     readable  files and folders inside hidden ones that may be read
@@ -351,7 +352,7 @@ def lock_files(hidden: list[Path], readable: list[Path]) -> bool:
         os.close(opened)
 
     def allow_reading(path: Path) -> None:
-        """Allow to read everything in a folder except the hidden folders in it; links are followed nowhere."""
+        """Allow reading everything in a folder except the hidden folders in it. Symbolic links are not followed."""
         if path in hidden:
             return
         if not any(path in folder.parents for folder in hidden):
@@ -395,7 +396,7 @@ def _identify(path: Path, follow_links: bool = True) -> tuple[int, int]:
 def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], proc: int | None) -> None:
     """Install an audit hook that forbids reading secret files and writing outside the folder.
 
-    It also forbids the audit events listed in FORBIDDEN_EVENTS and FILE_EVENTS.
+    The hook also forbids the audit events listed in FORBIDDEN_EVENTS and FILE_EVENTS.
 
     secret  device and inode numbers of the secret files
     folder  device and inode number of the folder

@@ -27,7 +27,7 @@ def _draw_cases(*cases: tuple[Case, tuple[int, ...]]) -> Draw:
 def _encoder(width: int, heads: int) -> TorchModule:
     """Return a torch.nn module that mixes tokens, used in tests in place of a student's attention or blocks.
 
-    It is a layer of torch, so that the tests do not reveal the solution of another exercise.
+    The module is a layer of torch, so that the tests do not reveal the solution of another exercise.
     """
     settings = {"d_model": width, "nhead": heads, "dim_feedforward": 7, "dropout": 0.0, "batch_first": True}
     return TorchModule("TransformerEncoderLayer", settings)
