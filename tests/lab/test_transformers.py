@@ -323,6 +323,7 @@ FAULTS: list[Fault] = [
     ("vit-on-digits", {"vit": WithoutBlocks}),
     ("vit-or-cnn", {"cnn": PooledFirst}),
     ("vit-or-cnn", {"vit": OfTheFirstPatch}),
+    ("image-augmentation", {"vit": OfTheFirstPatch}),
 ]
 
 
