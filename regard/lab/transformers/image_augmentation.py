@@ -184,7 +184,7 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT, cnn: Callable[[CNNC
         config = adapt_config(make_settings(setup, kind, "plain").model, splits.train)
         if kind == "vit" and not setup.data:
             return build_digit_vit(vit, seed, positions_std=0.3, **asdict(config))
-        model = vit(config) if isinstance(config, ViTConfig) else cnn(config)
+        model = vit(config) if isinstance(config, ViTConfig) else cnn(config)  # type: ignore[arg-type]  # never a DaViT
         model.init_weights(seed)
         return model
 
