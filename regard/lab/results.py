@@ -75,7 +75,8 @@ class Result:
 
     @property
     def verdict(self) -> Verdict:
-        return self.claim.judge(self.numbers, self.settings.get("steps", self.settings.get("training.steps")))
+        steps = (value for name, value in self.settings.items() if name.rpartition(".")[2] == "steps")
+        return self.claim.judge(self.numbers, next(steps, None))
 
     @property
     def wrong_answers(self) -> list[tuple[WrongAnswer, Verdict]]:

@@ -9,7 +9,7 @@ from regard.base.validation import check_integer
 from regard.nn.attention import check_heads
 
 # counts that may be 0, and indices of tokens, keys and queries, which begin at 0
-_FROM_ZERO = {"seed", "tuning", "look_ahead", "look_back"}
+_FROM_ZERO = {"seed", "tuning", "look_ahead", "look_back", "shift"}
 _FROM_ZERO |= {"token", "place", "query", "changed", "two", "looks_at"}
 
 

@@ -21,6 +21,7 @@ TRAINING = {
     "vit-positions",
     "vit-on-digits",
     "vit-or-cnn",
+    "image-augmentation",
     "bert-tasks",
     "pretraining-knowledge",
     "made-up-answers",
@@ -29,7 +30,7 @@ TRAINING = {
 
 
 # claims whose quick run has too few seeds or steps to decide: it must not say the opposite of the full run
-NEEDS_FULL_RUN = {"feed-forward-purpose", "vit-or-cnn", "bert-tasks"}
+NEEDS_FULL_RUN = {"feed-forward-purpose", "vit-or-cnn", "image-augmentation", "bert-tasks"}
 
 
 def claim(name: str) -> Claim:

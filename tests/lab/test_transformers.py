@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from regard.base.seeds import make_generator
 from regard.core.attend import attend
 from regard.core.masks import causal
 from regard.data.digits import digits
-from regard.lab.transformers import vit_on_digits, vit_or_cnn
+from regard.lab.results import make_result
+from regard.lab.transformers import image_augmentation, vit_on_digits, vit_or_cnn
 from regard.lab.transformers.stability import LACKING
+from regard.lab.verdict import UNCLEAR
 from regard.models.cnn import CNN
 from regard.models.gpt import GPT, GPTConfig
 from regard.models.mlp import MLP
@@ -29,6 +32,7 @@ from regard.nn.embeddings import PatchEmbedding
 from regard.nn.feedforward import FeedForward
 from regard.nn.init import constant
 from regard.nn.norms import norm
+from regard.train.loop import TrainingResult
 from regard.work.exercises.solutions import vit as solution
 from regard.work.exercises.vit import VIT
 from tests.lab.quick import Fault, claim, outcome
@@ -323,6 +327,7 @@ FAULTS: list[Fault] = [
     ("vit-on-digits", {"vit": WithoutBlocks}),
     ("vit-or-cnn", {"cnn": PooledFirst}),
     ("vit-or-cnn", {"vit": OfTheFirstPatch}),
+    ("image-augmentation", {"vit": OfTheFirstPatch}),
 ]
 
 
@@ -491,6 +496,62 @@ def test_stripes_agree_with_the_class_in_the_given_share_of_images() -> None:
     assert (vertical == labels).double().mean().item() == pytest.approx(0.8, abs=0.03)
 
 
+def test_small_changes_turn_an_image_and_change_nothing_at_magnitude_0() -> None:
+    x = torch.rand(3, 1, 8, 8, generator=make_generator(1))
+    none = image_augmentation.Setup().digits.augmentation("plain")
+    assert torch.equal(none(x, torch.rand(3, none.draws, generator=make_generator(2)))[0], x)
+    largest = torch.full((3, none.draws), 0.5)
+    largest[:, 0] = 1.0  # only the rotation, by the largest angle
+    turned, own = replace(none, turn=90.0)(x, largest)
+    torch.testing.assert_close(turned, x.rot90(-1, (2, 3)))
+    assert own.tolist() == [1.0, 1.0, 1.0]
+    moved = replace(none, move=1.0)(x, torch.full((3, none.draws), 0.5).index_fill(1, torch.tensor([3]), 1.0))[0]
+    torch.testing.assert_close(moved[:, :, :, 1:], x[:, :, :, :-1])
+
+
+def write_cifar(folder: Path) -> str:
+    """Write 60 images of random pixels as CIFAR-100 does, all of class 7 and as bright as their number."""
+    pixels = torch.arange(60)[:, None].expand(60, 3072) * 4
+    records = torch.cat([torch.tensor([[0, 7]]).expand(60, 2), pixels], 1).to(torch.uint8)
+    (folder / "train.bin").write_bytes(records.numpy().tobytes())
+    return str(folder)
+
+
+SMALL = {"sizes": (6, 20), "patch": 16, "width": 6, "heads": 2, "depth": 1, "widths": (5, 7), "batch": 4, "steps": 3}
+
+
+def photo_setup(folder: Path, **more: Any) -> Any:
+    changes = {f"photos.{name}": value for name, value in (SMALL | {"validation": 9, "test": 11} | more).items()}
+    return claim("image-augmentation").setup({"data": write_cifar(folder), "repeats": 2, **changes})
+
+
+def test_photographs_are_read_from_a_path(tmp_path: Path) -> None:
+    found = claim("image-augmentation").run(photo_setup(tmp_path))
+    numbers = found.numbers
+    assert (numbers["images"], numbers["classes"], numbers["test images"]) == ("Photographs", 100, 11)
+    assert found.verdict.word == UNCLEAR
+    assert "it needs at least" in make_result(found).verdict.sentence, "three steps refute nothing"
+    with pytest.raises(ConfigError, match=re.escape("there are 40 training images, but sizes=(6, 41)")):
+        claim("image-augmentation").run(photo_setup(tmp_path, sizes=(6, 41)))
+
+
+def test_the_learning_rate_is_chosen_on_validation_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that knows the validation images and nothing else keeps the rate with which it knows them."""
+    known = {0.001: 0.2, 0.002: 0.7, 0.004: 0.5}  # the test images would choose the smallest rate
+    tried: list[float] = []
+
+    def train(model: Any, task: Any, plan: Any, **rest: Any) -> Any:
+        tried.append(plan.optimizer.adamw.lr)
+        return TrainingResult(model, 1, [], [(1, {"accuracy": known[tried[-1]]})], 0.0)
+
+    monkeypatch.setattr(image_augmentation, "fit", train)
+    monkeypatch.setattr(image_augmentation, "accuracy", lambda model, images: 1 - known[tried[-1]])
+    numbers = claim("image-augmentation").run(photo_setup(tmp_path, rates=tuple(known))).numbers
+    assert numbers["learning rates"]["cnn"] == {"plain": [0.002, 0.002], "augmented": [0.002, 0.002]}
+    assert numbers["accuracy"]["vit"]["plain"] == pytest.approx([0.3, 0.3])
+    assert tried[:4] == [*known, 0.002], "the other seeds use the chosen rate"
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
@@ -512,6 +573,8 @@ def test_stripes_agree_with_the_class_in_the_given_share_of_images() -> None:
         ("vit-or-cnn", {"sizes": (60,)}, "sizes must be two or more growing numbers of images: sizes=(60,)"),
         ("vit-or-cnn", {"sizes": (60, 1500)}, "there are 1397 training images, but sizes=(60, 1500)"),
         ("vit-or-cnn", {"agree": 1.0}, "agree must be between 0.6 and 0.95"),
+        ("image-augmentation", {"photos.sizes": (60,)}, "sizes must have at least 2 values: sizes=(60,)"),
+        ("image-augmentation", {"digits.sizes": (60, 30)}, "sizes must grow: sizes=(60, 30)"),
     ],
 )
 def test_invalid_settings_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
