@@ -97,7 +97,7 @@ def measure_greedy(name: str, sizes: Sizes, batch: int, device: str) -> Benchmar
     check_exactness(name, model, sizes, batch, device)
     prompt = make_prompts(model, sizes.prompt, batch, device)
     run = generator(model, prompt, sizes.new, {})
-    report_start(f"{name}, batch {batch}", model, run, prompt)
+    report_start(f"{name}, batch {batch}", model, run, prompt, sizes.new)
     peers = {
         each: PlainDecoder(model, prompt, sizes.new, compiled=device == "cuda", backend=backend)
         for each, backend in {"compiled step": None, "compiled step, math": SDPBackend.MATH}.items()
@@ -168,14 +168,16 @@ def generator(model: Model, prompt: Tensor, new: int, options: dict[str, Any]) -
 def check_texts(name: str, config: Any, sizes: Sizes, options: dict[str, Any], batch: int, device: str) -> None:
     """Check that captured decoding generates the same texts as the plain path in float32.
 
-    One text of 32 may differ, because two tokens can be equally likely. Raises CorrectnessError otherwise.
+    One text of 32 may differ, because two tokens can be equally likely. One of 8 sampled texts may differ, because a
+    random number can fall on the border between two of 50,257 tokens, and rounding moves the border. Raises
+    CorrectnessError otherwise.
     """
     model = build(config, device, torch.float32)
     prompt = make_prompts(model, sizes.prompt, batch, device)
     new = min(sizes.new, 64)
     found, truth = (generator(model, prompt, new, {**options, "capture": each})() for each in (None, False))
     different = [(a, b) for a, b in zip(found, truth, strict=True) if a.tokens != b.tokens]
-    if len(different) > batch / 32:
+    if len(different) > batch / (8 if {"temperature", "top_p"} & options.keys() else 32):
         raise CorrectnessError(f"{name}: {len(different)} of {batch} texts differ from those of the plain path")
     release_captured(model)
 
@@ -201,7 +203,7 @@ def check_exactness(name: str, model: Model, sizes: Sizes, batch: int, device: s
         raise CorrectnessError(f"{name}: log-probabilities are wrong by {error:.1e}, those of a plain pass {usual:.1e}")
 
 
-def report_start(name: str, model: Model, run: Callable[[], Any], prompt: Tensor) -> None:
+def report_start(name: str, model: Model, run: Callable[[], Any], prompt: Tensor, new: int) -> None:
     """Print the time of a call that captures a graph, and the time to the first token of a later call."""
     from regard.models.generation import stream_tokens
 
@@ -211,7 +213,7 @@ def report_start(name: str, model: Model, run: Callable[[], Any], prompt: Tensor
     start = time.perf_counter() - begin
     run()
     begin = time.perf_counter()
-    stream = stream_tokens(model, prompt, max_new_tokens=8)
+    stream = stream_tokens(model, prompt, max_new_tokens=new)  # as many as before, so that the graph is kept
     next(stream)
     first = time.perf_counter() - begin
     list(stream)

@@ -1,7 +1,7 @@
 """Benchmark of causal linear attention, compared with a chunked form in torch operations and with softmax attention.
 
-If flash-linear-attention is installed, it is timed too. It then computes less: no feature map, and no division by the sum
-of weights.
+If flash-linear-attention is installed, it is timed too. There it computes less: no feature map, and no division by the
+sum of weights.
 """
 
 import math

@@ -35,6 +35,7 @@ from regard.base.validation import check_integer, check_number, suggest
 from regard.core import linear_triton
 from regard.core.absolute_positions import Positions
 from regard.core.input_checks import check_inputs, is_autocasting
+from regard.core.kernels.gradients import needs_gradient
 from regard.core.kernels.products import dot_products, has_nonfinite, weighted_sum
 from regard.core.masks import as_mask
 from regard.core.masks.algebra import And, Mask
@@ -353,13 +354,15 @@ def _attend_with_triton(
     if not code:
         q, k = features.query_features(q.to(exact)), features.key_features(k.to(exact))
         k = k if visible is None else k.masked_fill(~visible, -torch.inf if features.logarithmic else 0)
-    state = _initial_state(features, size, q.new_empty(0, dtype=exact)) if state is None else state
+    if state is None and (torch.compiler.is_compiling() or needs_gradient(q, k, v)):
+        state = _initial_state(features, size, q.new_empty(0, dtype=exact))
     out, sums = linear_triton.run(
-        *(q, k, v, (state.weighted, state.total, state.peak)),
+        *(q, k, v, None if state is None else (state.weighted, state.total, state.peak)),
         linear_triton.LOGARITHMIC if features.logarithmic else code,
         partial(_attend_with_torch, features, code == 0),
     )
-    return LinearResult(out, LinearState(*sums, state.length + q.shape[2], features))
+    earlier = 0 if state is None else state.length
+    return LinearResult(out, LinearState(*sums, earlier + q.shape[2], features))
 
 
 def _attend_with_torch(

@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 
 from regard.base.extras import has_triton
 from regard.base.tracing import assume_constant_result, in_compiled_code, is_meta_or_fake
-from regard.core.kernels.gradients import needs_gradient
 from regard.core.kernels.operators import define_operator, register_once
 from regard.core.kernels.record import record_kernel
 from regard.core.kernels.request import transform_levels
@@ -87,25 +86,27 @@ def run(
     q: Float[Tensor, "b h n r"],
     k: Float[Tensor, "b g n r"],
     v: Float[Tensor, "b g n e"],
-    sums: Sums,
+    sums: Sums | None,
     map_code: int,
     reference: Reference,
 ) -> tuple[Float[Tensor, "b h n e"], Sums]:
     """Compute causal linear attention. Returns the outputs and the sums after the last token.
 
     sums       sums of earlier tokens: (matrix, vector, peak), as in `LinearState`. If q and k are logarithms of
-               features, matrix and vector are divided by exp(peak)
+               features, matrix and vector are divided by exp(peak). None if there are no earlier tokens, which only
+               calls without gradients outside of torch.compile take
     map_code   the feature map that the kernels apply to q and k, see `linear_triton_kernels`
     reference  function that computes the same with torch operations; it is used for second derivatives
     """
+    if sums is None:
+        out, matrix, vector, peak, _, _ = forward(q, k, v, None, None, None, map_code, keep=False)
+        return out, (matrix, vector, peak if map_code == LOGARITHMIC else vector.new_zeros(()).expand(vector.shape))
     given = sums[0].contiguous(), sums[1].contiguous(), sums[2].contiguous()
     if torch.compiler.is_compiling():
         keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *given))
         out, matrix, vector, peak, _, _ = torch.ops.regard.linear_attention(q, k, v, *given, map_code, keep)
-    elif needs_gradient(q, k, v, *given):
-        out, matrix, vector, peak = _LinearAttention.apply(q, k, v, *given, map_code, reference)  # type: ignore[no-untyped-call]
     else:
-        out, matrix, vector, peak, _, _ = forward(q, k, v, *given, map_code, keep=False)
+        out, matrix, vector, peak = _LinearAttention.apply(q, k, v, *given, map_code, reference)  # type: ignore[no-untyped-call]
     return out, (matrix, vector, peak if map_code == LOGARITHMIC else sums[2])
 
 
@@ -196,38 +197,47 @@ class _Launch:
             tile = choose_tile(kernel, max(self.known["R"], self.known["E"]), self.dtype)
         return {**self.known, "M": tile.chunk, "num_warps": tile.warps, "num_stages": tile.stages}
 
-    def accumulate(self, sums: Tensor, start: tuple[Tensor, ...], reverse: bool) -> tuple[Tensor, ...]:
+    def accumulate(self, sums: Tensor, start: tuple[Tensor, ...] | None, reverse: bool) -> tuple[Tensor, ...]:
         """Return the cumulative sums before each segment, and the total: `start` plus the sums of all segments.
 
         The cumulative sum before a segment is `start` plus the sums of all earlier segments.
 
         sums     the sums of each segment
-        start    a matrix, a vector and, for logarithms of features, the peak
+        start    a matrix, a vector and, for logarithms of features, the peak; None if there are no earlier tokens
         reverse  whether to add up later segments instead of earlier ones
         """
         c, e = self.known["C"], self.known["W"]
         before = torch.empty_like(sums)
-        after = [sums.new_empty(x.shape) for x in start]
+        rows = (self.b, self.h, c)
+        after = [sums.new_empty(size) for size in ((*rows, e), rows, rows)[: 3 if self.logarithmic else 2]]
         if self.logarithmic:
             programs, tile = -(-c // LOG_FEATURES), {"E": self.known["E"], "FEATURES": LOG_FEATURES}
         else:
             programs, tile = -(-self.size // BLOCK), {"LINES": LINES, "BLOCK": BLOCK}
         self.kernels.accumulate[(programs, self.b * self.h)](
-            sums, before, *start, *after, self.segments, REVERSE=reverse, C=c, W=e, **tile, num_warps=4
-        )
+            sums, before, *(after if start is None else start), *after, self.segments, FRESH=start is None,
+            REVERSE=reverse, C=c, W=e, **tile, num_warps=4,
+        )  # fmt: skip
         return before, *after
 
-    def sums_before(self, k: Tensor, v: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def sums_before(self, k: Tensor, v: Tensor, start: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
         """Return the sums over all tokens before each segment, and the sums after the last segment."""
         sums = torch.empty(self.b * self.h, self.segments, self.size, device=k.device, dtype=torch.float32)
         self.kernels.sum_keys[self.grid](
             k, v, sums, self.n, self.length, *k.stride(), *v.stride(), **self.options("sum_keys")
         )
-        return self.accumulate(sums, start if self.logarithmic else start[:2], reverse=False)
+        return self.accumulate(sums, start if start is None or self.logarithmic else start[:2], reverse=False)
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, matrix: Tensor, vector: Tensor, peak: Tensor, map_code: int, keep: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    matrix: Tensor | None,
+    vector: Tensor | None,
+    peak: Tensor | None,
+    map_code: int,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Forward pass of causal linear attention, computed with Triton kernels.
 
@@ -235,14 +245,15 @@ def forward(
     and the level of each query. The sum of weights of a query is stored divided by exp(level). Peak and level are empty
     unless q and k are logarithms of features.
 
-    matrix, vector, peak  the sums over earlier tokens
+    matrix, vector, peak  the sums over earlier tokens; None if there are none
     keep                  whether to return the sums of weights and the levels, which the backward pass needs. False
                           returns empty tensors in place of both
     """
     with select_device(q):
         record_kernel(KERNEL)
         launch = _Launch(q, k, v, map_code)
-        before, *after = launch.sums_before(k, v, (matrix, vector, peak))
+        given = None if matrix is None or vector is None or peak is None else (matrix, vector, peak)
+        before, *after = launch.sums_before(k, v, given)
         out = torch.empty(*q.shape[:3], v.shape[3], device=v.device, dtype=v.dtype)
         rows = [before.new_empty(q.shape[:3] if keep else (0,)) for _ in after[1:]]
         strides = *q.stride(), *k.stride(), *v.stride()

@@ -155,7 +155,8 @@ def sum_keys(
 @triton.jit(do_not_specialize=["segments"])
 def accumulate(
     SUMS, BEFORE, MATRIX, VECTOR, MATRIX_AFTER, VECTOR_AFTER, segments,
-    REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+    FRESH: tl.constexpr, REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, LINES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compute cumulative sums over segments, which start with MATRIX and VECTOR.
 
@@ -166,8 +167,10 @@ def accumulate(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_matrix, in_vector = at < C * W, (at >= C * W) & (at < C * W + C)
     inside = at < C * W + C
-    carry = tl.load(MATRIX + both * (C * W) + at, mask=in_matrix, other=0.0)
-    carry += tl.load(VECTOR + both * C + at - C * W, mask=in_vector, other=0.0)
+    carry = tl.zeros([BLOCK], tl.float32)
+    if not FRESH:
+        carry += tl.load(MATRIX + both * (C * W) + at, mask=in_matrix, other=0.0)
+        carry += tl.load(VECTOR + both * C + at - C * W, mask=in_vector, other=0.0)
     SUMS += both * segments * (C * W + C)
     BEFORE += both * segments * (C * W + C)
     first = segments - 1 if REVERSE else 0

@@ -84,7 +84,8 @@ def sum_keys(
 @triton.jit(do_not_specialize=["segments"])
 def accumulate(
     SUMS, BEFORE, MATRIX, VECTOR, PEAK, MATRIX_AFTER, VECTOR_AFTER, PEAK_AFTER, segments,
-    REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, E: tl.constexpr, FEATURES: tl.constexpr,
+    FRESH: tl.constexpr, REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, E: tl.constexpr,
+    FEATURES: tl.constexpr,
 ):  # fmt: skip
     """Compute cumulative sums over segments for FEATURES features, as `linear_triton_kernels.accumulate` does.
 
@@ -95,9 +96,13 @@ def accumulate(
     real = features < C
     there = real[:, None] & (columns[None, :] < W)
     at = features[:, None] * W + columns[None, :]
-    matrix = tl.load(MATRIX + both * (C * W) + at, mask=there, other=0.0)
-    vector = tl.load(VECTOR + both * C + features, mask=real, other=0.0)
-    peak = tl.load(PEAK + both * C + features, mask=real, other=0.0)
+    matrix = tl.zeros([FEATURES, E], tl.float32)
+    vector = tl.zeros([FEATURES], tl.float32)
+    peak = tl.full([FEATURES], float("-inf"), tl.float32)
+    if not FRESH:
+        matrix = tl.load(MATRIX + both * (C * W) + at, mask=there, other=0.0)
+        vector = tl.load(VECTOR + both * C + features, mask=real, other=0.0)
+        peak = tl.load(PEAK + both * C + features, mask=real, other=0.0)
     for line in tl.range(0, segments):
         own = segments - 1 - line if REVERSE else line
         one = (both * segments + own) * (C * W + 2 * C)

@@ -108,8 +108,8 @@ class PatchEmbedding(nn.Module):
 class PatchConvolution(nn.Conv2d):
     """A convolution whose kernel and stride have the size of one patch.
 
-    On a GPU it is computed as a linear layer of the pixels of each patch, because cuDNN's convolutions of three channels
-    are slow: they took 3.3 of the 72 ms of a training step of ViT-B/16 on an H200 (docs/log.md).
+    On a GPU it is computed as a linear layer of the pixels of each patch, because cuDNN's convolutions of three
+    channels are slow: they took 3.3 of the 72 ms of a training step of ViT-B/16 on an H200 (docs/log.md).
     """
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:

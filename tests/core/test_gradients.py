@@ -12,7 +12,13 @@ from regard import additive, alibi, attend, causal, sink, softcap, window
 from regard.base.errors import KernelRefusedError
 from regard.core.attend import prepare_request
 from regard.core.kernels import flex
-from regard.core.kernels.gradients import poison_gradient, score_bound, with_strides
+from regard.core.kernels.gradients import (
+    keep_traced_layout,
+    poison_gradient,
+    poison_input_gradients,
+    score_bound,
+    with_strides,
+)
 from regard.core.masks.plan_cache import Memo
 
 LARGE = 1e6  # of beta: fused kernels have lost all digits of the weights
@@ -313,6 +319,56 @@ def test_poisoned_gradients_are_nan_and_others_are_unchanged():
         assert torch.equal(out, x * 2)
         (found,) = torch.autograd.grad(out, x, torch.ones_like(out).contiguous())
         assert found.isnan().all() if wrong else found.eq(2).all()
+
+
+@pytest.mark.parametrize("setting", ["eager", "func", "aot_eager"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_poisoned_inputs_have_gradients_of_nan_and_others_are_unchanged(setting, wrong):
+    inputs = tuple(torch.randn(2, 3, requires_grad=True) for _ in range(3))
+
+    def loss(*x):
+        a, b, c = poison_input_gradients(*x, torch.tensor(wrong))
+        return (a * 2 + b * 3 + c * 4).sum()
+
+    if setting == "func":
+        found = torch.func.grad(loss, (0, 1, 2))(*(x.detach() for x in inputs))
+    else:
+        run = loss if setting == "eager" else torch.compile(loss, backend=setting, fullgraph=True)
+        found = torch.autograd.grad(run(*inputs), inputs)
+    for factor, own in enumerate(found, 2):
+        assert own.isnan().all() if wrong else own.eq(factor).all()
+
+
+@pytest.mark.parametrize("setting", ["eager", "func", "aot_eager"])
+def test_a_traced_gradient_gets_the_strides_of_its_output(setting):
+    x = torch.randn(2, 3, 5)
+    seen = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(y):
+            return y.mT.contiguous().mT
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append(grad.stride())
+            return grad
+
+    def loss(y):
+        return (keep_traced_layout(Look.apply(y)) * torch.arange(5.0)).sum()
+
+    if setting == "func":
+        found = torch.func.grad(loss)(x)
+    else:
+        run = loss if setting == "eager" else torch.compile(loss, backend=setting)
+        found = torch.autograd.grad(run(x.requires_grad_()), x)[0]
+    assert torch.equal(found, torch.arange(5.0).expand(2, 3, 5))
+    if setting != "aot_eager":  # whose backward pass is traced with other tensors
+        assert seen == [(15, 1, 3)]
 
 
 def test_a_gradient_gets_the_strides_that_a_kernel_needs():

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from regard.core.kernels import recording
 from regard.integrations import huggingface
@@ -25,10 +26,15 @@ FAMILIES = [
 
 def make_on_gpu(family: str, dtype: torch.dtype, attention: str = "eager") -> TinyModel:
     tiny = make(family, attention, **(WIDE if family.split()[0] in ("llama", "mistral", "gemma2") else {}))
-    if not tiny.model._supports_sdpa:  # T5 before transformers 5.20 or so
-        pytest.skip("this version of transformers computes the attention of this model itself")
     inputs = {name: x.cuda() for name, x in tiny.inputs.items()}
     return TinyModel(tiny.model.to("cuda", dtype), inputs, tiny.real.cuda())
+
+
+def set_regard(model: PreTrainedModel) -> None:
+    """Set the attention of a model and of the models in it, which T5 of transformers 5.17 does not pass on to them."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.set_attn_implementation("regard")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -39,7 +45,7 @@ def test_logits_and_gradients_equal_eager(family: str, dtype: torch.dtype) -> No
     with exact():
         truth, true_gradients = tiny.gradients(copy.deepcopy(tiny.model).double())
     naive, naive_gradients = tiny.gradients()
-    tiny.model.set_attn_implementation("regard")
+    set_regard(tiny.model)
     with recording() as kernels:
         out, gradients = tiny.gradients()
     assert kernels
@@ -57,7 +63,7 @@ def test_generated_tokens_equal_eager(family: str) -> None:
     huggingface.register()
     tiny = make_on_gpu(family, torch.float32)
     tokens = generate(tiny)
-    tiny.model.set_attn_implementation("regard")
+    set_regard(tiny.model)
     assert torch.equal(generate(tiny), tokens)
 
 

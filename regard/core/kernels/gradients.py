@@ -323,3 +323,51 @@ class _PoisonGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (wrong,) = ctx.saved_tensors
         return with_strides(grad.masked_fill(wrong, math.nan), ctx.strides), None
+
+
+def poison_input_gradients(q: Tensor, k: Tensor, v: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v unchanged, but set their gradients to NaN if `wrong` is True.
+
+    It has the same use as `poison_gradient`. The compiler fuses it with later copies of these gradients, while a change
+    of the output's gradient is a pass over memory of its own.
+    """
+    marked: tuple[Tensor, Tensor, Tensor] = _PoisonInputGradients.apply(wrong, q, k, v)  # type: ignore[no-untyped-call]
+    return marked
+
+
+class _PoisonInputGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(wrong: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (wrong,) = ctx.saved_tensors
+        return None, *(grad.masked_fill(wrong, math.nan) for grad in grads)
+
+
+def keep_traced_layout(out: Tensor) -> Tensor:
+    """Return the output unchanged, but give its gradient the strides of the output, as `keep_layout` does.
+
+    It works in compiled code and torch.func transforms, in which the output has no hooks.
+    """
+    kept: Tensor = _KeepLayout.apply(out)  # type: ignore[no-untyped-call]
+    return kept
+
+
+class _KeepLayout(torch.autograd.Function):
+    @staticmethod
+    def forward(out: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.strides = inputs[0].stride()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return with_strides(grad, ctx.strides)

@@ -19,8 +19,10 @@ from regard.core.kernels.gradients import (
     can_poison_rows,
     dense_row_attention,
     keep_layout,
+    keep_traced_layout,
     needs_gradient,
     poison_gradient,
+    poison_input_gradients,
     poison_saved_lse,
     score_bound,
 )
@@ -356,19 +358,19 @@ def _on_gpu(q: Tensor, k: Tensor, v: Tensor, beta: float, dropout: float, causal
         poison_saved_lse(out)
         keep_layout(out)
         return out
-    guard, passed = None, (q, k, v)
+    guard, passed, learned = None, (q, k, v), needs_gradient(added)
     if steered:
         lost = "dropout draws its own weights" if dropout else "the score terms are learned"
-        guard = GradientGuard(
-            dense_row_attention(added, causal, beta), lost if dropout or needs_gradient(added) else ""
-        )
+        guard = GradientGuard(dense_row_attention(added, causal, beta), lost if dropout or learned else "")
         passed = guard.enter(q, k, v)
+    elif not is_meta_or_fake(q) and not learned:
+        passed = poison_input_gradients(q, k, v, score_bound(q, k, beta) > TRACED_LIMIT)
     out = _cudnn_first(passed[0], *add_sink_key(*passed[1:], added), added, dropout, causal, beta)
     if guard is not None:
         out = guard.leave(out, score_bound(q, k, beta))
         keep_layout(out)
     elif not is_meta_or_fake(q):
-        out = poison_gradient(out, score_bound(q, k, beta) > TRACED_LIMIT)
+        out = poison_gradient(out, score_bound(q, k, beta) > TRACED_LIMIT) if learned else keep_traced_layout(out)
     return out
 
 
