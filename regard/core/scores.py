@@ -8,10 +8,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.base.axes import format_axis, format_shape
@@ -20,6 +21,7 @@ from regard.base.registry import Registry
 from regard.base.tracing import can_read_values, is_symbol
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Grid
+from regard.core.masks.plan_cache import planning
 
 BoundTerm = Callable[[Tensor, Grid], Tensor]
 _SMALL = 1024  # largest number of elements of a tensor whose contents become part of a cache key
@@ -107,7 +109,8 @@ class Alibi(ScoreTerm):
 
     def bind(self, q: Tensor, beta: float) -> BoundTerm:
         slopes = self.slopes.to(q)
-        return lambda scores, grid: scores - slopes[grid.head] * (grid.i - grid.j).abs()
+        # abs of a float costs nothing in a fused kernel
+        return lambda scores, grid: scores - slopes[grid.head] * (grid.i - grid.j).to(slopes.dtype).abs()
 
     def check(self, q: Tensor, j: int) -> None:
         _check_heads(self, len(self.slopes), q)
@@ -144,8 +147,11 @@ class T5Buckets(ScoreTerm):
         """Return a function that takes a `Grid` and returns the bias of each of its query-key pairs."""
         # all distances beyond the largest share a bucket, so a table from -largest to largest has every value
         largest = self.max_distance
-        distances = torch.arange(-largest, largest + 1, device=table.device)
-        by_distance = table[t5_bucket(distances, len(table), largest, self.bidirectional)].T
+        if can_read_values(table) and not (table.is_cuda and torch.cuda.is_current_stream_capturing()):
+            buckets = _bucket_by_distance(len(table), largest, self.bidirectional, table.device)
+        else:
+            buckets = t5_bucket(_distances(largest, table.device), len(table), largest, self.bidirectional)
+        by_distance = table[buckets].T
         return lambda grid: by_distance[grid.head, (grid.j - grid.i).clamp(-largest, largest) + largest]
 
     def key(self) -> Hashable | None:
@@ -408,6 +414,22 @@ def t5_bucket(distance: Tensor, buckets: int, max_distance: int, bidirectional: 
     thresholds = [math.ceil(near * (max_distance / near) ** (step / far) - 1e-9) for step in range(1, far)]
     beyond = sum(((distance >= edge).long() for edge in thresholds), torch.zeros_like(distance))
     return side + torch.where(distance < near, distance, near + beyond)
+
+
+def _distances(largest: int, device: torch.device) -> Int[Tensor, "distances"]:
+    return torch.arange(-largest, largest + 1, device=device)
+
+
+@lru_cache(maxsize=32)
+def _bucket_by_distance(
+    buckets: int, largest: int, bidirectional: bool, device: torch.device
+) -> Int[Tensor, "distances"]:
+    """Return the T5 bucket of each distance from -largest to largest.
+
+    The result is cached: computing it takes some thirty operations, which on a GPU take longer than short calls.
+    """
+    with planning():
+        return t5_bucket(_distances(largest, device), buckets, largest, bidirectional)
 
 
 @TERMS.add("shaw")

@@ -37,7 +37,14 @@ def test_without_the_repository_it_says_where_the_benchmark_is(checkout: Path) -
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [([], 0), (["--json"], 0), (["--quick", "--json"], 1), (["growth", "--json", "--picture", "growth.png"], 0)],
+    [
+        ([], 0),
+        (["--json"], 0),
+        (["--quick", "--json"], 1),
+        (["growth", "--json", "--picture", "growth.png"], 0),
+        (["growth", "--device", "cuda"], 0),
+        (["--device", "cpu"], 0),
+    ],
 )
 def test_options_and_exit_code_are_handed_through(checkout: Path, words: list[str], code: int) -> None:
     (checkout / "bench").mkdir()
@@ -51,6 +58,7 @@ def test_wrong_words_raise_an_error(tmp_path: Path) -> None:
     for words, message in (
         (["speed"], "regard bench takes growth, or nothing to compare with other libraries, not 'speed'"),
         (["--picture", "a.png"], "--picture draws growth; run regard bench growth --picture PATH"),
+        (["--device", "gpu"], "--device is cpu or cuda, not 'gpu'"),
         (["growth", "--picture", "a.txt"], "has no known picture format"),
     ):
         result = run.invoke(app, ["bench", *words])
