@@ -186,7 +186,7 @@ class GradientGuard:
         self.largest = torch.empty((), dtype=largest.dtype, pin_memory=True)
         self.largest.copy_(largest.detach(), non_blocking=True)
         self.copied = torch.cuda.Event()
-        self.copied.record()
+        self.copied.record(torch.cuda.current_stream(largest.device))
         out.register_hook(self._receive)
         return out
 

@@ -149,7 +149,7 @@ def _repeat_when_known(request: Request, dense: "DenseBias") -> PreparedCall:
     some = torch.stack([mask.any() for mask in masks])
     arrived = torch.empty(some.shape, dtype=some.dtype, pin_memory=True).copy_(some, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(some.device))
     call, known = _repeat(request, dense, causal=False), False
 
     def repeat(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
