@@ -1,5 +1,6 @@
 """Which tests are slow: full trainings, and most of many similar cases. Every other function runs in `make test`."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 # functions that are slow as a whole, at most 40; conftest.py marks them, `make slow` runs them
@@ -17,7 +18,7 @@ SLOW: set[str] = {
     "tests/recipes/test_vision.py::test_the_built_in_run_reaches_its_accuracy",
 }
 
-# cases of a function that run in `make test`, evenly spaced; `make slow` runs the others
+# cases of a function that run in `make test`, spread over the values of its parameters; `make slow` runs the others
 QUICK_CASES: dict[str, int] = {
     # every fact has a mutant and a correct attention in test_every_fact_has_a_mutant..., which runs whole
     "tests/conform/test_mutants.py::test_a_fault_is_reported": 60,
@@ -49,9 +50,28 @@ def select_quick(names: list[str]) -> set[str]:
     quick: set[str] = set()
     for function, cases in functions.items():
         most = next((count for start, count in QUICK_CASES.items() if function.startswith(start)), len(cases))
-        step = max(1.0, len(cases) / most)
-        quick.update(cases[int(number * step)] for number in range(min(most, len(cases))))
+        quick.update(spread(cases, min(most, len(cases))))
     return quick
+
+
+def spread(cases: list[str], count: int) -> list[str]:
+    """One case of each of `count` runs of neighbours: the one whose values are the rarest among those chosen before.
+
+    Cases at equal distances would all have the same value of a parameter that varies fastest, the kernel for instance.
+    """
+    times: Counter[tuple[int, str]] = Counter()
+    chosen = []
+    for number in range(count):
+        neighbours = cases[number * len(cases) // count : (number + 1) * len(cases) // count]
+        rarest = min(neighbours, key=lambda case: sum(times[value] for value in values(case)))
+        times.update(values(rarest))
+        chosen.append(rarest)
+    return chosen
+
+
+def values(case: str) -> list[tuple[int, str]]:
+    """The values of the parameters of a case, as its id shows them, with their places."""
+    return list(enumerate(case.partition("[")[2].removesuffix("]").split("-")))
 
 
 def find_without_quick_case(cases: Iterable[tuple[str, bool]]) -> list[str]:
