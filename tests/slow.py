@@ -22,11 +22,19 @@ SLOW: set[str] = {
 QUICK_CASES: dict[str, int] = {
     # every fact has a mutant and a correct attention in test_every_fact_has_a_mutant..., which runs whole
     "tests/conform/test_mutants.py::test_a_fault_is_reported": 60,
-    "tests/core/test_truth.py": 40,
+    "tests/core/test_truth.py::test_every_kernel_under_every_mask": 43,
+    "tests/core/test_truth.py::test_every_kernel_at_every_size": 38,
+    "tests/core/test_truth.py": 24,
+    "tests/core/test_properties.py::test_holds_for_every_kernel": 61,  # all run for the kernel that attend chooses
     "tests/core/test_properties.py": 122,
     "tests/core/test_transforms.py": 16,
+    "tests/core/test_flex.py::test_compiled_code_runs_it_with_gradients_at_all_lengths": 12,
     "tests/core/test_flex.py": 20,
+    "tests/core/test_gradients.py::test_keys_that_share_a_component_lose_no_digits": 14,
+    "tests/core/test_magnitude.py::test_gradients_of_compiled_code_are_as_exact": 8,
+    "tests/core/test_magnitude.py": 30,
     "tests/core/": 60,
+    "tests/models/test_presets.py::test_every_preset_has_the_published_number_of_parameters": 60,
     "tests/models/": 10,
     "tests/integrations/test_huggingface_families.py": 9,
     "tests/integrations/test_huggingface_compiled.py": 1,
@@ -55,17 +63,20 @@ def select_quick(names: list[str]) -> set[str]:
 
 
 def spread(cases: list[str], count: int) -> list[str]:
-    """One case of each of `count` runs of neighbours: the one whose values are the rarest among those chosen before.
+    """So many cases that every value of a parameter is chosen about as often as the others of that parameter.
 
     Cases at equal distances would all have the same value of a parameter that varies fastest, the kernel for instance.
     """
+    if count == len(cases):
+        return cases
     times: Counter[tuple[int, str]] = Counter()
+    # neighbours are similar: cases with equally rare values are taken far apart, from the first on
+    left = [cases[number] for number in sorted(range(len(cases)), key=lambda number: number * 0.618034 % 1)]
     chosen = []
-    for number in range(count):
-        neighbours = cases[number * len(cases) // count : (number + 1) * len(cases) // count]
-        rarest = min(neighbours, key=lambda case: sum(times[value] for value in values(case)))
-        times.update(values(rarest))
-        chosen.append(rarest)
+    for _ in range(count):
+        chosen.append(min(left, key=lambda case: sum(times[value] for value in values(case))))
+        left.remove(chosen[-1])
+        times.update(values(chosen[-1]))
     return chosen
 
 
