@@ -25,7 +25,6 @@ QUICK_CASES: dict[str, int] = {
     "tests/core/test_truth.py::test_every_kernel_under_every_mask": 43,
     "tests/core/test_truth.py::test_every_kernel_at_every_size": 38,
     "tests/core/test_truth.py": 24,
-    "tests/core/test_properties.py::test_holds_for_every_kernel": 61,  # all run for the kernel that attend chooses
     "tests/core/test_properties.py": 122,
     "tests/core/test_transforms.py": 16,
     "tests/core/test_flex.py::test_compiled_code_runs_it_with_gradients_at_all_lengths": 12,

@@ -251,8 +251,8 @@ def test_a_visible_score_of_nan_or_plus_infinity_reaches_no_gradient_of_keys_its
     kernel, number, setting
 ):
     for n, name, mask, rest in calls(kernel):
-        if setting != "eager" and (n == 150 or rest.keys() > {"kernel"}):
-            continue
+        if setting != "eager" and (n != 41 or rest.keys() > {"kernel"}):
+            continue  # each compiles for a second
         mask = mask & Mask.of("rest", lambda i, j: (i != 6) | (j > 3)) if setting == "eager" else mask & causal()
         visible = seen(mask, n)
         # one pair of row 6, and all of them
