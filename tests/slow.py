@@ -26,6 +26,12 @@ QUICK_CASES: dict[str, int] = {
     "tests/core/test_truth.py::test_every_kernel_at_every_size": 38,
     "tests/core/test_truth.py": 24,
     "tests/core/test_properties.py": 122,
+    # these compile for seconds
+    "tests/core/test_nan.py::test_a_visible_score_of_nan_or_plus_infinity_reaches_no_gradient": 12,
+    "tests/core/test_nan.py::test_nan_in_a_short_row_is_not_taken_for_a_hidden_one": 8,
+    "tests/core/test_transforms.py::TestCompiled::test_masks_with_data_and_score_terms": 10,
+    "tests/core/test_transforms.py::TestCompiled::test_masks_by_position": 6,
+    "tests/core/test_transforms.py::TestCompiled::test_dynamic_sizes": 12,
     "tests/core/test_transforms.py": 16,
     "tests/core/test_flex.py::test_compiled_code_runs_it_with_gradients_at_all_lengths": 12,
     "tests/core/test_flex.py": 20,
