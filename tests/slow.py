@@ -21,7 +21,8 @@ SLOW: set[str] = {
 # cases of a function that run in `make test`, spread over the values of its parameters; `make slow` runs the others
 QUICK_CASES: dict[str, int] = {
     # every fact has a mutant and a correct attention in test_every_fact_has_a_mutant..., which runs whole
-    "tests/conform/test_mutants.py::test_a_fault_is_reported": 60,
+    "tests/conform/test_mutants.py::test_a_fault_is_reported": 30,
+    "tests/conform/test_correct_attentions.py::test_a_library": 15,
     "tests/core/test_truth.py::test_every_kernel_under_every_mask": 43,
     "tests/core/test_truth.py::test_every_kernel_at_every_size": 38,
     "tests/core/test_truth.py": 24,
