@@ -25,7 +25,7 @@ QUICK_CASES: dict[str, int] = {
     "tests/conform/test_correct_attentions.py::test_a_library": 15,
     "tests/core/test_truth.py::test_every_kernel_under_every_mask": 43,
     "tests/core/test_truth.py::test_every_kernel_at_every_size": 38,
-    "tests/core/test_truth.py": 24,
+    "tests/core/test_truth.py": 40,
     "tests/core/test_properties.py": 122,
     # these compile for seconds
     "tests/core/test_nan.py::test_a_visible_score_of_nan_or_plus_infinity_reaches_no_gradient": 12,
