@@ -159,9 +159,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             shared = next((start for start in ONE_PROCESS if item.nodeid.startswith(start)), None)
-            if shared is None and item.nodeid.startswith("tests/lab/test_every_claim.py"):
-                # tests of a claim share its quick run, which a process keeps
-                shared = getattr(getattr(item, "callspec", None), "params", {}).get("name")
             if shared is not None:
                 item.add_marker(pytest.mark.xdist_group(shared))
     if torch.cuda.is_available():

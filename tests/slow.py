@@ -1,5 +1,6 @@
 """Which tests are slow: full trainings, and most of many similar cases. Every other function runs in `make test`."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 # functions that are slow as a whole, at most 40; conftest.py marks them, `make slow` runs them
@@ -17,15 +18,29 @@ SLOW: set[str] = {
     "tests/recipes/test_vision.py::test_the_built_in_run_reaches_its_accuracy",
 }
 
-# cases of a function that run in `make test`, evenly spaced; `make slow` runs the others
+# cases of a function that run in `make test`, spread over the values of its parameters; `make slow` runs the others
 QUICK_CASES: dict[str, int] = {
     # every fact has a mutant and a correct attention in test_every_fact_has_a_mutant..., which runs whole
-    "tests/conform/test_mutants.py::test_a_fault_is_reported": 60,
+    "tests/conform/test_mutants.py::test_a_fault_is_reported": 30,
+    "tests/conform/test_correct_attentions.py::test_a_library": 15,
+    "tests/core/test_truth.py::test_every_kernel_under_every_mask": 43,
+    "tests/core/test_truth.py::test_every_kernel_at_every_size": 38,
     "tests/core/test_truth.py": 40,
     "tests/core/test_properties.py": 122,
+    # these compile for seconds
+    "tests/core/test_nan.py::test_a_visible_score_of_nan_or_plus_infinity_reaches_no_gradient": 12,
+    "tests/core/test_nan.py::test_nan_in_a_short_row_is_not_taken_for_a_hidden_one": 8,
+    "tests/core/test_transforms.py::TestCompiled::test_masks_with_data_and_score_terms": 10,
+    "tests/core/test_transforms.py::TestCompiled::test_masks_by_position": 6,
+    "tests/core/test_transforms.py::TestCompiled::test_dynamic_sizes": 12,
     "tests/core/test_transforms.py": 16,
+    "tests/core/test_flex.py::test_compiled_code_runs_it_with_gradients_at_all_lengths": 12,
     "tests/core/test_flex.py": 20,
+    "tests/core/test_gradients.py::test_keys_that_share_a_component_lose_no_digits": 14,
+    "tests/core/test_magnitude.py::test_gradients_of_compiled_code_are_as_exact": 8,
+    "tests/core/test_magnitude.py": 30,
     "tests/core/": 60,
+    "tests/models/test_presets.py::test_every_preset_has_the_published_number_of_parameters": 60,
     "tests/models/": 10,
     "tests/integrations/test_huggingface_families.py": 9,
     "tests/integrations/test_huggingface_compiled.py": 1,
@@ -49,9 +64,31 @@ def select_quick(names: list[str]) -> set[str]:
     quick: set[str] = set()
     for function, cases in functions.items():
         most = next((count for start, count in QUICK_CASES.items() if function.startswith(start)), len(cases))
-        step = max(1.0, len(cases) / most)
-        quick.update(cases[int(number * step)] for number in range(min(most, len(cases))))
+        quick.update(spread(cases, min(most, len(cases))))
     return quick
+
+
+def spread(cases: list[str], count: int) -> list[str]:
+    """So many cases that every value of a parameter is chosen about as often as the others of that parameter.
+
+    Cases at equal distances would all have the same value of a parameter that varies fastest, the kernel for instance.
+    """
+    if count == len(cases):
+        return cases
+    times: Counter[tuple[int, str]] = Counter()
+    # neighbours are similar: cases with equally rare values are taken far apart, from the first on
+    left = [cases[number] for number in sorted(range(len(cases)), key=lambda number: number * 0.618034 % 1)]
+    chosen = []
+    for _ in range(count):
+        chosen.append(min(left, key=lambda case: sum(times[value] for value in values(case))))
+        left.remove(chosen[-1])
+        times.update(values(chosen[-1]))
+    return chosen
+
+
+def values(case: str) -> list[tuple[int, str]]:
+    """The values of the parameters of a case, as its id shows them, with their places."""
+    return list(enumerate(case.partition("[")[2].removesuffix("]").split("-")))
 
 
 def find_without_quick_case(cases: Iterable[tuple[str, bool]]) -> list[str]:

@@ -3,6 +3,7 @@
 import importlib
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -157,3 +158,12 @@ def test_some_of_many_similar_cases_run_and_all_of_few(start: str) -> None:
     assert len(chosen & set(many)) == most
     assert many[0] in chosen
     assert set(few) <= chosen
+
+
+def test_quick_cases_have_every_value_of_every_parameter_where_there_are_enough() -> None:
+    kernels, masks = ("eager", "sdpa", "blocked", "reference"), "abcdefghijklmnopqrst"
+    names = [f"tests/core/test_truth.py::test_x[{mask}-{kernel}]" for mask in masks for kernel in kernels]
+    chosen = [name.partition("[")[2].removesuffix("]").split("-") for name in select_quick(names)]
+    assert len(chosen) == QUICK_CASES["tests/core/test_truth.py"] < len(names)
+    assert {mask for mask, _ in chosen} == set(masks)
+    assert Counter(kernel for _, kernel in chosen) == dict.fromkeys(kernels, len(chosen) // len(kernels))

@@ -24,6 +24,7 @@ from regard.cli import app
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LONG = {"docs/work.md"}  # half a minute
+EXPORTING = {"docs/tutorials/first_hour.md"}  # exports the explorer, as a test of its command does
 NOT_RUN = ("make", "pip", "git", "cd", "source")
 RUN = (["regard"], ["python", "-m", "regard"], ["python3", "-m", "regard"])
 
@@ -131,7 +132,11 @@ def targets() -> set[str]:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=(name := str(page.relative_to(ROOT))), marks=[pytest.mark.slow] * (name in LONG))
+        pytest.param(
+            page,
+            id=(name := str(page.relative_to(ROOT))),
+            marks=[pytest.mark.slow] * (name in LONG) + [pytest.mark.xdist_group("export")] * (name in EXPORTING),
+        )
         for page in PAGES
     ],
 )

@@ -150,7 +150,8 @@ def limit_files() -> None:
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (("explore", "--export", "."), "index.html"),
+        # draws all figures of the lab, in half a minute
+        pytest.param(("explore", "--export", "."), "index.html", marks=pytest.mark.slow),
         (("look", "induction-gpt", "--html", "page.html"), "page.html"),
         (("masks", "causal()", "--picture", "mask.png"), "mask.png"),
         (("lab", "show", "beta", "--html", "page.html"), "page.html"),

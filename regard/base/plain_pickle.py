@@ -7,6 +7,7 @@ integers, and equal bytes are encoded once and shared.
 """
 
 import pickletools  # pickletools lists opcodes and runs none  # nosec B403
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ KNOWN_FUNCTIONS = {
 }
 CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 MARK = object()
+# errors of opcodes that do not fit the stack; the warning is about an invalid escape sequence, which no pickle contains
+DAMAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, Warning)
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,21 @@ def load_plain_pickle(where: str, data: bytes) -> Any:
     machine = _PickleMachine()
     name, position = "", 0
     try:
-        for number, (opcode, argument, byte) in enumerate(pickletools.genops(data)):
-            name, position = opcode.name, byte or 0
-            if number > MAX_OPCODES:
-                raise _RefusedOpcodeError(f"comes after {MAX_OPCODES:,} others, which are too many")
-            if name == "STOP":
-                return _finalize(machine.stack.pop(), {})
-            machine.run(name, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number, (opcode, argument, byte) in enumerate(pickletools.genops(data)):
+                name, position = opcode.name, byte or 0
+                if number > MAX_OPCODES:
+                    raise _RefusedOpcodeError(f"comes after {MAX_OPCODES:,} others, which are too many")
+                if name == "STOP":
+                    return _finalize(machine.stack.pop(), {})
+                machine.run(name, argument)
     except _RefusedOpcodeError as refusal:
         raise DataError(
             f"{where}: opcode {name} at byte {position} {refusal}; a pickle may hold dictionaries, lists, strings, "
             "bytes, integers and uint8 arrays only"
         ) from None
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except DAMAGE as error:
         reason = describe(error)
         raise DataError(f"{where} is damaged after opcode {name or 'none'} at byte {position}: {reason}") from None
     raise DataError(f"{where} is damaged: it ends after opcode {name} at byte {position} without STOP")

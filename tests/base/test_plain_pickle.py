@@ -3,6 +3,7 @@
 import os
 import pickle
 import pickletools
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,14 @@ def test_anything_else_is_refused_by_the_name_of_its_opcode(value: Any, opcode: 
 def test_nonsense_is_an_error_and_never_a_crash(program: bytes) -> None:
     with pytest.raises(DataError, match=r"^f(:| is damaged)"):
         load_plain_pickle("f", program)
+
+
+@pytest.mark.parametrize("action", ["error", "ignore"])
+def test_an_escape_sequence_that_does_not_exist_is_damage_and_no_warning(action: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter(action)
+        with pytest.raises(DataError, match="f is damaged after opcode PROTO at byte 0: invalid escape sequence"):
+            load_plain_pickle("f", b"\x80\x02cnumpy\n\\]\n.")
 
 
 def test_every_cut_of_a_pickle_is_found() -> None:

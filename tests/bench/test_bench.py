@@ -93,12 +93,9 @@ def test_results_are_printed_as_json(fast, capsys):
 
 
 def test_only_selects_masks(fast, capsys):
-    bench.main(["--quick", "--device", "cpu", "--json", "--only", "causal"])
+    bench.main(["--quick", "--device", "cpu", "--json", "--only", "full"])  # the others compile for seconds
     printed_ = json.loads(capsys.readouterr().out)
-    assert {result["name"].split(",")[0] for result in printed_["results"]} == {
-        "causal()",
-        "causal() & window(before=255) inside torch.compile",
-    }
+    assert {result["name"].split(",")[0] for result in printed_["results"]} == {"full()"}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from regard.cli.exploring import check_model
 from regard.models.presets import list_models
 
 
+@pytest.mark.xdist_group("export")  # figures are drawn once in a process, in many seconds
 def test_the_export_holds_ones_own_lesson_and_an_error_in_it_names_its_line(tmp_path: Path) -> None:
     lesson = tmp_path / "mine.md"
     lesson.write_text("# Mine\n\n```regard plane beta=3\nLook.\n```\n", encoding="utf-8")

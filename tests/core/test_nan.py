@@ -60,7 +60,7 @@ def seen(mask: Mask, n: int) -> Tensor:
 def calls(kernel: str) -> Iterator[tuple[int, str, Mask, dict[str, object]]]:
     for n in LENGTHS[-1:] if kernel == "flex" else LENGTHS:  # flex compiles for seconds
         for name, mask in MASKS.items():
-            for setting, rest in SETTINGS.items():
+            for setting, rest in SETTINGS.items() if n != 41 else [("plain", SETTINGS["plain"])]:
                 yield n, f"{kernel}, {n} keys, {name}, {setting}", mask(n), {"kernel": kernel, **rest}
 
 
@@ -253,8 +253,8 @@ def test_a_visible_score_of_nan_or_plus_infinity_reaches_no_gradient_of_keys_its
     kernel, number, setting
 ):
     for n, name, mask, rest in calls(kernel):
-        if setting != "eager" and (n == 150 or rest.keys() > {"kernel"}):
-            continue
+        if setting != "eager" and (n != 41 or rest.keys() > {"kernel"}):
+            continue  # each compiles for a second
         mask = mask & Mask.of("rest", lambda i, j: (i != 6) | (j > 3)) if setting == "eager" else mask & causal()
         visible = seen(mask, n)
         # one pair of row 6, and all of them

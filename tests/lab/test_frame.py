@@ -415,8 +415,9 @@ def test_every_claim_can_be_saved_and_shown_on_a_page(tmp_path: Path) -> None:
         save_result(result, tmp_path)
         assert load_result(claim, tmp_path) == result
         found.append((claim, result))
-    text = claims_page(found)
-    assert len(Reader(text).named("math")) == len(quick) == text.count("<svg")
+    some = found[::4]  # tests of the explorer draw all figures
+    text = claims_page(some)
+    assert len(Reader(text).named("math")) == len(some) == text.count("<svg")
     assert "://" not in text
 
 

@@ -138,7 +138,7 @@ def test_a_fresh_model_gives_moderate_logits(model: Model) -> None:
     ("wrong", "error", "text"),
     [
         (images(channels=3), ShapeError, r"image is (3, 3, 12, 12), but is read as (b channels y x) with 2 channels"),
-        (images(0), ShapeError, "at least one image in the batch"),
+        (images(0), ShapeError, "with 2 channels and b of at least one"),
         (images()[0], ShapeError, "image is (2, 12, 12), but is read as (b channels y x)"),
         (
             images().long(),

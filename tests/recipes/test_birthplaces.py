@@ -1,5 +1,6 @@
 """The birthplaces recipe: span infilling, resuming a run, self-training, calibrated answers and learning facts."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has learned next to nothing, for tests that write nothing into it."""
     folder = tmp_path_factory.mktemp("run")
     get_recipe("birthplaces").run(tiny(), RunLocation(folder=folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_two_hundred(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step on 200 people, to be copied by tests that write into it."""
+    folder = tmp_path_factory.mktemp("run")
+    get_recipe("birthplaces").run(tiny(steps=1, people=200), RunLocation(folder=folder))
     return folder
 
 
@@ -390,11 +399,10 @@ def test_unknown_people_differ_between_calibration_and_test_and_from_taught_peop
 
 @pytest.mark.parametrize(("facts", "share"), [(1, 0.02), (5, 0.1), (40, 0.5)])
 def test_each_fact_is_a_fiftieth_of_the_examples_and_all_facts_at_most_half(
-    facts: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    facts: int, share: float, of_two_hundred: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tiny(steps=1, people=200)
-    get_recipe("birthplaces").run(settings, RunLocation(folder=tmp_path))
-    asking = load_question_answerer(tmp_path)
+    asking = load_question_answerer(shutil.copytree(of_two_hundred, tmp_path / "run"))
     told = [f"Where was Ada {one}o{other} born?" for one in "BDKLM" for other in "adeilnor"][:facts]
     for each in told:
         asking.store.save(each, "Bern")

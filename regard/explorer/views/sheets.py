@@ -112,6 +112,7 @@ def _flatten(numbers: Any, name: str = "") -> Iterator[tuple[str, float | bool |
         yield name, numbers if not isinstance(numbers, float) or math.isfinite(numbers) else str(numbers)
 
 
+@cache
 def figure_address(name: str) -> str:
     """Draw the figure of a lab claim's shipped result and return it as an SVG data URL."""
     return svg_data_url(figure_svg(claims()[name], shipped_results()[name].numbers, "none"))
