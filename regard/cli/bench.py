@@ -20,7 +20,7 @@ def command(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", metavar="cpu|cuda", help="Device; default: cpu for growth, else a GPU if there is one"
+            "--device", metavar="cpu|cuda", help="Device [default: cpu for growth, else a GPU if there is one]"
         ),
     ] = None,
     picture: PictureOption = None,
