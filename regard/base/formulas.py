@@ -48,7 +48,8 @@ _SPECIAL = {
 class Number:
     """A number in a formula.
 
-    A fraction of short integers is written as a fraction, other numbers as rounded decimals.
+    A fraction is written as a fraction if its numerator and denominator are short, else as a rounded decimal. A float
+    is always written as a rounded decimal.
     """
 
     value: int | Fraction | float

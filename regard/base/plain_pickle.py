@@ -92,7 +92,7 @@ class _PickleMachine:
         self.encoded: dict[str, bytes] = {}
 
     def run(self, name: str, argument: Any) -> None:
-        """Run one opcode of the pickle."""
+        """Run one opcode of the pickle, with the argument that `pickletools.genops` decoded for it."""
         stack = self.stack
         match name:
             case "PROTO" | "FRAME":

@@ -633,7 +633,7 @@ def _step_size(form: str | None, chunk: int | None, default: int, is_causal: boo
     """Return the number of keys that the algorithm `form` of linear attention processes at once.
 
     chunk    number of keys in a chunk, as passed by the user; None is `default`
-    default  number of keys in a chunk of the feature map
+    default  number of keys in a chunk if the user passed none: the attribute `chunk` of the feature map
     j        number of keys of the call
     """
     form = ("chunked" if is_causal else "parallel") if form is None else form

@@ -249,8 +249,8 @@ def forward(
     """Forward pass of causal linear attention, computed with Triton kernels.
 
     Returns six tensors: the outputs; matrix, vector and peak after the last token; the sum of weights of each query;
-    and the level of each query. The sum of weights is stored divided by exp(level), so that it does not overflow. Peak
-    and level are empty unless q and k are logarithms of features.
+    and the level of each query. If q and k are logarithms of features, the sum of weights is stored divided by
+    exp(level), so that it does not overflow. Otherwise peak and level are empty.
 
     matrix, vector, peak  the sums over earlier tokens; None if there are none
     keep                  whether to return the sums of weights and the levels, which the backward pass needs. False

@@ -3,6 +3,9 @@
 A sequence is cut into segments, and a segment into chunks of M tokens. One kernel computes the sums of each segment,
 `accumulate` adds up those of all earlier (or later) segments, and one program for each segment then goes through its
 chunks with these sums in registers. Sums are float32. Products take operands of the dtype OPERAND.
+
+The kernels have these constants in common: H heads, GROUP query heads for each key head, C features (or the width of q
+before the feature map), W the width of v, R and E the widths C and W rounded up to powers of two.
 """
 
 import triton

@@ -508,6 +508,8 @@ def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
 
     values  floating-point tensor that broadcasts to (b, h, i, j)
 
+    In the first example, the bias gives the two keys the weights 3/4 and 1/4. In the second, it hides the second key.
+
     >>> q, k, v = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4), torch.tensor([[[[1.0], [3.0]]]])
     >>> attend(q, k, v, scores=additive(torch.tensor([[3.0, 1.0]]).log()))  # weights 3/4 and 1/4
     tensor([[[[1.5000]]]])

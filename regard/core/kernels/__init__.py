@@ -29,6 +29,9 @@ class Kernel(Protocol):
     """The interface of an attention kernel.
 
     Each module of this package that defines RANK is a kernel. The name of the kernel is the name of the file.
+
+    SUMMARY  what the kernel is, in one line
+    RANK     position of the kernel in the output of `explain`, where faster kernels come first
     """
 
     SUMMARY: str

@@ -304,6 +304,8 @@ def poison_gradient(out: Tensor, wrong: Tensor) -> Tensor:
     """Return the output unchanged, but set its gradient to NaN where `wrong` is True.
 
     Used in compiled code, torch.func transforms and CUDA graphs, which cannot branch on values.
+
+    wrong  where scores are so large that the gradients of the fused kernel are wrong
     """
     marked: Tensor = _PoisonGradient.apply(out, wrong)  # type: ignore[no-untyped-call]
     return marked

@@ -37,7 +37,7 @@ def _has_finite_sum(tensors: tuple[Tensor, ...]) -> bool:
 
 
 def has_nonfinite(*tensors: Tensor) -> bool:
-    """Return whether the tensors may contain NaN or infinity. May be True for finite values, see `is_finite`.
+    """Return whether NaN or infinity was found in the tensors. May be True for finite values, see `is_finite`.
 
     The result is always False if the values are not read: on a GPU, where reading is slow, and in compiled code (see
     `can_look_for_nonfinite`). Inside torch.func transforms all values of the batch are read.

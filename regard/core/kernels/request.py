@@ -182,7 +182,7 @@ def add_terms(
     The additive terms at the end, after the last term that is not additive, are first summed up and centred by row
     (see `center_bias`), so that large values do not round the scores away.
 
-    terms      the terms of the request, bound to its queries
+    terms      the score terms as functions of (scores, grid), from `Request.bound_terms`
     nonfinite  whether the scores may contain NaN or infinity. If True, a term of -inf hides its key even if the score
                of this key is NaN or +inf
     """

@@ -436,7 +436,7 @@ def is_short(request: Request) -> bool:
 
 
 def rounds_bias(request: Request) -> bool:
-    """Return whether this kernel would round score terms, because on a GPU its bias must have the dtype of q."""
+    """Return whether this kernel would round score terms: on a GPU, the bias is in half precision if q is."""
     return request.q.device.type == "cuda" and request.q.element_size() == 2 and len(request.terms) > 0
 
 

@@ -116,7 +116,7 @@ class Mask:
     def labels(self, i: Int[Tensor, "i"], j: Int[Tensor, "j"], sequence: int) -> tuple[Tensor, Tensor] | None:
         """Return a label for each query and each key, if exactly the pairs with equal labels are visible.
 
-        None for other masks. Used to count visible pairs.
+        For `documents` the label is the document id. None for masks without labels. Used to count visible pairs.
 
         i, j      positions of the queries and of the keys
         sequence  index of the sequence in the batch
@@ -198,11 +198,11 @@ class Mask:
         return found
 
     def batch(self) -> int | None:
-        """Return the number of sequences if each has its own pattern, or None if all sequences share one."""
+        """Return the number of sequences if each has its own pattern, or None if the pattern is the same for all."""
         return _first([child.batch() for child in self.children()])
 
     def heads(self) -> int | None:
-        """Return the number of heads if each has its own pattern, or None if all heads share one."""
+        """Return the number of heads if each has its own pattern, or None if the pattern is the same for all."""
         return _first([child.heads() for child in self.children()])
 
     def length(self) -> int | None:
@@ -318,7 +318,7 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         device     device of the BlockMask; default the CPU
         size       number of positions in a block
 
@@ -341,7 +341,7 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         device     device on which the matrix is built; default the CPU
         """
         positions, keys = resolve_positions(queries, keys, positions)
@@ -355,7 +355,7 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         """
         from regard.core.masks.counts import count  # imports this module
 
@@ -369,7 +369,7 @@ class Mask:
         queries    number of query positions
         keys       number of key positions; default `queries`
         size       number of positions in a block
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         """
         from regard.core.masks.block_tables import block_table
 
@@ -596,7 +596,7 @@ class Predicate(Mask):
         return seen.expand(shape)
 
     def key(self) -> None:
-        """Return None: results are not cached, because values that the function reads may change."""
+        """Return None: results are not cached, because values that the user's function reads may change."""
 
     def opaque(self) -> bool:
         return True

@@ -225,7 +225,10 @@ def _sum_clamped(last: int, most: int) -> int:
 
 
 def _intersect_key_ranges(term: frozenset[Mask], i: Tensor, columns: range, sequence: int) -> tuple[Tensor, Tensor]:
-    """Return the first key that all ranges of `term` contain, and the key after the last one, for each query."""
+    """Return the intersection of the key ranges of all masks in `term`, for each query.
+
+    The result is the first key of the intersection and the key after its last one.
+    """
     low, high = torch.full_like(i, columns.start), torch.full_like(i, columns.stop)
     for mask in term:
         below, above = mask.key_range(i, sequence) or (None, None)

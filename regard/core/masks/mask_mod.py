@@ -362,6 +362,11 @@ class BlockMaskMask(Mask):
     """A FlexAttention BlockMask as a mask, indexed by row and column of the attention call.
 
     Full blocks are visible. In partial blocks, the BlockMask's mask_mod decides about each pair.
+
+    state     0 none, 1 some, 2 all pairs visible, for each query block q and key block k
+    sizes     numbers of positions in a query block and in a key block
+    lengths   numbers of queries and of keys
+    function  the mask_mod
     """
 
     state: Int8[Tensor, "b h q k"]
