@@ -560,7 +560,11 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
 
 
 def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: Tensor) -> LinearState:
-    """Return the initial state of linear attention, before the first key."""
+    """Return the initial state of linear attention, before the first key.
+
+    size  sizes of the state: (b, h, number of features, width of v)
+    like  a tensor that has the dtype and device of the new sums
+    """
     rows = math.prod(size[:3])
     # one tensor for all: on a GPU a call that fills a tensor takes longer than a view
     weighted, total, peak = like.new_zeros(rows * (size[3] + 2)).split((rows * size[3], rows, rows))

@@ -1,4 +1,4 @@
-"""Block-sparse attention: copies the key blocks that each query block sees together and calls a fused kernel on them.
+"""Block-sparse attention: calls a fused kernel on each query block and copies of the key blocks that it sees.
 
 Time and memory are proportional to the number of visible blocks, on the CPU too, with gradients.
 """
@@ -214,8 +214,8 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall | None:
     """Return a function that computes this attention call again for other q, k and v.
 
-    The call has no score terms and no dropout. Returns None if the plan has more than MOST_PREPARED mask entries,
-    because the cache of these functions would become large.
+    The call must have no score terms and no dropout. Returns None if the plan has more than MOST_PREPARED mask
+    entries, because the cache of these functions would become large.
     """
     plan, mask, beta, positions = get_plan(request), request.mask, request.beta, request.positions
     if plan.pairs > MOST_PREPARED:
@@ -347,7 +347,7 @@ def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Fl
 def scatter_keys(
     grads: list[Float[Tensor, "_ bg _ c"]], inputs: list[FusedInputs], plan: GatherPlan, b: int
 ) -> Float[Tensor, "b g j c"]:
-    """Add up the gradients of the gathered keys (or values) of all groups to the gradient of k (or v).
+    """Add up the gradients of the key blocks (or value blocks) of all groups to the gradient of k (or v).
 
     This is the backward pass of `gather` and `fused_inputs`.
     """

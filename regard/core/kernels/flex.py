@@ -189,7 +189,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall:
     """Return a function that computes this attention call again for other q, k and v.
 
-    The call has no score terms and no dropout.
+    The call must have no score terms and no dropout.
     """
     mask, beta, positions = request.mask, request.beta, request.positions
     plans = {_needs_gradient(request): _get_plan(request)}

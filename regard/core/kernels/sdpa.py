@@ -100,7 +100,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall | None:
     """Return a function that computes this attention call again for other q, k and v.
 
-    The call has no score terms and no dropout. Returns None if the dense mask would be too large to store.
+    The call must have no score terms and no dropout. Returns None if the dense mask would be too large to store.
     """
     if request.plain:
         return _repeat(request, DenseBias(None, None, None), request.causal_square)
