@@ -11,11 +11,12 @@ UNFINISHED = ".unfinished-"  # prefix of temporary files and folders
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], name: Callable[[Path], str] | None = None) -> Path:
-    """Write a file atomically: write a temporary file, force it to disk, rename it. Returns the final path.
+    """Write a file atomically: write a temporary file, force it to disk (fsync), rename it. Returns the final path.
 
     path   the final path; the temporary file is in the same folder
     write  function that is called with the path of the temporary file and writes that file
-    name   function from the path of the temporary file to the final file name; None keeps the name in `path`
+    name   function that is called with the path of the written temporary file and returns the final file name, for
+           example a name with a checksum; None uses the name in `path`
     """
     handle, temporary = tempfile.mkstemp(suffix=path.suffix, prefix=UNFINISHED, dir=path.parent)
     os.close(handle)

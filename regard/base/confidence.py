@@ -20,6 +20,8 @@ def _central_probability(angle: float, degrees: int) -> float:
     """Return the probability that |t| < tan(angle) * sqrt(degrees) for Student's t distribution.
 
     The probability is computed as a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+
+    degrees  number of degrees of freedom
     """
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
@@ -33,7 +35,7 @@ def _central_probability(angle: float, degrees: int) -> float:
 def _bisect(rising: Callable[[float], float], target: float, low: float, high: float) -> float:
     """Solve rising(x) = target by bisection between `low` and `high`, for an increasing function `rising`.
 
-    Bisection continues until no float lies between the two ends.
+    The solution must be between `low` and `high`. The interval is halved until no float lies between its two ends.
     """
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if rising(middle) < target else (low, middle)

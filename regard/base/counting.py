@@ -39,10 +39,11 @@ def count_flops() -> FlopCounterMode:
 
 @contextmanager
 def saved_tensor_bytes(exclude: Iterable[Tensor]) -> Iterator[dict[int, int]]:
-    """Record the bytes of each storage that autograd saves for the backward pass inside the `with` block.
+    """Context manager: record the bytes of each storage that autograd saves for the backward pass.
 
-    The `with` block gets a dictionary from storage addresses to bytes, which is filled as tensors are saved. Scalars
-    without a grad_fn are not counted, because they are constants that many calls share.
+    `with saved_tensor_bytes(...) as saved` makes `saved` a dictionary from the address of a storage to its bytes. An
+    entry is added when autograd saves a tensor inside the block. Scalars without a grad_fn are not counted, because
+    they are constants that many calls share.
 
     exclude  tensors whose storages are not counted, such as parameters
     """

@@ -52,7 +52,11 @@ class UnknownNameError(RegardError, ValueError):
 
 
 class KernelRefusedError(RegardError, RuntimeError):
-    """Raised if no kernel can compute an attention call exactly, or the kernel chosen with `kernel=` cannot."""
+    """Raised if no kernel can compute an attention call exactly, or the kernel chosen with `kernel=` cannot.
+
+    kernel   name of the chosen kernel; None if no kernel can compute the call
+    reasons  why the call cannot be computed
+    """
 
     kernel: str | None = None
     reasons: list[str] = []  # noqa: RUF012 (set on every error)

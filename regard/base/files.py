@@ -51,7 +51,8 @@ def read_bytes(path: Path, error: Error = DataError, most: int = MAX_BYTES) -> b
 def _read_regular(path: Path, most: int) -> tuple[os.stat_result, bytes]:
     """Return the status (os.stat_result) of a file, and at most `most` + 1 bytes of its content.
 
-    The content is empty if the file is not a regular file, or if the size in its status is more than `most` bytes.
+    If `most` + 1 bytes are returned, the file is too large. The content is empty if the file is not a regular file, or
+    if the size in its status is more than `most` bytes.
     """
     with _open_without_waiting(path) as opened:
         status = os.fstat(opened.fileno())
@@ -77,12 +78,12 @@ def _open_without_waiting(path: Path) -> IO[bytes]:
 
 
 def is_file(path: Path, error: Error = DataError) -> bool:
-    """Return whether a path is a regular file. Raises `error` if the path cannot be checked, see `exists`."""
+    """Return whether a path is a regular file. Raises `error` if this cannot be checked, as `exists` explains."""
     return stat.S_ISREG(_mode(path, error))
 
 
 def is_folder(path: Path, error: Error = DataError) -> bool:
-    """Return whether a path is a folder. Raises `error` if the path cannot be checked, see `exists`."""
+    """Return whether a path is a folder. Raises `error` if this cannot be checked, as `exists` explains."""
     return stat.S_ISDIR(_mode(path, error))
 
 
@@ -142,7 +143,7 @@ def read_json(path: Path, error: Error = DataError, *fields: str, **hooks: Calla
 
     error   class of the exception that is raised if the file cannot be read
     fields  keys that the file must contain; if there are any, the file must be a JSON object
-    hooks   `number` and `object_hook` of `parse_json`
+    hooks   the keyword arguments `number` and `object_hook`, which are passed to `parse_json`
     """
     found = parse_json(path, read_text(path, error, MAX_JSON_BYTES), error, **hooks)
     if fields and not isinstance(found, dict):

@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001 (mathematical signs that look like letters)
 """Formulas as trees, written as terminal text, LaTeX or MathML; `parse_latex` reads a subset of LaTeX.
 
-A tree consists of numbers, symbols and operations. It is only written, not evaluated. The functions that write a tree
-take the number of decimals.
+A tree consists of numbers, symbols and operations. It is only written, not evaluated. The functions `text`, `latex` and
+`mathml` write a tree; their argument `digits` is the number of decimals.
 """
 
 import html
@@ -48,7 +48,8 @@ _SPECIAL = {
 class Number:
     """A number in a formula.
 
-    A fraction of short integers is written as a fraction, other numbers as rounded decimals.
+    A fraction is written as a fraction if its numerator and denominator are short, else as a rounded decimal. A float
+    is always written as a rounded decimal.
     """
 
     value: int | Fraction | float
@@ -221,7 +222,7 @@ _MINUS = "\u2212"
 
 
 def is_written_exactly(value: int | Fraction | float, digits: int = DIGITS) -> bool:
-    """Return whether a formula shows a number without rounding, as a short fraction or with `digits` decimals.
+    """Return whether a formula shows a number without rounding: as a short fraction, or exactly in `digits` decimals.
 
     False for every finite float, because a float may be rounded already.
     """
@@ -247,9 +248,10 @@ def _is_short(value: Fraction) -> bool:
 
 
 def _split_number(value: int | Fraction | float, digits: int) -> tuple[bool, str, str]:
-    """Split a number for printing; return (is negative, numerator, denominator), the last two as text.
+    """Split a number for printing. Returns (is negative, numerator, denominator), the last two as text without sign.
 
-    Any number other than a short fraction is returned as the numerator, rounded if necessary, with the denominator "".
+    A short fraction such as 2/3 has a denominator. For any other number, the denominator is "" and the numerator is the
+    number itself: all digits of an integer, else `digits` decimals.
     """
     if isinstance(value, float) or not _is_short(Fraction(value)):
         shown = decimal(value, digits)
@@ -377,10 +379,10 @@ def _box(expression: Expression, digits: int) -> _Box:
 
 
 def _row_precedence(row: Sequence[Expression], at: int) -> int:
-    """Return the minimum precedence with which element `at` of a parsed formula (`Row`) is printed without brackets.
+    """Return the precedence that element `at` of a parsed formula (`Row`) needs to be printed without brackets.
 
-    For a fraction next to a factor this is the highest precedence, so that the fraction gets brackets: (a/b) c. For any
-    other element this is the lowest precedence, so that the element gets no brackets.
+    A fraction next to a factor needs the highest precedence, which it does not have, so it gets brackets: (a/b) c. Any
+    other element needs only the lowest precedence, so it gets no brackets.
     """
     near = [*[each for each in row[:at] if each != SPACE][-1:], *[each for each in row[at + 1 :] if each != SPACE][:1]]
     factor = any(not isinstance(each, Operator) for each in near)
@@ -408,7 +410,10 @@ def _text_part(each: Expression, least: int, digits: int) -> _Box:
 
 
 def _with_signs(terms: Sequence[Expression]) -> list[tuple[str, Expression]]:
-    """Return a (sign, term) pair for each term of a sum. A negative number becomes a subtraction, except in front."""
+    """Return a (sign, term) pair for each term of a sum.
+
+    A negative number becomes ("-", its absolute value). The first term is not changed; its sign is "+".
+    """
     later = [
         ("-", Number(-term.value)) if isinstance(term, Number) and term.value < 0 else ("+", term) for term in terms[1:]
     ]

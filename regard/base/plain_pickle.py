@@ -2,8 +2,8 @@
 
 Python's own `pickle` calls any function that a pickle names. This reader interprets the opcodes that build
 dictionaries, lists, tuples, strings, bytes, integers, booleans, None and numpy arrays of uint8. It refuses any other
-opcode by name. A small file takes little time and memory: the number of opcodes is limited, keys are text, bytes or
-integers, and equal bytes are encoded once and shared.
+opcode, with an error that names it. A small file takes little time and memory: the number of opcodes is limited, the
+keys of dictionaries are text, bytes or integers, and text that occurs several times is converted to bytes only once.
 """
 
 import pickletools  # pickletools lists opcodes and runs none  # nosec B403
@@ -34,7 +34,10 @@ DAMAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowE
 
 @dataclass(frozen=True)
 class NamedFunction:
-    """A placeholder for a function that a pickle refers to. The function is never called."""
+    """A placeholder for a function or class that a pickle names, which is never called.
+
+    kind  short name of the function, such as "frombuffer"
+    """
 
     kind: str
 
@@ -86,7 +89,7 @@ class _RefusedOpcodeError(Exception):
 
 
 class _PickleMachine:
-    """An interpreter for the opcodes of a pickle: its stack of values and its memo."""
+    """An interpreter for the opcodes of a pickle, with the stack and the memo of the pickle protocol."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -94,7 +97,7 @@ class _PickleMachine:
         self.encoded: dict[str, bytes] = {}
 
     def run(self, name: str, argument: Any) -> None:
-        """Run one opcode of the pickle."""
+        """Run one opcode of the pickle, with the argument that `pickletools.genops` decoded for it."""
         stack = self.stack
         match name:
             case "PROTO" | "FRAME":
@@ -159,9 +162,9 @@ class _PickleMachine:
                 raise _RefusedOpcodeError("is not supported")
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """Return the result that a function named in the pickle would have, without calling the function.
+        """Return the result of a function that the pickle names, or a placeholder for it, without calling it.
 
-        Only the few functions that build plain data are known. Raises _RefusedOpcodeError for any other function.
+        Only the few functions that build bytes and uint8 arrays are known. Raises _RefusedOpcodeError for any other.
         """
         kind = function.kind if isinstance(function, NamedFunction) else None
         match kind, arguments:
@@ -236,7 +239,7 @@ def _finalize(value: Any, done: dict[int, Any]) -> Any:
 
     Raises ValueError if the values of a `PartialArray` were never set.
 
-    done  the results for containers that were already converted, by the id of the original container; with it, a
+    done  dictionary from the id of each container that was already converted to the converted container, so that a
           container that is used twice is still one object in the result
     """
     if id(value) in done:

@@ -37,9 +37,10 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def _suggestion(self, name: str) -> str:
-        """Return a hint for an unknown name: similar names, or else all names, if there are at most MAX_LISTED.
+        """Return a hint for an unknown name: the similar names.
 
-        For a longer registry without similar names, the hint has the first and the last name in alphabetical order.
+        If there are none, the hint lists all names, or if there are more than MAX_LISTED, the first and the last in
+        alphabetical order.
         """
         if near := suggest(name, self._entries, most=3):
             return near

@@ -12,8 +12,8 @@ def make_generator(seed: int, device: torch.device | str = "cpu") -> torch.Gener
 def hash_integers(x: Tensor, seed: int) -> Tensor:
     """Hash each non-negative integer to 32 bits, elementwise. The result is the same on every device.
 
-    The hash consists of three rounds of xor-shift and multiplication by odd numbers. It is computed with 32 bits of an
-    int64, so that no product overflows.
+    The hash consists of three rounds of xor-shift and multiplication by odd numbers. The result is an int64 tensor with
+    values below 2^32.
     """
     x = x.long()  # kernels pass 32-bit indices, in which the products would overflow
     x = (x ^ (seed * 0x9E3779B1 & 0xFFFFFFFF)) & 0xFFFFFFFF

@@ -23,7 +23,7 @@ def assume_constant_result(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def constant(number: int | None) -> int | None:
-    """Return an integer as a constant under torch.compile, so that it can be formatted as text; None stays None."""
+    """Return an integer unchanged. Under torch.compile it becomes a constant, so that it can be formatted as text."""
     return None if number is None else operator.index(number)
 
 

@@ -22,6 +22,8 @@ class Positions:
     offsets  one integer per sequence, which is added to the positions of its queries. With offsets, right-padded
              sequences of different lengths can be decoded in one batch without a dense mask
 
+    In the examples, q and k have five positions each. The queries are at positions 5 to 9, then at 3 to 7.
+
     >>> attend(q, k, v, mask=causal(), positions=Positions(queries=5)).shape
     torch.Size([1, 4, 5, 8])
     >>> attend(q, k, v, mask=causal(), positions=Positions(queries=0, offsets=torch.tensor([3]))).shape
@@ -67,7 +69,10 @@ class Positions:
         return isinstance(self.keys, int) and self.offsets is None
 
     def query_positions(self, row: Int[Tensor, "i 1"]) -> Int[Tensor, "*b i 1"]:
-        """Return the positions of the queries with indices `row`: (i, 1), or (b, 1, i, 1) if there are offsets."""
+        """Return the positions of the queries whose indices in q are `row`.
+
+        The shape is (i, 1), or (b, 1, i, 1) if there are offsets.
+        """
         at = row + self.queries
         return at if self.offsets is None else at + self.offsets.to(row.device)[:, None, None, None]
 
@@ -87,9 +92,10 @@ def _is_integer(x: Tensor) -> bool:
 
 
 def check_positions(positions: Positions | None, i: int, j: int, b: int | None = None) -> Positions:
-    """Check that `positions` fits i queries, j keys and b sequences, else raise ShapeError. Returns the positions.
+    """Return `positions`, or the default if it is None. Raises ShapeError if it does not fit the sizes of a call.
 
     positions  None means the default: keys at 0 .. j - 1, queries at j - i .. j - 1
+    i, j       numbers of queries and of keys
     b          number of sequences; None skips the check of this number
     """
     if positions is None:
@@ -115,12 +121,14 @@ def check_positions(positions: Positions | None, i: int, j: int, b: int | None =
 class Grid:
     """A set of query-key pairs, as integer tensors that broadcast against each other.
 
-    Masks and score terms are defined elementwise on a `Grid`. One definition is then enough for the dense matrix
-    (row (i, 1), column (1, j)), for gathered blocks, and for the single pairs of a fused kernel.
+    Masks and score terms are elementwise functions of a `Grid`. So one definition of a mask serves for a dense matrix,
+    for some blocks of the matrix, and for a fused kernel that asks about one pair at a time. For a dense matrix, `row`
+    is (i, 1) and `column` is (1, j).
 
     batch, head  indices of the sequence and of the head
     row, column  indices of the query in q and of the key in k
     i, j         absolute positions of the query and of the key
+    whole        whether `row` covers all of q, and `column` all of k
     """
 
     batch: Tensor

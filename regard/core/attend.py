@@ -84,8 +84,8 @@ def attend_with_weights(
 ) -> tuple[Float[Tensor, "b h i e"], Float[Tensor, "b h i j"]]:
     """Return the output of `attend`, and the attention weights (after dropout) that produced this output.
 
-    `watch` records this as one call. An edit of the weights inside `intervene` changes the returned output and the
-    returned weights.
+    `regard.watch` records this as one attention call. If `regard.intervene` edits the weights of this call, both the
+    returned output and the returned weights change.
     """
     if not kernels.is_observed():
         return _compute_with_weights(q, k, v, dropout, mask, scores, beta, positions)
@@ -152,9 +152,9 @@ def explain(
 ) -> "Explanation | ModelExplanation":
     """Report which kernel `attend` would choose for these arguments, and why other kernels cannot compute the call.
 
-    The report also has the number of visible query-key pairs and the memory of each kernel. The arguments are those
-    of `attend`. `explain(model, inputs)` runs a model once and explains every call of `attend` inside the model.
-    `inputs` is a tensor, a tuple of positional arguments or a dictionary of keyword arguments.
+    The arguments are those of `attend`. The report also has the number of visible query-key pairs, and the memory that
+    each kernel would need. `explain(model, inputs)` runs a model once and explains every call of `attend` inside the
+    model; `inputs` is a tensor, a tuple of positional arguments or a dictionary of keyword arguments of the model.
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> explain(q, k, v).chosen

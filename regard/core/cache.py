@@ -50,7 +50,7 @@ class Cache(ABC):
 
     @abstractmethod
     def reorder(self, rows: Int[Tensor, "r"]) -> None:
-        """Reorder the batch, as for beam search: sequence r becomes the previous sequence rows[r].
+        """Reorder the batch, as for beam search. Sequence r of the new batch is sequence rows[r] of the old batch.
 
         `rows` may repeat sequences or leave some out, so that the batch grows or shrinks.
         """
@@ -63,6 +63,8 @@ class Cache(ABC):
 
 class DynamicCache(Cache):
     """A KV cache that grows by concatenation. Its length is not limited, and gradients flow through it.
+
+    In the example, three positions are appended to an empty cache, so the first query is at position 0.
 
     >>> k, v, positions = DynamicCache().extend(torch.randn(1, 4, 3, 8), torch.randn(1, 4, 3, 8))
     >>> k.shape, positions.queries
@@ -89,7 +91,7 @@ class DynamicCache(Cache):
 class StaticCache(Cache):
     """A KV cache allocated once for `capacity` positions and written in place.
 
-    It is for generation, not for training.
+    It is for generation, not for training. In the example, five of the 16 allocated positions are filled.
 
     >>> cache = StaticCache(capacity=16)
     >>> cache.extend(k, v).positions.queries, cache.tensors()[0].shape
@@ -131,8 +133,11 @@ class StaticCache(Cache):
 class SlidingWindowCache(Cache):
     """A KV cache that drops the keys that the mask hides from all later queries.
 
-    For every mask, the attention output equals that with a full cache. All keys are kept in two cases: the mask never
-    hides earlier keys, such as `causal()`, or the mask does not define the method `box`, such as `Mask.of`.
+    For every mask, the attention output is the same as with a cache of all keys. All keys are kept in two cases: the
+    mask never hides earlier keys, such as `causal()`, or the mask cannot tell which keys a range of queries sees, such
+    as `Mask.of`, because it does not define the method `box`.
+
+    In the example, five keys are appended. A later query sees at most the last two of them, so two are kept.
 
     >>> cache = SlidingWindowCache(causal() & window(before=2))
     >>> cache.extend(k, v).k.shape, cache.tensors()[0].shape
@@ -170,8 +175,12 @@ class SlidingWindowCache(Cache):
 class Stream:
     """Streaming attention: push queries, keys and values in chunks of any size and get the outputs in order.
 
-    The output of a query is returned as soon as no later key can be visible to this query or to an earlier query. So
-    the delay is the number of later positions that the mask shows. Keys that no later query can see are dropped.
+    The output of a query is returned as soon as no later key can be visible to this query or to an earlier query. With
+    a causal mask that is at once; with `window(after=2)` it is two positions later. Keys that no later query can see
+    are dropped.
+
+    In the example, six positions are pushed. The chunk of the first four is complete. The other two wait for the rest
+    of their chunk, or for `finish`.
 
     >>> stream = Stream(chunks(4, before=1))
     >>> stream.push(*torch.randn(3, 1, 2, 6, 8)).shape, stream.finish().shape
@@ -292,7 +301,7 @@ def _expand_flag(flag: bool | Tensor, like: Tensor) -> Tensor:
 
 
 def _compact_positions(positions: Int[Tensor, "j"]) -> int | Int[Tensor, "j"]:
-    """Return the first key position as an int if the positions are consecutive; else return the tensor unchanged."""
+    """Return the first of the key positions as an int if they are consecutive; else return the tensor unchanged."""
     if not len(positions):
         return 0
     with _disable_current_modes():

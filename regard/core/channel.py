@@ -22,10 +22,11 @@ def channel_attend(
     kernel: str | None = None,
     **unknown: UnknownKeyword,
 ) -> Float[Tensor, "b h n c"]:
-    """Channel attention: softargmax (softmax) of beta q^T k over the channels of each group h, times v.
+    """Channel attention: softargmax (softmax) of beta q^T k over the channels, times v.
 
-    The weights are c x c for any number of positions. This is `attend` with positions and channels exchanged:
-    the features of a channel are its values at all n positions. Ding et al. 2022 (DaViT), arXiv:2204.03645.
+    It is computed in each of h groups of c channels, so the weights of a group are c x c for any number of positions.
+    This is `attend` with positions and channels exchanged: the feature vector of a channel consists of its values at
+    all n positions. Ding et al. 2022 (DaViT), arXiv:2204.03645.
 
     beta     inverse temperature; None is c ** -0.5
     dropout  dropout probability of the weights; pass 0 outside training

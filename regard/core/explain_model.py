@@ -134,8 +134,8 @@ def _track_modules(model: nn.Module, stack: list[str], ran: list[str]) -> Iterat
 
 
 def _pop(stack: list[str]) -> None:
-    """Remove the last element of a list and return None, because a forward hook calls this function.
+    """Remove the last element of a list and return None. A forward hook calls this function.
 
-    Any other return value of a forward hook would replace the output of the module.
+    If the hook returned the element, torch would replace the output of the module by it.
     """
     stack.pop()

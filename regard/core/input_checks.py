@@ -46,13 +46,16 @@ def fits(q: object, k: object, v: object) -> bool:
 
 
 def check_has_values(name: str, x: object, q: Tensor) -> None:
-    """Raise DeviceError if x is a tensor on the meta device, which has no values, and q is not."""
+    """Raise DeviceError if x is a tensor on the meta device, where tensors have no values, and q is on another device.
+
+    name  name of x in the error message
+    """
     if isinstance(x, Tensor) and x.device.type == "meta" and q.device.type != "meta":
         raise DeviceError(f"{name} is on the meta device and has no values, but q is on {q.device}; make it there")
 
 
 def is_autocasting(x: Tensor) -> bool:
-    """Return whether autocast is enabled for this tensor's device. False for float64, which autocast leaves alone."""
+    """Return whether autocast is enabled for this tensor's device. False for float64, which autocast does not cast."""
     kind = x.device.type
     return x.dtype != torch.float64 and _has_autocast(kind) and torch.is_autocast_enabled(kind)
 

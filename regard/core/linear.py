@@ -4,8 +4,8 @@
 
 S and z do not grow with the sequence. There are three algorithms with the same result. With a causal mask:
 
-    parallel   compares every query with every earlier key of the call
-    chunked    compares queries and keys inside a chunk of `chunk` keys, and takes earlier chunks from S and z; several
+    parallel   multiplies every query with every earlier key of the call, as ordinary attention does
+    chunked    does this inside each chunk of `chunk` keys, and reads the keys of earlier chunks from S and z; several
                chunks are computed in one batch
     recurrent  adds one key at a time to S and z
 
@@ -51,8 +51,10 @@ FEATURE_MAPS: Registry[Callable[..., "FeatureMap"]] = Registry("feature map")
 class FeatureMap(ABC):
     """A feature map phi of linear attention: the weight of key j for query i is phi(q_i) . phi(k_j).
 
-    The weights must not be negative. A map whose values may overflow sets `logarithmic` and returns ln phi from
-    `query_features` and `key_features`.
+    The weights must not be negative.
+
+    logarithmic  whether `query_features` and `key_features` return ln phi, because phi itself may overflow
+    chunk        default number of keys that the chunked form processes at once
     """
 
     logarithmic: ClassVar[bool] = False
@@ -106,8 +108,8 @@ class Performer(FeatureMap):
 
     phi(x)_r = exp(w_r . y - |y|^2 / 2) / sqrt(count) with y = x beta^(1/2). The w_r are standard normal
     (orthogonal in groups of `width`), hence E[phi(q) . phi(k)] = exp(beta q . k): an unbiased estimate of the
-    weights of softargmax (softmax) before they are normalised. Choromanski et al. 2021, arXiv:2009.14794. The
-    values range over hundreds of powers of e, so only their logarithms are stored.
+    weights of softargmax (softmax) before they are normalised. Choromanski et al. 2021, arXiv:2009.14794. phi may
+    overflow, so `query_features` and `key_features` return ln phi.
     """
 
     width: int
@@ -203,7 +205,7 @@ class LinearState:
 
     weighted  sum of phi(k) v^T, divided by exp(peak)
     total     sum of phi(k), divided by exp(peak)
-    peak      largest ln phi(k) of each feature so far; 0 for maps that are not logarithmic, -inf before any key
+    peak      for logarithmic maps, the largest ln phi(k) of each feature so far, -inf before the first key; else 0
     length    number of keys so far, hidden ones included; the next key has this position
     features  feature map with which the sums were computed
     """
@@ -241,17 +243,18 @@ def linear_attend(
 
     features  feature map; default elu_plus_one()
     mask      None, full(), causal(), padding(lengths), or several of them combined with `&`
-    form      algorithm: "parallel", "chunked" or "recurrent". All give the same result. A causal parallel call
-              stores i * j numbers (times count for performer). Default: chunked for a causal mask, parallel
-              otherwise
+    form      algorithm: "parallel" (all pairs of the call at once), "chunked" or "recurrent" (one key at a time). All
+              give the same result. A causal parallel call stores i * j numbers for each head, and `count` times as
+              many for performer. Default: chunked for a causal mask, parallel otherwise
     chunk     number of keys that the chunked form processes at once; default `features.chunk`
     state     the state that the previous call returned. The first key of this call follows the last key of the state
-    kernel    "triton", the chunked form on a GPU, or "torch", all forms on every device; default triton for
-              bfloat16 and float16 where it can compute the call. A named kernel that cannot compute the call
-              raises KernelRefusedError with the reasons
+    kernel    "triton" (causal masks on a GPU, chunked form) or "torch" (all forms on every device). Default: triton
+              for bfloat16 and float16 if it can compute the call, else torch. A named kernel that cannot compute the
+              call raises KernelRefusedError with the reasons
 
     Sums are computed in float32 or better, also under autocast, which only casts q, k and v. The output of a
-    query is zero if phi(q) . phi(k) = 0 for every visible key.
+    query is zero if phi(q) . phi(k) = 0 for every visible key. In the example, the returned state has summed the five
+    keys of the call.
 
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8)
     >>> out, state = linear_attend(q, k, v, mask=causal())
@@ -309,6 +312,8 @@ def _choose_kernel(
     """Return the kernel for a linear attention call: the named one, or Triton where it can run and is exact enough.
 
     Raises KernelRefusedError if the named kernel cannot compute the call.
+
+    size  sizes of the state: (b, h, number of features, width of v)
     """
     if kernel not in (None, *KERNELS):
         raise ConfigError(
@@ -439,10 +444,13 @@ def _add_keys(
 
 
 def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int], device: str) -> int:
-    """Return the number of chunks to compute in one batched product, limited by the memory for their states.
+    """Return the number of chunks to compute in one batched product, limited by the memory for the sums of each chunk.
 
     The number is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
     rescaled from chunk to chunk.
+
+    step  number of keys in a chunk; 1 is the recurrent form
+    size  sizes of the sums: (b, h, number of features, width of v)
     """
     most = _AT_ONCE_ON_CPU if device == "cpu" else _AT_ONCE
     return 1 if step == 1 or features.logarithmic else max(1, most // max(1, math.prod(size)))
@@ -552,7 +560,11 @@ def _random_directions(width: int, count: int, seed: int, orthogonal: bool) -> F
 
 
 def _initial_state(features: FeatureMap, size: tuple[int, int, int, int], like: Tensor) -> LinearState:
-    """Return the initial state of linear attention, before the first key."""
+    """Return the initial state of linear attention, before the first key.
+
+    size  sizes of the state: (b, h, number of features, width of v)
+    like  a tensor that has the dtype and device of the new sums
+    """
     rows = math.prod(size[:3])
     # one tensor for all: on a GPU a call that fills a tensor takes longer than a view
     weighted, total, peak = like.new_zeros(rows * (size[3] + 2)).split((rows * size[3], rows, rows))
@@ -587,7 +599,12 @@ def _check_state(
 
 
 def _read_mask(mask: Mask, q: Tensor, k: Tensor, start: int) -> tuple[bool, Bool[Tensor, "b 1 j 1"] | None]:
-    """Return whether the mask is causal, and which keys are visible. Raises ConfigError for unsupported masks."""
+    """Return whether the mask of a linear attention call is causal, and which keys its padding leaves visible.
+
+    The second is None if no key is hidden. Raises ConfigError for masks that linear attention does not support.
+
+    start  position of the first key
+    """
     i, j = q.shape[2], k.shape[2]
     if type(mask) is Causal and i == j:
         return True, None
@@ -620,7 +637,7 @@ def _step_size(form: str | None, chunk: int | None, default: int, is_causal: boo
     """Return the number of keys that the algorithm `form` of linear attention processes at once.
 
     chunk    number of keys in a chunk, as passed by the user; None is `default`
-    default  number of keys in a chunk of the feature map
+    default  number of keys in a chunk if the user passed none: the attribute `chunk` of the feature map
     j        number of keys of the call
     """
     form = ("chunked" if is_causal else "parallel") if form is None else form

@@ -46,8 +46,8 @@ class Tile:
     """Launch options of a Triton kernel.
 
     chunk   tokens in a chunk, a divisor of 64
-    warps   warps of a program
-    stages  chunks that are loaded ahead
+    warps   warps of a program (`num_warps` of Triton)
+    stages  chunks that are loaded ahead (`num_stages` of Triton)
     """
 
     chunk: int
@@ -92,9 +92,9 @@ def run(
 ) -> tuple[Float[Tensor, "b h n e"], Sums]:
     """Compute causal linear attention. Returns the outputs and the sums after the last token.
 
-    sums       sums of earlier tokens: (matrix, vector, peak), as in `LinearState`. If q and k are logarithms of
-               features, matrix and vector are divided by exp(peak). None if there are no earlier tokens, which only
-               calls without gradients outside of torch.compile take
+    sums       sums of earlier tokens: (matrix, vector, peak), that is `weighted`, `total` and `peak` of `LinearState`.
+               If q and k are logarithms of features, matrix and vector are divided by exp(peak). None if there are no
+               earlier tokens; only calls without gradients outside of torch.compile may pass None
     map_code   the feature map that the kernels apply to q and k, see `linear_triton_kernels`
     reference  function that computes the same with torch operations; it is used for second derivatives
     """
@@ -143,7 +143,13 @@ def choose_tile(kernel: str, widest: int, dtype: torch.dtype) -> Tile:
 
 
 def choose_length(n: int, heads: int) -> int:
-    """Return the number of tokens in a segment: a power of two, for about PROGRAMS segments of all heads together."""
+    """Return the number of tokens in a segment: a power of two, from SHORTEST to LONGEST.
+
+    Within these limits, it is chosen so that all heads together have about PROGRAMS segments.
+
+    n      number of tokens in a sequence
+    heads  number of heads of all sequences
+    """
     most = max(SHORTEST, min(LONGEST, n * heads // PROGRAMS))
     return 1 << int(math.log2(most))
 
@@ -198,9 +204,10 @@ class _Launch:
         return {**self.known, "M": tile.chunk, "num_warps": tile.warps, "num_stages": tile.stages}
 
     def accumulate(self, sums: Tensor, start: tuple[Tensor, ...] | None, reverse: bool) -> tuple[Tensor, ...]:
-        """Return the cumulative sums before each segment, and the total: `start` plus the sums of all segments.
+        """Return the cumulative sum before each segment, and after them the total.
 
-        The cumulative sum before a segment is `start` plus the sums of all earlier segments.
+        The cumulative sum before a segment is `start` plus the sums of all earlier segments. The total is `start` plus
+        the sums of all segments.
 
         sums     the sums of each segment
         start    a matrix, a vector and, for logarithms of features, the peak; None if there are no earlier tokens
@@ -242,8 +249,8 @@ def forward(
     """Forward pass of causal linear attention, computed with Triton kernels.
 
     Returns six tensors: the outputs; matrix, vector and peak after the last token; the sum of weights of each query;
-    and the level of each query. The sum of weights of a query is stored divided by exp(level). Peak and level are empty
-    unless q and k are logarithms of features.
+    and the level of each query. If q and k are logarithms of features, the sum of weights is stored divided by
+    exp(level), so that it does not overflow. Otherwise peak and level are empty.
 
     matrix, vector, peak  the sums over earlier tokens; None if there are none
     keep                  whether to return the sums of weights and the levels, which the backward pass needs. False

@@ -3,6 +3,9 @@
 A sequence is cut into segments, and a segment into chunks of M tokens. One kernel computes the sums of each segment,
 `accumulate` adds up those of all earlier (or later) segments, and one program for each segment then goes through its
 chunks with these sums in registers. Sums are float32. Products take operands of the dtype OPERAND.
+
+The kernels have these constants in common: H heads, GROUP query heads for each key head, C features (or the width of q
+before the feature map), W the width of v, R and E the widths C and W rounded up to powers of two.
 """
 
 import triton
@@ -19,7 +22,8 @@ SQUARED_RELU = tl.constexpr(3)
 def _exp(x, EXACT: tl.constexpr):
     """Compute exp(x).
 
-    EXACT  whether the rounding error of the exponent to base 2 is added back, so that large |x| lose no digits
+    EXACT  whether to correct the rounding error of x / ln(2), the exponent of the power of two that the GPU computes;
+           without it, the result has fewer correct digits for large |x|
     """
     power = x * 1.4426950408889634
     if not EXACT:
@@ -43,7 +47,10 @@ def _phi(x, MAP: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def _slope(phi, factor, MAP: tl.constexpr):
-    """Compute the derivative of the feature map times `factor`, given `phi`, the features times `factor`."""
+    """Compute the derivative of the feature map, multiplied by `factor`.
+
+    phi  the features, multiplied by `factor`
+    """
     if MAP == ELU_PLUS_ONE:
         slope = tl.where(phi < factor, phi, factor)
     elif MAP == RELU:
@@ -137,7 +144,7 @@ def sum_keys(
     H: tl.constexpr, GROUP: tl.constexpr, MAP: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Compute the sums of each segment: phi(k) v^T and phi(k)."""
+    """Compute the sums of each segment over its keys: the sum of phi(k) v^T and the sum of phi(k)."""
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H
     keys, values = _head(K, b, h // GROUP, k_b, k_h), _head(V, b, h // GROUP, v_b, v_h)
@@ -161,7 +168,7 @@ def accumulate(
     """Compute cumulative sums over segments, which start with MATRIX and VECTOR.
 
     BEFORE gets, for each segment, the start plus the SUMS of all earlier segments, or of all later ones if REVERSE.
-    MATRIX_AFTER and VECTOR_AFTER get the start plus the SUMS of all segments.
+    MATRIX_AFTER and VECTOR_AFTER get the start plus the SUMS of all segments. If FRESH, the start is 0.
     """
     both = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -200,7 +207,7 @@ def attend_chunks(
     H: tl.constexpr, GROUP: tl.constexpr, MAP: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr, M: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outputs of each segment, and the sum of weights of each row if KEEP."""
+    """Compute the outputs of the queries of each segment, and if KEEP also their sums of weights."""
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H
     queries = _head(Q, b, h, q_b, q_h)

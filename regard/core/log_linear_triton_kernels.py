@@ -2,8 +2,9 @@
 
 The steps are those of `linear_triton_kernels`. The peak of a feature is the largest logarithm of this feature so far.
 Sums of exponentials are stored divided by exp(peak), and rescaled when the peak increases. The weights inside a chunk
-are sums over the features of exp(ln phi(q) + ln phi(k) - TOP), computed pair by pair. If queries and keys were scaled
-separately, both factors could underflow although their product does not.
+are sums over the features of exp(ln phi(q) + ln phi(k) - TOP), computed pair by pair, where TOP is one number for each
+query that prevents overflow. If queries and keys were scaled separately, both factors could underflow although their
+product does not.
 """
 
 import triton
@@ -65,7 +66,10 @@ def sum_keys(
     H: tl.constexpr, GROUP: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Compute the sums of each segment: phi(k) v^T and phi(k), and the peak by which they are divided."""
+    """Compute the sums of each segment over its keys: the sum of phi(k) v^T and the sum of phi(k), and the peak.
+
+    Both sums are divided by exp(peak).
+    """
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H
     keys, values = _head(K, b, h // GROUP, k_b, k_h), _head(V, b, h // GROUP, v_b, v_h)
@@ -128,7 +132,10 @@ def attend_chunks(
     H: tl.constexpr, GROUP: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr, M: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outputs of each segment; if KEEP, also the sum of weights of each row, divided by exp(TOP)."""
+    """Compute the outputs of the queries of each segment.
+
+    If KEEP, also compute TOP, and the sum of weights of each query divided by exp(TOP).
+    """
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H
     queries = _head(Q, b, h, q_b, q_h)

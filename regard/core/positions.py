@@ -24,12 +24,14 @@ LARGEST = 1e30  # of bases, factors and numbers of turns; formulas with larger n
 def sinusoidal(positions: int | Tensor, width: int, *, base: float = 10000.0) -> Float[Tensor, "n d"]:
     """Return sinusoidal position embeddings, to be added to token embeddings.
 
-    Vaswani et al. 2017, arXiv:1706.03762. out[n, 2k] = sin(n / base^(2k/d)) and out[n, 2k+1] = cos(n /
-    base^(2k/d)), in float32.
+    For position n, coordinate 2k is sin(n / base^(2k/width)), and coordinate 2k + 1 is the cosine of the same angle.
+    The result is float32. Vaswani et al. 2017, arXiv:1706.03762.
 
     positions  number of tokens, or a tensor of positions
     width      model width, an even number
     base       base of the wavelengths
+
+    The example is the embedding of position 1, with the angles 1 and 0.01.
 
     >>> sinusoidal(2, 4)[1]
     tensor([0.8415, 0.5403, 0.0100, 0.9999])
@@ -94,10 +96,10 @@ class Interpolate(RopeScaling):
 @ROPE_SCALINGS.add("NTK")
 @dataclass(frozen=True, slots=True)
 class NTK(RopeScaling):
-    """NTK-aware RoPE scaling: the base becomes base * factor^(w / (w - 2)), where w is the rotated width.
+    """NTK-aware RoPE scaling: the base becomes base * factor^(w / (w - 2)).
 
-    The highest frequency is kept, and the lowest is divided by `factor`. The others are divided by `factor` to
-    a power between 0 and 1. bloc97 2023, reddit.com/r/LocalLLaMA/comments/14lz7j5.
+    w is the number of rotated coordinates. The highest frequency is kept, and the lowest is divided by `factor`. The
+    others are divided by `factor` to a power between 0 and 1. bloc97 2023, reddit.com/r/LocalLLaMA/comments/14lz7j5.
     """
 
     factor: float
@@ -120,8 +122,8 @@ class DynamicNTK(RopeScaling):
     All frequencies except the highest change with n, so keys cached for one length are wrong for another; a KV
     cache works only up to `original` positions. emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr.
 
-    factor    growth of the NTK factor for each further `original` positions: the NTK factor is 1 at n = original
-              and 1 + factor at n = 2 * original
+    factor    increase of the NTK factor when the input grows by `original` positions: the NTK factor is 1 at
+              n = original and 1 + factor at n = 2 * original
     original  context length that the model was trained with
     """
 
@@ -177,10 +179,11 @@ class Llama3(RopeScaling):
 class YaRN(RopeScaling):
     """YaRN's RoPE scaling, which divides low frequencies by `factor` and keeps high ones.
 
-    Whether a frequency is low or high depends on its number of turns in the original context. Between `fast` and
-    `slow`, the frequencies are interpolated linearly in their index k. A frequency makes t turns at index k(t) = w *
-    ln(original / (2 pi t)) / (2 ln base) for a rotated width w. The interpolation runs from floor k(fast) to
-    ceil k(slow), as in the released code. Peng et al. 2023, arXiv:2309.00071.
+    Whether a frequency is low or high depends on its number of turns in the original context, original * frequency /
+    (2 pi). Between `fast` and `slow` turns, the frequencies are interpolated linearly in their index k. The frequency
+    with index k(t) = w ln(original / (2 pi t)) / (2 ln base) makes t turns, where w is the number of rotated
+    coordinates. The interpolation runs from floor k(fast) to ceil k(slow), as in the released code. Peng et al. 2023,
+    arXiv:2309.00071.
 
     original          context length that the model was trained with
     fast              with at least this number of turns, the frequency is kept
@@ -256,8 +259,8 @@ class Rotary:
     def __call__(self, x: Float[Tensor, "b h n c"], positions: int | Tensor | None = None) -> Float[Tensor, "b h n c"]:
         """Rotate queries or keys by their positions (RoPE).
 
-        positions  None for 0, 1, 2 ...; an integer, the position of the first token; or a tensor of positions, (n)
-                   or (b n). With several axes a tensor (n axes) or (b n axes) is required
+        positions  None for 0, 1, 2 ..., the position of the first token as an integer, or a tensor of all positions
+                   with the shape (n) or (b n). If `axes` is above 1, a tensor (n axes) or (b n axes) is required
         """
         if not isinstance(x, Tensor):
             raise DtypeError(f"x must be a tensor of heads, (b h n c), not {type(x).__name__}")
@@ -307,7 +310,10 @@ class Rotary:
         return width
 
     def _token_positions(self, x: Tensor, positions: int | Tensor | None) -> Float[Tensor, "*b n axes"]:
-        """Return the position of each token along each axis, in float32, (n axes) or (b 1 n axes)."""
+        """Return the position of each token along each axis, in float32.
+
+        The shape is (n axes), or (b 1 n axes) if the sequences have different positions.
+        """
         b, _, n, _ = x.shape
         if not isinstance(positions, Tensor):
             if self.axes > 1:
@@ -358,15 +364,15 @@ def rotary(
 ) -> Rotary:
     """Return a rotary position embedding (RoPE), which rotates each pair of coordinates by position * frequency.
 
-    Scores of rotated q and k depend on i - j only. Su et al. 2021, arXiv:2104.09864. Call the result with
-    queries or keys: `rope(x)`, `rope(x, 7)` if the first position is 7, or `rope(x, positions)`.
+    The positions i and j of rotated q and k affect their score by i - j only. Su et al. 2021, arXiv:2104.09864. Call
+    the result with queries or keys: `rope(x)`, `rope(x, 7)` if the first position is 7, or `rope(x, positions)`.
 
     base     base of the wavelengths
-    pairing  "half" pairs coordinate k with k + w/2 (Llama of Hugging Face), "interleaved" 2k with 2k + 1
+    pairing  "half" pairs coordinate k with k + width/2 (Llama of Hugging Face), "interleaved" pairs 2k with 2k + 1
              (GPT-J)
     width    number of coordinates to rotate, from the first; None rotates all
-    axes     number of coordinates of a position. 2 is for images: the first half of the rotated width follows
-             the row, the second half the column
+    axes     number of coordinates of a position. 2 is for images: the first half of the rotated coordinates is
+             rotated by the row of a patch, the second half by its column
     scaling  Interpolate, NTK, DynamicNTK, Llama3 or YaRN, for contexts longer than in training
 
     >>> rope = rotary()

@@ -1,7 +1,7 @@
 """Score terms: biases and other functions of the scores, applied after beta and before the softargmax.
 
-`ScoreTerm.bind` returns the term of one attention call: an elementwise function of scores and query-key pairs. This one
-definition is used for the dense matrix, for gathered blocks and in fused kernels. Several terms are applied in order.
+`ScoreTerm.bind` returns the term for one attention call: an elementwise function of scores and query-key pairs. Every
+kernel uses this function, for the whole score matrix or for parts of it. Several terms are applied in order.
 """
 
 import math
@@ -43,7 +43,7 @@ class ScoreTerm(ABC):
 
     @abstractmethod
     def bind(self, q: Float[Tensor, "b h i c"], beta: float) -> BoundTerm:
-        """Bind this score term to one attention call: return a function of (scores, grid) that gives the new scores."""
+        """Return this score term for one attention call: a function of scores and a `Grid` that returns new scores."""
 
     def check(self, q: Float[Tensor, "b h i c"], j: int) -> None:  # noqa: B027 (a term may fit all shapes)
         """Raise an error if this score term does not fit the heads of q, or the numbers of queries and keys."""
@@ -227,7 +227,7 @@ class Softcap(ScoreTerm):
         return apply_cap
 
     def bind_in_kernel(self, q: Tensor, tanh: Callable[[Tensor], Tensor]) -> BoundTerm:
-        """Return this term as a function of (scores, grid) for use inside a GPU kernel, with few instructions.
+        """Return the same function as `bind`, written with fewer instructions for use inside a GPU kernel.
 
         The kernel must ignore gradients of hidden scores.
 
@@ -346,11 +346,11 @@ def _alibi_example(sizes: Sizes) -> ScoreTerm:
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, "h"]:
-    """Return the slopes of ALiBi for h heads.
+    """Return the slopes of ALiBi for a number of heads h.
 
     If h is a power of two, slope n is 2^(-8 n / h) for n = 1 .. h. Otherwise let p be the largest power of two
-    below h: the slopes for p heads come first, followed by slopes 1, 3, 5 ... of those for 2 p heads, until
-    there are h. This is the rule of the authors' code.
+    below h. The slopes for p heads come first. Then follow the slopes number 1, 3, 5 ... for 2 p heads, until there
+    are h slopes. This is the rule of the authors' code.
 
     >>> alibi_slopes(3)  # 2^-4 and 2^-8 of two heads, then 2^-2, the first of four heads
     tensor([0.0625, 0.0039, 0.2500])
@@ -371,6 +371,8 @@ def t5_buckets(table: Float[Tensor, "buckets h"], *, max_distance: int = 128, bi
     table          learned biases, one row per bucket, one column per query head
     max_distance   all distances of at least this are in the last bucket
     bidirectional  whether keys after the query have their own buckets, as in an encoder
+
+    In the example, v is the identity matrix, so the output is the attention weights; they are those of the last query.
 
     >>> q, table = torch.zeros(1, 1, 6, 1), torch.tensor([[0.0], [1.0], [2.0], [3.0]]).log1p()
     >>> term = t5_buckets(table, max_distance=4, bidirectional=False)
@@ -441,6 +443,8 @@ def shaw(keys: Float[Tensor, "distances c"]) -> ScoreTerm:
     keys  one learned key for each distance from -max_distance to max_distance: an odd number of rows, the middle one
           for i = j
 
+    In the example, v is the identity matrix, so the output is the attention weights.
+
     >>> q, k = torch.ones(1, 1, 3, 1), torch.zeros(1, 1, 3, 1)
     >>> earlier = torch.tensor([[3.0], [0.0], [0.0]])  # i - j >= 1, i = j, i - j <= -1
     >>> attend(q, k, torch.eye(3)[None, None], scores=shaw(earlier))[0, 0]
@@ -481,8 +485,8 @@ def _softcap_example(sizes: Sizes, number: float = 30) -> ScoreTerm:
 def sink(logits: Float[Tensor, "h"]) -> ScoreTerm:
     """Attention sink: one more logit per head in the softmax, without a value.
 
-    The weights of the keys then sum to less than 1. Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss,
-    arXiv:2508.10925.
+    The weights of the keys then sum to less than 1. In the example, the two keys and the sink have equal weights.
+    Xiao et al. 2024, arXiv:2309.17453; learned as in gpt-oss, arXiv:2508.10925.
 
     logits  the additional logit of each query head
 
@@ -503,6 +507,8 @@ def additive(values: Float[Tensor, "*bh i j"]) -> ScoreTerm:
     """Additive bias: score + values. A value of -inf hides its key, as a mask does.
 
     values  floating-point tensor that broadcasts to (b, h, i, j)
+
+    In the first example, the bias gives the two keys the weights 3/4 and 1/4. In the second, it hides the second key.
 
     >>> q, k, v = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4), torch.tensor([[[[1.0], [3.0]]]])
     >>> attend(q, k, v, scores=additive(torch.tensor([[3.0, 1.0]]).log()))  # weights 3/4 and 1/4
@@ -566,7 +572,10 @@ def _may_hold_minus_infinity(values: Tensor) -> bool:
 
 
 def _contents(settings: Hashable, values: Tensor) -> Hashable | None:
-    """Return a cache key: the settings and the contents of a small constant CPU tensor. None for other tensors."""
+    """Return a cache key: the settings of a score term and the contents of its tensor.
+
+    None unless the tensor is small, on the CPU and not learned.
+    """
     learned = values.requires_grad and torch.is_grad_enabled()
     if learned or values.device.type != "cpu" or values.numel() > _SMALL or not can_read_values(values):
         return None

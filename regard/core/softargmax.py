@@ -21,6 +21,8 @@ def softargmax(scores: Float[Tensor, "*axes"], beta: float = 1.0, axis: int = -1
             inf gives all weight to the largest score, divided equally if several scores are the largest
     axis    axis along which weights sum to one
 
+    In the example, the third score is hidden.
+
     >>> softargmax(torch.tensor([1.0, 1.0, -torch.inf]))
     tensor([0.5000, 0.5000, 0.0000])
     """

@@ -29,6 +29,9 @@ class Kernel(Protocol):
     """The interface of an attention kernel.
 
     Each module of this package that defines RANK is a kernel. The name of the kernel is the name of the file.
+
+    SUMMARY  what the kernel is, in one line
+    RANK     position of the kernel in the output of `explain`, where faster kernels come first
     """
 
     SUMMARY: str
@@ -65,8 +68,9 @@ def choose_kernel(request: Request) -> str:
     """Return the name of the kernel for an attention call: usually the fused kernel with the least estimated work.
 
     In two cases the fastest kernel is known without an estimate: `sdpa` for full and causal masks without score terms,
-    and `flex` for long calls on a GPU. `eager` is chosen if no fused kernel can compute the call exactly, and for small
-    calls on a GPU in float32 or with score terms. Raises KernelRefusedError if no kernel can compute the call.
+    and `flex` on a GPU for calls with very many query-key pairs. `eager` is chosen if no fused kernel can compute the
+    call exactly, and for small calls on a GPU in float32 or with score terms. Raises KernelRefusedError if no kernel
+    can compute the call.
     """
     fused = len(sdpa.refusals(request)) == 0
     if fused and request.plain:
@@ -126,7 +130,8 @@ def is_observed() -> bool:
 def unobserved() -> Iterator[None]:
     """Context manager: do not report the attention calls inside the `with` block to the observers.
 
-    Also enters the context manager that each observer passed to `observe_requests` as `context`.
+    An observer is a function that was passed to `observe_requests`. Inside the block, the context managers that were
+    passed there as `context` are active.
     """
     observers = _observers.get()
     with ExitStack() as stack:
@@ -138,7 +143,7 @@ def unobserved() -> Iterator[None]:
 
 
 def notify_observers(name: str, request: Request, out: Tensor) -> Tensor:
-    """Report an attention call to the observers. Returns the output of the call, which an observer may replace.
+    """Report an attention call to the observers (see `observe_requests`). Returns the output, or a replacement by one.
 
     name  name of the kernel that ran
     out   output of the kernel
@@ -154,11 +159,11 @@ Arguments = tuple[Mask | Tensor | None, float | None, Positions | None]  # mask,
 
 
 def run_prepared(q: object, k: object, v: object, mask: object, beta: object, positions: object) -> Tensor | None:
-    """Compute an attention call with the cached kernel and plan of an earlier call. None if there is no such call.
+    """Compute an attention call with the kernel that was chosen for an equal earlier call. None if there is none.
 
-    The earlier call had the same mask, beta, positions, shapes and dtypes, no score terms and no dropout. The checks of
-    `attend` and the choice of a kernel are skipped, because they take most of the time of small calls. If the result
-    is None, `attend` computes the call in the usual way.
+    The earlier call had the same mask, beta, positions, shapes and dtypes. Both calls have no score terms and no
+    dropout. The checks of `attend` and the choice of a kernel are skipped, because they take most of the time of small
+    calls. If the result is None, `attend` computes the call in the usual way.
     """
     if torch.compiler.is_compiling() or _observers.get() or in_transform():
         return None
@@ -239,6 +244,8 @@ def observe_requests(observer: Observer, context: Context = nullcontext) -> Iter
 class KernelAnswer:
     """Whether one kernel can compute an attention call, and the cost of the call with this kernel.
 
+    kernel   name of the kernel
+    summary  what the kernel is, in one line
     reasons  why the kernel cannot compute the call; empty if it can
     work     estimated number of scores to compute, weighted by the time per score; infinite if the kernel cannot run
     memory   bytes that the kernel needs in addition to inputs and output

@@ -1,4 +1,4 @@
-"""Block-sparse attention: gathers the key blocks that each query block sees and calls the fused kernel on them.
+"""Block-sparse attention: calls a fused kernel on each query block and copies of the key blocks that it sees.
 
 Time and memory are proportional to the number of visible blocks, on the CPU too, with gradients.
 """
@@ -46,9 +46,10 @@ class BlockGroup:
 
     A block has s positions.
 
-    rows     indices of the query blocks
+    rows     indices of the r query blocks
     columns  indices of the m key blocks that each query block sees
-    visible  for each query block, the boolean mask of its s queries and the l = m * s keys of its key blocks
+    visible  for each query block, the boolean mask of its s queries and the l = m * s keys of its key blocks; the first
+             axis is 1 if all query blocks have the same mask, the second is 1 if all sequences have the same mask
     """
 
     rows: Int[Tensor, "r"]
@@ -82,10 +83,10 @@ class BlockGroup:
 
     @cached_property
     def sliding(self) -> tuple[int, int] | None:
-        """The indices of the first query block and of its first key block in a sliding window; else None.
+        """The index of the first query block and the index of its first key block, if the blocks slide; else None.
 
-        In a sliding window, each query block sees the key blocks of the previous query block, shifted by one block.
-        Then views of q, k and v replace copies.
+        The blocks slide if each query block sees the key blocks of the previous query block, shifted by one block, as
+        in a sliding window. Then the kernel uses views of q, k and v instead of copies.
         """
         if not self.columns.shape[1]:
             return None
@@ -97,7 +98,13 @@ class BlockGroup:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """The blocks to compute for one mask and one size: groups of query blocks, and the key blocks of each group."""
+    """The blocks to compute for one mask and one size: groups of query blocks, and the key blocks of each group.
+
+    spans   the division of queries and keys into blocks
+    groups  the groups, which together have all query blocks
+    unseen  keys that no query sees; None if there are none
+    blind   queries that see no key; None if there are none
+    """
 
     spans: Spans  # the blocks that rows and columns of the groups index
     groups: tuple[BlockGroup, ...]
@@ -130,7 +137,7 @@ def refusals(request: Request) -> list[str]:
 
 
 def own_refusals(request: Request) -> list[str]:
-    """Return why this kernel cannot compute the attention call, except reasons that apply to `sdpa` too."""
+    """Return the reasons why this kernel cannot compute the attention call, except reasons that apply to `sdpa` too."""
     reasons = []
     if isinstance(request.mask, Full):
         reasons.append("the mask hides nothing, so no block can be skipped")
@@ -162,10 +169,10 @@ def work(request: Request) -> float:
 
 
 def _request_for_estimate(request: Request, positions: Positions, index: Tensor) -> Request:
-    """Return an attention call from which the cost of the sequences in `index` can be estimated, not computed.
+    """Return an attention call for the n sequences in `index`, from which only the cost may be estimated.
 
-    The call has the masks of these sequences, but q, k and v of the first sequences of the batch, as many as `index`
-    has entries. The estimate reads only the shapes of q, k and v, and a slice of the batch needs no copy.
+    The call has the masks of these sequences, but q, k and v of the first n sequences of the batch: the estimate reads
+    only the shapes of q, k and v, and taking the first sequences needs no copy.
     """
     n = len(index)
     q, k, v = request.q[:n], request.k[:n], request.v[:n]
@@ -207,8 +214,8 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall | None:
     """Return a function that computes this attention call again for other q, k and v.
 
-    The call has no score terms and no dropout. Returns None if the plan has more than MOST_PREPARED mask entries,
-    because the cache of these functions would become large.
+    The call must have no score terms and no dropout. Returns None if the plan has more than MOST_PREPARED mask
+    entries, because the cache of these functions would become large.
     """
     plan, mask, beta, positions = get_plan(request), request.mask, request.beta, request.positions
     if plan.pairs > MOST_PREPARED:
@@ -234,10 +241,13 @@ def _run_plan(request: Request, plan: GatherPlan) -> Float[Tensor, "b h i e"]:
 class FusedInputs(NamedTuple):
     """The inputs of the fused kernel for one group of query blocks.
 
+    The axes are the r query blocks, batch and heads as one axis (bh or bg), the s queries of a block or the l keys that
+    it sees, and the width. A row is one query.
+
     added   additive mask and bias; None if the group sees no key
-    hidden  rows in which score terms hide every key; the outputs of these rows are set to 0 afterwards. None if
-            there is no such row
-    unseen  keys that score terms hide from every row; k and v are already 0 there. None if there is no such key
+    hidden  rows in which score terms hide every key; the outputs of these rows are set to 0 afterwards. None if score
+            terms hide no keys
+    unseen  keys that score terms hide from every row; k and v are already 0 there. None if score terms hide no keys
     """
 
     q: Float[Tensor, "r bh s c"]
@@ -319,13 +329,13 @@ def gather(request: Request, plan: GatherPlan) -> Iterator[tuple[Tensor, Tensor,
 
 
 def gather_rows(q: Float[Tensor, "b h i c"], plan: GatherPlan) -> Iterator[Float[Tensor, "r bh s c"]]:
-    """Return an iterator over the query blocks of each group, taken from q (b h i c)."""
+    """Return an iterator that yields the query blocks of each group, taken from q."""
     q = _split_into_blocks(q, plan.spans.row_blocks, plan.spans.steps)
     return (_query_blocks(q, group) for group in plan.groups)
 
 
 def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Float[Tensor, "r bh s e"]]:
-    """Split the gradient of the whole output into the gradients of the groups' outputs: the adjoint of `assemble`."""
+    """Split the gradient of the whole output into gradients of the groups' outputs: the backward pass of `assemble`."""
     if plan.blind is not None:
         grad = grad.masked_fill(plan.blind, 0)
     rows = _split_into_blocks(grad, plan.spans.row_blocks, plan.spans.steps)
@@ -337,9 +347,9 @@ def gather_gradient(grad: Float[Tensor, "b h i e"], plan: GatherPlan) -> list[Fl
 def scatter_keys(
     grads: list[Float[Tensor, "_ bg _ c"]], inputs: list[FusedInputs], plan: GatherPlan, b: int
 ) -> Float[Tensor, "b g j c"]:
-    """Add up the gradients of the gathered keys (or values) of all groups to the gradient of k (or v).
+    """Add up the gradients of the key blocks (or value blocks) of all groups to the gradient of k (or v).
 
-    This is the adjoint of `gather` and `fused_inputs`.
+    This is the backward pass of `gather` and `fused_inputs`.
     """
     blocks, (bg, c) = plan.spans.column_blocks, (grads[0].shape[1], grads[0].shape[3])
     total = grads[0].new_zeros(bg, blocks.index.numel() // SIZE, SIZE, c)
@@ -363,7 +373,10 @@ def scatter_keys(
 
 
 def assemble(outs: list[Tensor], plan: GatherPlan, b: int) -> Float[Tensor, "b h i e"]:
-    """Join the outputs (r bh s e) of the groups to the output of all queries, in order."""
+    """Join the outputs of the groups to the output of all queries, in the order of the queries.
+
+    outs  for each group, its output with the shape (r bh s e)
+    """
     out = torch.cat(outs)
     if plan.order is not None:
         out = out[plan.order.to(out.device)]
@@ -408,7 +421,7 @@ def _has_equal_biases(request: Request, plan: GatherPlan, group: BlockGroup) -> 
 
 
 def _grid(request: Request, spans: Spans, rows: Int[Tensor, "r"], columns: Int[Tensor, "r m"]) -> Grid:
-    """Return the `Grid` of the pairs of some query blocks and the key blocks gathered for each.
+    """Return the `Grid` of the query-key pairs of some query blocks and the key blocks that each of them sees.
 
     The axes (r, b, h, s, l) of the grid are the query block, the batch, the head, the query in its block, and the key
     in the gathered key blocks.
@@ -515,7 +528,13 @@ def _group_by_pattern(
 
 
 def _split_into_blocks(x: Float[Tensor, "b h n c"], blocks: Blocks, steps: tuple[int, ...]) -> Float[Tensor, "bh m c"]:
-    """Sort the positions of x by block and pad the last block. Returns (bh m c): batch and heads are one axis."""
+    """Reorder the positions of q, k or v by block, and fill up blocks, so that all blocks have the same length.
+
+    Returns a tensor (bh m c): batch and heads are one axis, and m is the number of blocks times their length.
+
+    blocks  the block of each position
+    steps   periods of the mask by which positions are sorted; if empty, the order stays and the last block is padded
+    """
     if steps:  # index_select is many times faster with fewer axes
         return x.flatten(0, 1).index_select(1, blocks.index.flatten().to(x.device))
     missing = blocks.index.numel() - x.shape[2]

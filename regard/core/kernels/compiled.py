@@ -40,7 +40,7 @@ LIMITS = (
 
 
 def can_trace(request: Request) -> bool:
-    """Return whether the custom operator for compiled code can compute this attention call (see LIMITS)."""
+    """Return whether the custom operator for compiled code can compute this attention call. LIMITS lists its limits."""
     if request.q.device.type != "cpu" or request.dropout > 0:
         return False
     if is_exporting() or not request.positions.consecutive:
@@ -63,7 +63,7 @@ def is_expression(mask: Mask) -> bool:
 
 
 def write_text(mask: Mask) -> str:
-    """Return the mask as a text expression, with a placeholder for every tensor in it."""
+    """Return the mask as a text expression, such as "causal() & padding([0])", where [0] replaces a tensor."""
     if isinstance(mask, PaddingMask) and mask.width is not None:
         return f"padding([0], side='left', width={constant(mask.width)})"
     if type(mask) in _DATA:
@@ -180,7 +180,7 @@ class _Parts:
         return self.join([_fill_zeros(out, part.hidden) for out, part in zip(outs, self.inputs, strict=True)])
 
     def gradients(self, grad: Tensor) -> list[Tensor]:
-        """Split the gradient of the attention output into one for each fused-kernel call: the adjoint of `assemble`."""
+        """Split the gradient of the attention output into one for each fused-kernel call, as in the backward pass."""
         return [_fill_zeros(own, part.hidden) for own, part in zip(self.split(grad), self.inputs, strict=True)]
 
 

@@ -29,7 +29,7 @@ _NOMINAL = 8192  # positions for which block sizes are chosen if lengths are sym
 
 
 def can_trace(request: Request) -> bool:
-    """Return whether FlexAttention can be traced for this call (see LIMITS)."""
+    """Return whether torch.compile can trace FlexAttention for this call. LIMITS lists what prevents it."""
     return not is_exporting() and request.positions.consecutive and is_expression(request.mask)
 
 
@@ -37,6 +37,8 @@ def traced_density(request: Request, size: int) -> float:
     """Return the fraction of blocks with visible pairs, as a constant for torch.compile.
 
     If a length is symbolic, the fraction is that of the same mask for 8,192 queries and keys.
+
+    size  number of positions in a block
     """
     at = request.positions
     lengths: Any = (request.q.shape[2], request.k.shape[2], at.queries, at.keys)  # keys are consecutive
@@ -154,7 +156,12 @@ def _build(
 def _hidden_rows(
     mask: Mask, positions: Positions, i: int, j: int, table: BlockTable, device: torch.device
 ) -> list[Tensor]:
-    """Return two boolean tensors: which keys no query sees, (b 1 j 1), and which queries see no key, (b 1 i 1)."""
+    """Return two boolean tensors: which keys no query sees, and which queries see no key.
+
+    The shapes are (b 1 j 1) and (b 1 i 1).
+
+    table  the block table of the mask
+    """
     b = mask.batch() or 1
     flags = find_hidden_keys_and_empty_rows(mask, positions, i, j, table)
     found = [

@@ -1,4 +1,4 @@
-"""torch's flash attention on the CPU, with exact gradients at large scores and the rules for NaN and infinity.
+"""torch's flash attention on the CPU, with exact gradients at large scores and exact results for NaN and infinity.
 
 `run_directly` calls torch's kernel, and autograd uses the kernel's own backward pass. If the result would not be exact,
 and in torch.func transforms, the functions `forward` and `backward` of this module run as an autograd function. In
@@ -211,7 +211,7 @@ def backward(
 
 @lru_cache(maxsize=64)
 def _factor_tensor(beta: float, dtype: torch.dtype) -> tuple[Tensor | None, float]:
-    """Return the two factors of `split_scale`. The first is a tensor, or None if the factor is 1.
+    """Return the two factors of beta from `split_scale`. The first is a tensor, or None if it is 1.
 
     torch multiplies by a tensor of one number in half the time that it needs for a Python number.
     """
@@ -256,7 +256,8 @@ class _FlashAttention(torch.autograd.Function):
 def _register_operators(library: torch.library.Library) -> None:
     """Register the custom operators `regard::cpu_attention...` for compiled code.
 
-    The results are made contiguous, because torch.compile assumes the strides of the fake results.
+    The results are made contiguous, because torch.compile assumes that they have the same strides as the tensors that
+    the fake functions of the operators return.
     """
     inputs, rest = "Tensor q, Tensor k, Tensor v, Tensor? added", "bool causal, float beta"
     gradients = f"cpu_attention_backward(Tensor grad, {inputs}, Tensor out, Tensor lse, {rest})"

@@ -53,7 +53,7 @@ def attention(
 ) -> Float[Tensor, "b h i e"]:
     """Compute an attention call from explicit scores, in the dtype of q, k and v.
 
-    rows  the rows of the call that q has; None if q has all of them
+    rows  which query rows of the call are in q; None if all are
     """
     _, _, g, _, j, _, _ = request.sizes
     grid = request.grid(rows)
@@ -87,7 +87,7 @@ def _bound(request: Request, q: Tensor, rows: slice | None) -> list[BoundTerm]:
     Some terms look up a query by its row index in the whole call. So if q has only some rows of the call, the other
     rows are taken from `request.q`.
 
-    rows  the rows of the call that q has; None if q has all of them
+    rows  which query rows of the call are in q; None if all are
     """
     if not request.terms:
         return []

@@ -137,8 +137,10 @@ def _takes_small_tiles(request: Request) -> bool:
 def _choose_tiles(request: Request, sparse: bool) -> dict[str, int]:
     """Return kernel options of flex_attention: small tiles for sparse masks, and in the forward pass for score terms.
 
-    With a score term, flex_attention's default tiles of 128 x 128 use up all registers. A soft-cap then took 1.8 times
-    as long, and the table of `t5_buckets` did not fit into shared memory.
+    With a score term, flex_attention's default tiles of 128 x 128 use up all registers: a soft-cap took 1.8 times as
+    long as with small tiles, and the table of `t5_buckets` did not fit into shared memory.
+
+    sparse  whether `_is_sparse` is True for the call
     """
     tiles = _tiles(max(request.q.shape[-1], request.v.shape[-1]))
     if sparse:
@@ -164,9 +166,13 @@ def _needs_gradient(request: Request) -> bool:
 
 @dataclass(frozen=True)
 class BlockMaskPlan:
-    """A cached FlexAttention call: BlockMask, compiled function and options.
+    """A cached FlexAttention call. Calls with equal mask and sizes share one plan.
 
-    Calls with equal mask and sizes share one plan.
+    blocks    the BlockMask; None if the mask hides nothing
+    unseen    keys that no query sees; None if there are none
+    blind     queries that see no key; None if there are none
+    function  compiled flex_attention
+    options   kernel options
     """
 
     blocks: "BlockMask | None"
@@ -183,7 +189,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall:
     """Return a function that computes this attention call again for other q, k and v.
 
-    The call has no score terms and no dropout.
+    The call must have no score terms and no dropout.
     """
     mask, beta, positions = request.mask, request.beta, request.positions
     plans = {_needs_gradient(request): _get_plan(request)}
@@ -272,9 +278,10 @@ PositionFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _position_function(positions: Positions, device: torch.device) -> PositionFunction:
-    """Return a function from query and key indices to absolute positions.
+    """Return a function that converts query and key indices to absolute positions.
 
-    The offsets are tensors, so that a step of generation with a KV cache does not recompile.
+    The first positions are stored as tensors, because they change in each step of generation with a KV cache, and a new
+    Python number would recompile flex_attention.
     """
     keys = positions.keys
     if isinstance(keys, Tensor):
@@ -299,7 +306,10 @@ def _score_mod(terms: list[BoundTerm], positions: PositionFunction) -> Callable[
 
 
 def mask_mod(mask: Mask, positions: Positions, device: torch.device) -> Callable[..., Tensor]:
-    """Convert a mask to FlexAttention's mask_mod: a function of batch, head, query and key index."""
+    """Convert a mask to FlexAttention's mask_mod: a function of batch, head, query and key index.
+
+    positions  absolute positions of the queries and keys, to which the mask_mod converts their indices
+    """
     at = _position_function(positions, device)
     return lambda b, h, q, kv: mask.see(Grid(b, h, q, kv, *at(q, kv)))
 
@@ -370,9 +380,9 @@ def block_mask(state: Int8[Tensor, "b q k"], mask_mod: Callable[..., Tensor], i:
 
 
 def _compile_key(request: Request) -> Hashable:
-    """Return the key under which compiled code is cached: mask structure, terms, dtype, device, heads and widths.
+    """Return the key under which compiled code is cached: mask structure, score terms, dtype, device, heads and widths.
 
-    Mask contents and sequence lengths are not part of the key.
+    The contents of mask tensors and the sequence lengths are not part of the key.
     """
     b, h, g, i, j, c, e = request.sizes
     ones = (b == 1, i <= COARSE, j <= COARSE)  # an axis of size one is compiled separately
@@ -410,9 +420,9 @@ def _call_flex(
 ) -> tuple[Tensor, Tensor | None]:
     """Call flex_attention, with an attention sink if one is given.
 
-    Returns the output and, in training, the absolute log-sum-exp of each row, else None. The caller compares the
-    log-sum-exp with the limit above which the gradients of flex_attention are wrong. The log-sum-exp does not include
-    the sink, and is 0 for a row that sees no key.
+    Returns the output and, in training, the absolute value of the log-sum-exp of each row, else None. The caller
+    compares this value with the limit above which the gradients of flex_attention are wrong. The log-sum-exp does not
+    include the sink. The value is 0 for a row that sees no key.
     """
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
@@ -428,7 +438,7 @@ def _call_flex(
 
 
 def _get_compiled(structure: Hashable) -> Callable[..., Any]:
-    """Return the compiled flex_attention function for one structure (see `_compile_key`).
+    """Return the compiled flex_attention function for one result of `_compile_key`, passed as `structure`.
 
     The compiler counts recompilations per code object and gives up after a few. Each structure has its own code
     object, so that recompilations of one mask do not count for another. With fullgraph=True the compiler raises

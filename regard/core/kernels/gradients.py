@@ -69,11 +69,11 @@ def _needs_outer_gradient(x: Tensor) -> bool:
 
 
 def attention_by_rows(attention: RowAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute the attention output from explicit scores, in float32 or better, a slice of rows at a time.
+    """Compute the attention output from explicit scores, in float32 or better, a slice of query rows at a time.
 
     Only the forward pass is computed this way; see `gradients_by_rows` for gradients.
 
-    attention  function of q, k, v and the slice of rows that q has
+    attention  function of the q of some rows, k, v and the slice that says which rows these are
     """
     exact = torch.promote_types(q.dtype, torch.float32)
     k, v = k.to(exact), v.to(exact)
@@ -93,7 +93,7 @@ def gradients_by_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v by autograd through explicit scores, in float32 or better.
 
-    attention  function of q, k, v and the slice of rows that q has
+    attention  function of the q of some rows, k, v and the slice that says which rows these are
     grad       gradient of the attention output
     """
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -215,11 +215,11 @@ class _GuardedInputs(torch.autograd.Function):
 
 
 def can_poison_rows(q: Tensor, beta: float) -> bool:
-    """Return whether `poison_saved_lse` can set the wrong gradients of this GPU call to NaN.
+    """Return whether `poison_saved_lse` may be used for this GPU call, to make wrong gradients NaN.
 
-    NaN is acceptable only if wrong gradients are rare: in half precision with an ordinary beta. The function cannot be
-    used inside saved-tensor hooks, such as those of torch.utils.checkpoint, because it reads a saved tensor in the
-    forward pass, which would already run the hooks.
+    NaN is acceptable only if wrong gradients are rare: in half precision with an ordinary beta (see `is_ordinary`).
+    `poison_saved_lse` reads a saved tensor in the forward pass. Saved-tensor hooks, such as those of
+    torch.utils.checkpoint, would already run then, so False is returned if there are any.
     """
     return is_ordinary(q, beta) and not _has_saved_tensor_hooks()
 
@@ -258,7 +258,7 @@ def poison_saved_lse(out: Tensor) -> None:
 
 
 def poison_large_rows(out: Tensor, largest: Tensor) -> None:
-    """Make the gradients of a row NaN if its |log-sum-exp| (`largest`) is above WRONG_LSE.
+    """Make the gradients of a query row NaN if its |log-sum-exp| (`largest`) is above WRONG_LSE.
 
     The log-sum-exp that compiled flex_attention has saved for its backward pass is set to NaN in place. If the saved
     tensor is not found, a hook sets the gradient of the output to NaN, which costs a copy of this gradient.
@@ -304,6 +304,8 @@ def poison_gradient(out: Tensor, wrong: Tensor) -> Tensor:
     """Return the output unchanged, but set its gradient to NaN where `wrong` is True.
 
     Used in compiled code, torch.func transforms and CUDA graphs, which cannot branch on values.
+
+    wrong  where scores are so large that the gradients of the fused kernel are wrong
     """
     marked: Tensor = _PoisonGradient.apply(out, wrong)  # type: ignore[no-untyped-call]
     return marked
@@ -328,8 +330,8 @@ class _PoisonGradient(torch.autograd.Function):
 def poison_input_gradients(q: Tensor, k: Tensor, v: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v unchanged, but set their gradients to NaN if `wrong` is True.
 
-    It has the same use as `poison_gradient`. The compiler fuses it with later copies of these gradients, while a change
-    of the output's gradient is a pass over memory of its own.
+    It is used in place of `poison_gradient` where it is faster: the compiler fuses it with later operations on the
+    gradients of q, k and v, while `poison_gradient` needs its own pass over the gradient of the output.
     """
     marked: tuple[Tensor, Tensor, Tensor] = _PoisonInputGradients.apply(wrong, q, k, v)  # type: ignore[no-untyped-call]
     return marked

@@ -1,4 +1,4 @@
-"""A cache of attention calls with their kernel and plan, so that equal later calls need no checks and no `Request`."""
+"""A cache of the kernels that were chosen for attention calls, so that equal later calls run without checks."""
 
 from collections.abc import Hashable
 from threading import Lock
@@ -15,7 +15,7 @@ _FULL = Full()
 
 
 class PreparedCalls:
-    """A cache of the last `most` prepared calls: attention calls whose kernel and plan are known.
+    """A cache of the last `most` prepared calls: functions of q, k and v that run the chosen kernel without checks.
 
     The cache key of a call is its mask and everything else that the checks of `attend` read: shapes, dtypes, devices,
     layouts, beta and positions. If the mask object was used before and its tensors have not changed, the call is found
@@ -67,8 +67,8 @@ class PreparedCalls:
     ) -> None:
         """Store a prepared call for later calls with the same arguments.
 
-        The call is not stored if results for the mask must not be cached: `Mask.key` is None, or `Mask.by_pair` is not
-        empty.
+        The call is not stored if results for the mask must not be cached (`Mask.key` is None), or if the mask depends
+        on row and column indices or on heads (`Mask.by_pair` is not empty).
         """
         mask = _FULL if mask is None else mask
         at = None if positions is None else (positions.queries, positions.keys)

@@ -18,9 +18,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_finite(*tensors: Tensor) -> bool:
-    """Return whether all values of the tensors are finite. If the result is True, they are.
+    """Return whether all values of the tensors are finite. May be False although they are.
 
-    The result may be False for finite values: only their sum is tested, and a sum of large values can overflow.
+    Only the sum of the values is tested, and a sum of large finite values can overflow.
     """
     if not _dispatch_modes():
         return _has_finite_sum(tensors)
@@ -108,13 +108,16 @@ def weighted_sum_of_visible(
 
 
 def _group_rows(x: Shaped[Tensor, "b h i n"], g: int) -> Shaped[Tensor, "b g ri n"]:
-    """Join the rows of all query heads that share a key head into one matrix: (b h i n) to (b g ri n)."""
+    """Join the rows of all query heads that share a key head into one matrix.
+
+    The shape (b h i n) becomes (b g ri n), where r = h / g is the number of query heads for each key head.
+    """
     grouped: Tensor = x.unflatten(1, (g, x.shape[1] // g)).flatten(2, 3)
     return grouped
 
 
 def _split_rows(x: Float[Tensor, "b g ri n"], like: Float[Tensor, "b h i m"]) -> Float[Tensor, "b h i n"]:
-    """Split the rows that `_group_rows` joined into query heads again: (b g ri n) to (b h i n).
+    """Split the rows that `_group_rows` joined into query heads again. The shape (b g ri n) becomes (b h i n).
 
     like  a tensor (b h i m), from which the numbers of heads and rows are taken
     """

@@ -52,7 +52,7 @@ class Request:
 
     @property
     def steep(self) -> bool:
-        """Whether |beta| is so large that scores must be centred before they are multiplied by beta."""
+        """Whether |beta| is so large that the largest score of a row must be subtracted before multiplying by beta."""
         return abs(self.beta) > STEEP_BETA
 
     @property
@@ -67,7 +67,7 @@ class Request:
 
     @property
     def plain(self) -> bool:
-        """Whether fused kernels need no dense mask or bias: no score terms, and a full or causal mask."""
+        """Whether there are no score terms and the mask is full or causal. Fused kernels then need no dense mask."""
         # torch's own triangle is -inf before it is scaled: a beta of zero or less would turn it into NaN or +inf
         return len(self.terms) == 0 and (isinstance(self.mask, Full) or (self.causal_square and self.beta > 0))
 
@@ -150,9 +150,9 @@ def center_bias(
 ) -> Float[Tensor, "#n #h i jj"]:
     """Return the bias to add to scores, shifted so that the largest value of each row is 0.
 
-    Hidden keys get -inf. An attention sink is appended as one more column. The shift does not change the
-    softmax, which depends on differences within a row only. Without the shift, a bias of -1e9 in a whole row would
-    round the scores away.
+    Hidden keys get -inf. An attention sink is appended as one more column, so that the last axis is j or j + 1. The
+    shift does not change the softmax, which depends on differences within a row only. Without the shift, adding a bias
+    of -1e9 in a whole row would round all digits of the scores away.
     """
     bias = torch.zeros((), dtype=sink.dtype, device=sink.device) if bias is None and sink is not None else bias
     assert bias is not None
@@ -182,7 +182,7 @@ def add_terms(
     The additive terms at the end, after the last term that is not additive, are first summed up and centred by row
     (see `center_bias`), so that large values do not round the scores away.
 
-    terms      the terms of the request, bound to its queries
+    terms      the score terms as functions of (scores, grid), from `Request.bound_terms`
     nonfinite  whether the scores may contain NaN or infinity. If True, a term of -inf hides its key even if the score
                of this key is NaN or +inf
     """
@@ -201,9 +201,9 @@ def add_terms(
 
 
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
-    """Return which keys are visible to at least one query of the same sequence, (b g j 1).
+    """Return, for each key head, which keys are visible to at least one query of the same sequence.
 
-    Kernels set the other keys to 0, because these keys may contain NaN.
+    Kernels set the other keys to 0, because these keys may contain NaN. The shape is (b g j 1).
 
     g  number of key heads
     """

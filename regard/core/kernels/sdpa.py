@@ -100,7 +100,7 @@ def run(request: Request) -> Float[Tensor, "b h i e"]:
 def prepare(request: Request) -> PreparedCall | None:
     """Return a function that computes this attention call again for other q, k and v.
 
-    The call has no score terms and no dropout. Returns None if the dense mask would be too large to store.
+    The call must have no score terms and no dropout. Returns None if the dense mask would be too large to store.
     """
     if request.plain:
         return _repeat(request, DenseBias(None, None, None), request.causal_square)
@@ -116,7 +116,10 @@ def prepare(request: Request) -> PreparedCall | None:
 
 
 def _repeat(request: Request, dense: "DenseBias", causal: bool) -> PreparedCall:
-    """Return a function of q, k and v that repeats an attention call with this dense bias."""
+    """Return a function of q, k and v that computes an attention call again with this dense bias.
+
+    causal  whether the mask is causal and passed to the kernel as `is_causal`, not in the bias
+    """
     beta, device = request.beta, request.q.device
     plain = dense.unseen is None and dense.blind is None
     on_cpu = request.q.is_cpu and dense.blind is None and request.q.shape[3] == request.v.shape[3]
@@ -140,10 +143,11 @@ def _repeat(request: Request, dense: "DenseBias", causal: bool) -> PreparedCall:
 
 
 def _repeat_when_known(request: Request, dense: "DenseBias") -> PreparedCall:
-    """Return what `_repeat` returns, for a mask on a GPU whose `unseen` and `blind` may be False everywhere.
+    """Return what `_repeat` returns, if it is not yet known whether the bias has any hidden keys or empty rows.
 
-    Whether they are is copied to the host without waiting for the GPU. Calls before the copy has arrived set keys and
-    queries to zero where it may be needed.
+    `unseen` and `blind` of the bias are then tensors on the GPU that may be False everywhere. Whether they are is
+    copied to the host asynchronously. Calls after the copy skip the step that sets hidden keys and empty rows to 0, if
+    there are none.
     """
     masks = [mask for mask in (dense.unseen, dense.blind) if mask is not None]
     some = torch.stack([mask.any() for mask in masks])
@@ -229,7 +233,7 @@ def _is_small(dense: DenseBias) -> bool:
 
 
 def _drop_empty_masks(dense: DenseBias) -> DenseBias:
-    """Return a copy of the dense bias in which `unseen` and `blind` are None if they are False everywhere."""
+    """Return the dense bias with `unseen` replaced by None if it is False everywhere, and the same for `blind`."""
     unseen, blind = (x if x is not None and x.any() else None for x in (dense.unseen, dense.blind))
     return DenseBias(dense.added, unseen, blind)
 
@@ -268,7 +272,7 @@ def fused_attention_with_lse(request: Request) -> tuple[Float[Tensor, "b h i e"]
 def join_bias(q: Tensor, j: int, visible: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor | None:
     """Combine mask, bias and attention sink into one additive matrix.
 
-    If there is only a mask, return it unchanged.
+    If there is no bias and no sink, the boolean mask is returned unchanged.
     """
     if bias is None and sink is None:
         return visible
@@ -425,14 +429,14 @@ def unfused_reasons(request: Request) -> list[str]:
 def is_short(request: Request) -> bool:
     """Return whether this attention call is on a GPU and small enough for the explicit score matrix.
 
-    Computing the explicit score matrix is the method with the smallest rounding error.
+    A call from the explicit score matrix has the smallest rounding error.
     """
     b, h, _, i, j, _, _ = request.sizes
     return request.q.device.type == "cuda" and b * h * i * j <= SHORT
 
 
 def rounds_bias(request: Request) -> bool:
-    """Return whether this kernel would round score terms: on a GPU its bias must have the dtype of q."""
+    """Return whether this kernel would round score terms: on a GPU, the bias is in half precision if q is."""
     return request.q.device.type == "cuda" and request.q.element_size() == 2 and len(request.terms) > 0
 
 

@@ -1,8 +1,8 @@
 """Mask algebra: the base class of masks and the combinations `&`, `|` and `~`. True means visible.
 
-Every class of masks defines the method `see`, which computes elementwise whether a query-key pair is visible. The dense
-matrix, gathered blocks and the predicate of a fused kernel all use this method. The other methods are optional and make
-a mask faster.
+Every class of masks defines the method `see`, which computes elementwise whether a query-key pair is visible. All
+kernels use this method, for the whole matrix, for some blocks of it or for single pairs. The other methods are optional
+and make a mask faster.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -29,7 +29,7 @@ FAR = 1 << 40  # farther than any position
 
 
 class BoxVisibility(NamedTuple):
-    """What is known about all pairs of a range of queries and a range of keys.
+    """What is known about all pairs of a range of queries and a range of keys: a box of the matrix.
 
     none  True if no pair is visible; False may also mean unknown
     all   True if every pair is visible; False may also mean unknown
@@ -45,7 +45,7 @@ UNKNOWN = BoxVisibility(False, False)
 class RowPieces(NamedTuple):
     """The ranges of query positions i in which the bounds of `Mask.key_range` are linear functions of i.
 
-    period  bounds are linear along the query positions i, i + period, i + 2 period, ...
+    period  the bounds need to be linear only along query positions that are `period` apart: i, i + period, ...
     breaks  query positions at which another linear function begins
     """
 
@@ -56,9 +56,14 @@ class RowPieces(NamedTuple):
 class Mask:
     """A rule that says which keys each query may see. Combine masks with `&`, `|` and `~`.
 
-    A subclass must define `see`. All other methods are optional and make the mask faster: with `box`, or with the more
-    exact `table`, sparse kernels and caches skip hidden keys. With one of `key_range`, `labels` and `listed_keys`, and
-    with `row_pieces`, pairs are counted without the matrix. `steps`, `as_window` and `sees_itself` help the kernels.
+    A subclass must define `see`. All other methods are optional and make the mask faster:
+
+        box, table                       let sparse kernels and caches skip hidden keys; `table` is more exact
+        key_range, labels, listed_keys   let `count` count pairs without the matrix; one of the three is enough
+        row_pieces                       lets `count` count the pairs of `key_range` by a formula
+        steps, as_window, sees_itself    let kernels choose a faster algorithm
+
+    The first example counts the visible pairs of a million queries and keys. In the second, visible pairs are dark.
 
     >>> (causal() & window(before=2) | global_tokens(1)).count(1_000_000)
     4999993
@@ -80,9 +85,11 @@ class Mask:
         return UNKNOWN
 
     def table(self, spans: "Spans") -> BoxVisibility:
-        """Return two flags for each query block and key block: no pair is visible, all pairs are visible.
+        """Return two flags for each pair of a query block and a key block: no pair is visible, all pairs are visible.
 
         If a mask does not define `box`, every query-key pair is evaluated.
+
+        spans  the blocks into which queries and keys are divided
         """
         if type(self).box is Mask.box:
             return spans.evaluate(self)
@@ -109,7 +116,7 @@ class Mask:
     def labels(self, i: Int[Tensor, "i"], j: Int[Tensor, "j"], sequence: int) -> tuple[Tensor, Tensor] | None:
         """Return a label for each query and each key, if exactly the pairs with equal labels are visible.
 
-        None for other masks. Used to count visible pairs.
+        For `documents` the label is the document id. None for masks without labels. Used to count visible pairs.
 
         i, j      positions of the queries and of the keys
         sequence  index of the sequence in the batch
@@ -119,8 +126,8 @@ class Mask:
     def listed_keys(self, i: Int[Tensor, "i"]) -> Iterator[tuple[Tensor, Tensor]] | None:
         """Return an iterator over the visible keys of each query, for masks with few visible keys, else None.
 
-        Yields pairs of tensors: one key position for each query, and whether the query has such a key. No key is
-        listed twice for a query. Used to count visible pairs.
+        Step n of the iterator yields two tensors with one entry for each query: the position of its n-th key, and
+        whether the query has an n-th key. No key is listed twice for a query. Used to count visible pairs.
 
         i  positions of the queries
         """
@@ -129,7 +136,8 @@ class Mask:
     def steps(self) -> tuple[int, ...]:
         """Return the periods of the pattern, such as `step` of dilated(step). Empty if the pattern is not periodic.
 
-        Sparse kernels sort positions by their remainders, so that more blocks are entirely visible or hidden.
+        Sparse kernels sort positions by their remainder modulo the period, so that more blocks are entirely visible or
+        hidden.
         """
         return tuple(sorted({step for child in self.children() for step in child.steps()}))
 
@@ -138,7 +146,7 @@ class Mask:
         return None
 
     def sees_itself(self) -> bool:
-        """Return whether every query is known to see the key at its own position, so that no query row is empty.
+        """Return whether every query is known to see the key at its own position, and so at least one key.
 
         False may also mean unknown. Used in compiled code, which cannot evaluate the mask.
         """
@@ -190,11 +198,11 @@ class Mask:
         return found
 
     def batch(self) -> int | None:
-        """Return the number of sequences if each has its own pattern, or None if all sequences share one."""
+        """Return the number of sequences if each has its own pattern, or None if the pattern is the same for all."""
         return _first([child.batch() for child in self.children()])
 
     def heads(self) -> int | None:
-        """Return the number of heads if each has its own pattern, or None if all heads share one."""
+        """Return the number of heads if each has its own pattern, or None if the pattern is the same for all."""
         return _first([child.heads() for child in self.children()])
 
     def length(self) -> int | None:
@@ -216,10 +224,10 @@ class Mask:
         return any(child.opaque() for child in self.children())
 
     def by_pair(self) -> str:
-        """Return what makes the mask depend on row and column indices or heads, such as "a boolean matrix".
+        """Return the part of the mask that depends on row and column indices or on heads, such as "a boolean matrix".
 
-        "" for masks that depend on positions only. The `blocked` and `flex` kernels refuse a mask that depends on
-        indices or heads. Such a mask cannot be moved to other positions.
+        The text is part of error messages; "" means that the mask depends on positions only. The `blocked` and `flex`
+        kernels refuse a mask that depends on indices or heads. Such a mask cannot be moved to other positions.
         """
         for child in self.children():  # a plain loop, which torch.compile can trace on every version of Python
             name = child.by_pair()
@@ -246,6 +254,8 @@ class Mask:
 
         name  name of the mask when it is printed
         fn    gets integer tensors that broadcast against each other and returns a boolean tensor
+
+        The example counts the visible pairs of four queries and keys.
 
         >>> Mask.of("same parity", lambda i, j: (i - j) % 2 == 0).count(4)
         8
@@ -308,7 +318,7 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         device     device of the BlockMask; default the CPU
         size       number of positions in a block
 
@@ -331,7 +341,7 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         device     device on which the matrix is built; default the CPU
         """
         positions, keys = resolve_positions(queries, keys, positions)
@@ -345,7 +355,7 @@ class Mask:
 
         queries    number of query positions
         keys       number of key positions; default `queries`
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         """
         from regard.core.masks.counts import count  # imports this module
 
@@ -359,7 +369,7 @@ class Mask:
         queries    number of query positions
         keys       number of key positions; default `queries`
         size       number of positions in a block
-        positions  absolute positions; by default the queries have the last positions
+        positions  absolute positions; by default keys are at 0, 1, 2 ... and queries at the last of these positions
         """
         from regard.core.masks.block_tables import block_table
 
@@ -368,7 +378,7 @@ class Mask:
     def draw(
         self, queries: int = 16, keys: int | None = None, *, positions: Positions | None = None, ax: Any = None
     ) -> str:
-        """Draw the mask as text: rows are queries, columns are keys.
+        """Draw the mask as text: rows are queries, columns are keys. The first three arguments are those of `dense`.
 
         ax  matplotlib axis on which the mask is drawn too; None draws text only
         """
@@ -383,7 +393,10 @@ class Mask:
         return draw_html(self)
 
     def within(self, first: int, last: int, start: int, stop: int) -> "Mask":
-        """Return a mask that equals this one for queries first..last and keys start..stop, simplified if possible."""
+        """Return a mask that equals this one for queries first..last and keys start..stop. Both ends are included.
+
+        The mask is simplified if possible, for example to `full()` if all these pairs are visible.
+        """
         none, everything = self.box(first, last, start, stop)
         return Full() if everything is True else NOTHING if none is True else self
 
@@ -438,7 +451,7 @@ class Combination(Mask):
 
     @staticmethod
     def combine_boxes(boxes: list[BoxVisibility]) -> BoxVisibility:
-        """Return the `box` of the combination, computed from the boxes of the combined masks."""
+        """Return the result of `box` for the combination, computed from the results of `box` for the combined masks."""
         raise NotImplementedError
 
     def children(self) -> tuple[Mask, ...]:
@@ -583,7 +596,7 @@ class Predicate(Mask):
         return seen.expand(shape)
 
     def key(self) -> None:
-        """Return None: results are not cached, because values that the function reads may change."""
+        """Return None: results are not cached, because values that the user's function reads may change."""
 
     def opaque(self) -> bool:
         return True

@@ -20,9 +20,9 @@ _BLOCKS_MOVED_PER_VISIT = 4  # gathering the rows of this many blocks takes abou
 
 @dataclass(frozen=True)
 class Blocks:
-    """The assignment of n rows (queries or keys) to m blocks with s slots each.
+    """The assignment of n rows (queries or keys) to m blocks. A block has s slots, each for one row.
 
-    index  the row in each slot; a block with fewer than s rows repeats its last row
+    index  the index of the row in each slot; a block with fewer than s rows repeats its last row
     real   False where a slot repeats a row
     """
 
@@ -31,7 +31,7 @@ class Blocks:
 
     @cached_property
     def slots(self) -> Int[Tensor, "n"]:
-        """The slot of each row. Slots are numbered consecutively through all blocks."""
+        """The slot of each row. Slots are numbered from 0 to m * s - 1 through all blocks."""
         slots = self.real.flatten().nonzero()[:, 0]
         return torch.empty_like(slots).scatter_(0, self.index[self.real], slots)
 
@@ -40,9 +40,9 @@ class Blocks:
 class Spans:
     """The blocks of `size` positions into which i queries and j keys are divided.
 
-    steps  periods of the mask. Rows and columns are sorted by the remainders of their positions modulo each
-           step before they are cut into blocks, so that blocks of a periodic mask are entirely visible or
-           hidden
+    steps  periods of the mask, see `Mask.steps`. Queries and keys are sorted by the remainders of their positions
+           modulo each period before they are cut into blocks, so that more blocks of a periodic mask are entirely
+           visible or hidden. Empty keeps their order
     """
 
     positions: Positions
@@ -135,6 +135,10 @@ class BlockTable:
     """The state of every pair of a query block (q) and a key block (k): 0 none, 1 some, 2 all pairs visible.
 
     The state 1 may also mean unknown. A block with this state is evaluated pair by pair.
+
+    size   number of positions in a block
+    state  the states, with an axis b in front if sequences differ
+    steps  periods of the mask by which positions were sorted before they were cut into blocks; empty if not sorted
     """
 
     size: int
@@ -143,7 +147,7 @@ class BlockTable:
 
     @cached_property
     def visited(self) -> int:
-        """The number of blocks with visible pairs, summed over the sequences if they differ."""
+        """The number of blocks of the matrix that have visible pairs, summed over the sequences if they differ."""
         return int((self.state != NONE).sum())
 
     @cached_property
@@ -183,8 +187,8 @@ def block_table(
 def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions: Positions) -> BlockTable:
     """Return the block table with the lowest cost (see `_cost`), for positions in order or for sorted positions.
 
-    Positions are sorted by their remainders modulo the periods of the mask. Sorting may reduce the number of blocks
-    with visible pairs. A table of sorted positions is returned only if it saves more time than sorting takes.
+    Sorted positions are ordered by their remainders modulo the periods of the mask. Sorting may reduce the number of
+    blocks with visible pairs. A table of sorted positions is returned only if it saves more time than sorting takes.
     """
     # a longer period puts no two keys together; an opaque mask would be evaluated pair by pair in every order
     steps = () if mask.opaque() else tuple(step for step in mask.steps() if 1 < step <= keys)
@@ -201,9 +205,10 @@ def sparsest_table(mask: Mask, queries: int, keys: int, size: int, *, positions:
 
 
 def _cost(table: BlockTable) -> float:
-    """Return the cost of attention with a block table, in units of the cost of one block.
+    """Return the estimated cost of attention with a block table, in units of the cost of one block.
 
-    The cost is the number of blocks with visible pairs, plus the cost of sorting rows if the table is sorted.
+    The cost is the number of blocks with visible pairs. If the table is for sorted positions, the cost of sorting
+    queries and keys is added.
     """
     return table.visited_by_any + (sum(table.state.shape[-2:]) / _BLOCKS_MOVED_PER_VISIT if table.steps else 0)
 
@@ -253,13 +258,13 @@ def find_hidden_keys_and_empty_rows(
 
 
 def _any_at(like: Tensor, batch: Tensor, block: Tensor, hit: Tensor) -> Tensor:
-    """Combine the rows of `hit` that belong to the same sequence and block by a logical or, slot by slot.
+    """Combine boolean rows by a logical or: all rows of `hit` that belong to the same sequence and the same block.
 
     Returns a boolean tensor (b blocks slots).
 
     like          a tensor with the shape of the result
     batch, block  for each row of `hit`, the indices of the sequence and the block to which the row belongs
-    hit           boolean, (rows slots)
+    hit           boolean, (rows slots): one value for each slot of a block
     """
     flat = torch.zeros(like.shape[0] * like.shape[1], like.shape[2], dtype=torch.int32)
     return (flat.index_add_(0, batch * like.shape[1] + block, hit.int()) > 0).view(like.shape)
@@ -285,10 +290,13 @@ def _cut_into_blocks(positions: Int[Tensor, "n"], size: int, steps: tuple[int, .
 
 
 def _slots(remainders: Int[Tensor, "steps n"], size: int) -> Int[Tensor, "n"]:
-    """Return the slot of each row. Slots are numbered consecutively through all blocks; some stay empty.
+    """Return the slot of each row (query or key). Slots are numbered through all blocks; some stay empty.
 
-    The rows are sorted by their remainders. Rows with the same remainders go into the current block if all of them fit
-    there, else they start a new block.
+    The rows must be sorted by their remainders. Rows with the same remainders go into the current block if all of them
+    fit there, else they start a new block.
+
+    remainders  for each period of the mask, the remainders of the positions of the rows
+    size        number of slots in a block
     """
     counts = torch.unique_consecutive(remainders, dim=1, return_counts=True)[1]
     gaps, end = [], 0

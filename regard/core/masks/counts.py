@@ -10,9 +10,10 @@ a b, `a | b` is a + b - a b. So the number of visible pairs is a sum of integer 
     other masks    are counted some rows at a time: the ranges of keys are intersected, keys with equal labels are
                    counted by binary search, and listed keys are tested one by one
 
-The number of terms of the polynomial doubles with every basic mask. A long expression of ranges of keys is therefore
-not expanded: for each query it is evaluated once between each two neighbouring bounds of ranges. If a basic mask
-defines none of `key_range`, `labels` and `listed_keys`, every pair is evaluated, a few rows at a time.
+The number of terms of the polynomial doubles with every basic mask. A long expression, all of whose basic masks define
+`key_range`, is therefore not expanded. Along the keys of a query, its visibility changes only at the bounds of these
+ranges, so it is evaluated at one key between each two neighbouring bounds. If a basic mask defines none of `key_range`,
+`labels` and `listed_keys`, every pair is evaluated, a few rows at a time.
 """
 
 import itertools
@@ -72,7 +73,7 @@ def _positions(span: range) -> Tensor:
 
 
 def _check_size(span: range) -> None:
-    """Raise ConfigError if `span` is so long that a tensor of one integer per position would take gigabytes."""
+    """Raise ConfigError if a range of positions is so long that a tensor with its positions would take gigabytes."""
     if len(span) > _MOST_POSITIONS:
         raise ConfigError(
             f"counting pairs of {len(span):,} positions would take {8 * len(span):,} bytes or more for this mask; "
@@ -134,7 +135,7 @@ def _forms(mask: Mask) -> Iterator[Mask]:
 
 
 def _count_between_bounds(mask: Mask, ranges: set[Mask], rows: range, columns: range, sequence: int) -> int:
-    """Count the visible pairs of a mask that is made of ranges of keys.
+    """Count the visible pairs of a mask in which every basic mask shows each query one range of keys.
 
     For each query, all bounds of the ranges are sorted. Visibility is constant between two neighbouring bounds,
     so only one key is evaluated there.
@@ -174,10 +175,10 @@ def _count_conjunction(term: frozenset[Mask], rows: range, columns: range, seque
 def _count_linear_rows(term: frozenset[Mask], rows: range, period: int, columns: range, sequence: int) -> int:
     """Count the pairs that are visible in every mask of `term`, for rows in which all bounds of key ranges are linear.
 
-    The rows are divided into runs of rows that are `period` apart. Along a run, each bound is a linear function of i.
-    So the first visible key is a maximum of linear functions, and the end of the visible keys is a minimum. A run is
-    halved until, in each half, both are linear and the range of keys is empty in all rows or in none. Then the numbers
-    of keys in the rows are an arithmetic series.
+    The rows are divided into runs: each run has every `period`-th row. Along a run, each bound is a linear function of
+    the query position. So the first visible key is a maximum of linear functions, and the end of the visible keys is a
+    minimum of linear functions. A run is halved until, in each part, both are linear and the range of keys is empty in
+    all rows or in none. Then the numbers of visible keys in the rows of a part are an arithmetic series.
     """
     start = _positions(rows[:period])
     steps = (rows.stop - 1 - start) // period  # the rows of a run are start + n * period, n = 0 .. steps
@@ -224,7 +225,10 @@ def _sum_clamped(last: int, most: int) -> int:
 
 
 def _intersect_key_ranges(term: frozenset[Mask], i: Tensor, columns: range, sequence: int) -> tuple[Tensor, Tensor]:
-    """Return the first key that all ranges of `term` contain, and the key after the last one, for each query."""
+    """Return the intersection of the key ranges of all masks in `term`, for each query.
+
+    The result is the first key of the intersection and the key after its last one.
+    """
     low, high = torch.full_like(i, columns.start), torch.full_like(i, columns.stop)
     for mask in term:
         below, above = mask.key_range(i, sequence) or (None, None)
@@ -270,7 +274,10 @@ def _count_labelled(labels: list[tuple[Tensor, Tensor]], i: Tensor, j: Tensor, l
 
 
 def _count_listed(listed: Mask, others: list[Mask], i: Tensor, low: Tensor, high: Tensor, sequence: int) -> int:
-    """Count the pairs that are listed by one mask (see `Mask.listed_keys`) and visible in all `others`."""
+    """Count the pairs that the mask `listed` lists (see `Mask.listed_keys`) and that are visible in all `others`.
+
+    low, high  for each query, only keys at positions of at least `low` and below `high` are counted
+    """
     total = 0
     zero = torch.zeros_like(i)
     for j, exists in listed.listed_keys(i) or ():

@@ -21,8 +21,8 @@ from regard.core.masks.algebra import Mask
 class DataMask(Mask):
     """Base class of masks that store one tensor, `data`. Two such masks are equal if their contents are equal.
 
-    The cache key of a mask on the CPU has the contents of `data`, because other code may change them (NumPy shares
-    the memory). On other devices the key has the identity and version of the tensor.
+    If `data` is on the CPU, the cache key of the mask (see `Mask.key`) has its contents, because other code may change
+    them through shared memory, as NumPy can. On other devices the key has the id and the version of the tensor.
     """
 
     data: Tensor
@@ -58,7 +58,7 @@ class DataMask(Mask):
 
     @abstractmethod
     def with_data(self, data: Tensor) -> Mask:
-        """Return the same mask with another tensor."""
+        """Return the same mask with `data` in place of its own tensor."""
 
     def settings(self) -> Hashable:
         """Return the settings of the mask other than its tensor."""
@@ -80,7 +80,7 @@ class DataMask(Mask):
 
 
 def tensor_key(data: Tensor) -> Hashable | None:
-    """Return a key of a tensor's values: its contents on the CPU, its identity and version on other devices.
+    """Return a cache key for a tensor's values: the contents on the CPU, the id and version on other devices.
 
     None if a change of the values could not be detected.
     """

@@ -21,7 +21,7 @@ def draw(
 ) -> str:
     """Draw a mask as text: rows are queries, columns are keys.
 
-    The shade of a cell shows the fraction of its pairs that are visible.
+    In the picture of a large mask, a cell is several pairs. Its shade shows the fraction of them that are visible.
     If sequences differ, the first is drawn. With `ax`, the mask is also drawn on that matplotlib axis.
     """
     positions, keys = resolve_positions(queries, keys, positions)
@@ -45,10 +45,7 @@ def draw_matrix(seen: Bool[Tensor, "i j"]) -> str:
 
 
 def default_sizes(mask: Mask) -> tuple[int, int] | None:
-    """Return the numbers of queries and keys for which a mask with tensors was made.
-
-    None if the mask fits any size.
-    """
+    """Return the numbers of queries and keys that the tensors of a mask cover. None if the mask fits any size."""
     for child in (mask, *mask.children()):
         if isinstance(child, DenseMask):
             return child.data.shape[-2], child.data.shape[-1]

@@ -67,7 +67,7 @@ class TruthValueError(ConfigError):
 
 
 class _Symbol:
-    """Base class of symbolic values. Using one in `if`, `and` or `or` raises an error, as for tensors.
+    """Base class of symbolic values, with which a mask_mod is called. Using one in `if`, `and` or `or` raises an error.
 
     Otherwise Python would evaluate `a and b` to b alone.
     """
@@ -80,9 +80,9 @@ class _Symbol:
 
 
 class SymbolicMask(_Symbol):
-    """The value that a mask_mod returns for symbolic positions.
+    """The result of a comparison in a mask_mod that is called with symbolic positions. It holds a mask.
 
-    It has the boolean tensor methods that mask_mods use.
+    It has the operators and methods of boolean tensors that mask_mods use.
     """
 
     device = None
@@ -179,9 +179,11 @@ class SymbolicIndex(_Symbol):
 
 
 class SymbolicDistance(_Symbol):
-    """A symbolic distance in a mask_mod: sign * (q - kv) + offset, or with |q - kv| in place of q - kv.
+    """A symbolic distance between query and key in a mask_mod: sign * (q - kv) + offset.
 
-    magnitude  True for |q - kv|, False for q - kv
+    sign       1 or -1
+    offset     an integer constant
+    magnitude  whether the distance has |q - kv| in place of q - kv
     """
 
     def __init__(self, sign: int, offset: int, magnitude: bool = False) -> None:
@@ -278,7 +280,7 @@ class SymbolicChunk(_Symbol):
 class SymbolicLookup(SymbolicMask):
     """A symbolic lookup in a mask_mod: data[b, q], data[b, kv], data[q] or data[kv], for a tensor `data`.
 
-    kind     "q" or "kv"
+    kind     the last index, "q" or "kv"
     batched  whether the first index is b
     """
 
@@ -290,7 +292,7 @@ class SymbolicLookup(SymbolicMask):
 
     @property
     def mask(self) -> Mask:  # type: ignore[override]
-        """The padding mask, if the mask_mod returns the looked-up value itself: one boolean per sequence and key."""
+        """The padding mask data[b, kv], for a mask_mod that returns the looked-up boolean itself."""
         if self.data.dtype != torch.bool or self.kind != "kv" or self.data.ndim != 2:
             raise NotSymbolicError("a value that is not a boolean for each key")
         return KeyPaddingMask(self.data)
@@ -313,7 +315,7 @@ def _up_to(most: int) -> Mask:
 
 
 def _index_difference(left: SymbolicIndex, right: SymbolicIndex) -> tuple[int, int]:
-    """Return left - right of a query and a key index as (sign, offset), meaning sign * (q - kv) + offset."""
+    """Return left - right as (sign, offset), meaning sign * (q - kv) + offset. One index is q, the other kv."""
     if {left.kind, right.kind} != {"q", "kv"}:
         raise NotSymbolicError("indices that are not a query and a key")
     return 1 if left.kind == "q" else -1, left.offset - right.offset
@@ -360,6 +362,11 @@ class BlockMaskMask(Mask):
     """A FlexAttention BlockMask as a mask, indexed by row and column of the attention call.
 
     Full blocks are visible. In partial blocks, the BlockMask's mask_mod decides about each pair.
+
+    state     0 none, 1 some, 2 all pairs visible, for each query block q and key block k
+    sizes     numbers of positions in a query block and in a key block
+    lengths   numbers of queries and of keys
+    function  the mask_mod
     """
 
     state: Int8[Tensor, "b h q k"]

@@ -25,7 +25,10 @@ def planning() -> Iterator[None]:
 
 
 def joint_key(mask: Mask, rest: tuple[Hashable, ...] | None) -> Hashable | None:
-    """Return the cache key of a result that depends on a mask and on `rest`. None if it must not be cached."""
+    """Return the cache key of a result that depends on a mask and on other values. None if it must not be cached.
+
+    rest  the other values, such as lengths; None if the result must not be cached because of them
+    """
     own = mask.key()
     return None if own is None or rest is None else (own, *rest)
 
@@ -34,7 +37,10 @@ _in_graphs: dict[int, object] = {}
 
 
 def _keep_for_graph(result: object) -> None:
-    """Keep a reference to a result forever if a CUDA graph is being captured: every replay reads its memory."""
+    """Keep a reference to a result forever if a CUDA graph is being captured.
+
+    Every replay of the graph reads the memory of the result, so the memory must not be freed.
+    """
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         _in_graphs[id(result)] = result
 
@@ -42,8 +48,8 @@ def _keep_for_graph(result: object) -> None:
 class Memo(Generic[T]):
     """A cache of the last `most` results that depend on a mask.
 
-    The mask of each result is stored too. A key may contain the ids of the mask's tensors, and the id of a freed tensor
-    may be used again for another tensor.
+    The mask of each result is stored too, so that its tensors are not freed. A key may contain the ids of these
+    tensors, and Python may use the id of a freed tensor again for another one.
     """
 
     def __init__(self, most: int) -> None:

@@ -11,7 +11,7 @@ from regard.core.masks.algebra import Bounds, BoxVisibility, Flag, Mask, Positio
 class BandMask(Mask):
     """Base class of masks in which each query sees one range of keys.
 
-    The bounds of the range never decrease from one query to the next.
+    From one query to the next, the first and the last visible key stay or move to later positions.
     """
 
     @abstractmethod

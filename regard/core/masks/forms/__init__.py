@@ -3,7 +3,7 @@
 The file may also define
 
     examples(n)    expressions for n positions: the first is shown by `regard masks`, tests check all of them
-    candidates(n)  masks by which `regard.see.xray` names a pattern that it measures on n positions
+    candidates(n)  masks with which `regard.see.xray` compares a pattern that it measures on n positions, to name it
 """
 
 from collections.abc import Callable, Iterator

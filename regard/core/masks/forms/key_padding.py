@@ -67,6 +67,8 @@ def key_padding(real: Sequence[Sequence[int]] | Bool[Tensor, "b n"] | Integer[Te
 
     real  one row per sequence, 1 or True where the key is real; a boolean tensor is used as it is, not copied
 
+    In the example, the one sequence has three keys, the first of which is padding.
+
     >>> key_padding([[0, 1, 1]]).dense(1, 3).int()[:, 0, 0]
     tensor([[0, 1, 1]], dtype=torch.int32)
     """

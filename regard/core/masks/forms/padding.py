@@ -82,6 +82,8 @@ def padding(
     side     "right" or "left": where the padding is
     width    with side="left", the common length of the padded sequences; keys appended later are real
 
+    The example prints one row for each of two sequences.
+
     >>> padding([1, 3]).dense(1, 3).int()[:, 0, 0]
     tensor([[1, 0, 0],
             [1, 1, 1]], dtype=torch.int32)

@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 class RandomLinks(Mask):
     """The mask of `random_links`: each query sees up to `links` random keys at its own and earlier positions.
 
-    The positions up to the query's own are divided into `links` equal ranges, and one key is drawn from each. The
-    choice depends on the seed and the query's position only, so it is the same in training and in generation with a
-    KV cache.
+    The positions from 0 to the query's own are divided into `links` ranges of about equal length, and one key is drawn
+    from each. The choice depends on the seed and the query's position only, so it is the same in training and in
+    generation with a KV cache.
     """
 
     links: int
     seed: int
 
     def link(self, i: Tensor, which: int) -> tuple[Tensor, Tensor]:
-        """Return the key drawn from range number `which` for each query, and whether that range contains any key."""
+        """Return, for each query, the key drawn from its range number `which`, and whether this range has any key.
+
+        i      positions of the queries
+        which  from 0 to `links` - 1
+        """
         past = (i + 1).clamp(min=0)
         low, high = past * which // self.links, past * (which + 1) // self.links
         return low + hash_integers(i * self.links + which, self.seed) % (high - low).clamp(min=1), high > low
@@ -65,7 +69,8 @@ class RandomLinks(Mask):
 def random_links(count: int, seed: int = 0) -> Mask:
     """Random mask: a query sees `count` random keys at its own and earlier positions, or all if there are fewer.
 
-    Zaheer et al. 2020, arXiv:2007.14062. The choice depends on the seed and the query's position only.
+    Zaheer et al. 2020, arXiv:2007.14062. The choice depends on the seed and the query's position only. The example
+    prints the number of visible keys of each query.
 
     >>> random_links(2).dense(9).sum(1)
     tensor([1, 2, 2, 2, 2, 2, 2, 2, 2])
