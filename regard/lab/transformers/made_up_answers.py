@@ -61,8 +61,8 @@ EXAMPLES = 4  # answers about known and about unknown people that are kept to be
 class Setup(RepeatedSetup):
     """Settings of the claim: invented people, texts about them, and the training of a GPT on these texts.
 
-    people                number of people with texts
-    unknown_people        number of people in no text
+    people                number of people about whom there are texts
+    unknown_people        number of people who are in no text
     places                number of places of birth
     texts_per_person      number of texts about each person
     informative_surnames  fraction of people whose surname ending depends on the place of birth
