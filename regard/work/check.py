@@ -301,7 +301,8 @@ def _find_order(problem: Problem, written: StudentMatrix, matrix: Array) -> tupl
     """Explain a student's matrix whose numbers are all right but whose rows, or columns, are in another order.
 
     Returns the name and the explanation of the mistake, and the correct matrix in the student's order. Returns None if
-    no order gives the student's matrix. More than MAX_EXCHANGED rows or columns are not tried.
+    no order gives the student's matrix. A matrix with more than 5 rows (or columns) is not tried in other row (or
+    column) orders.
 
     matrix  the expected values of the step
     """

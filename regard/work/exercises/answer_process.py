@@ -133,6 +133,8 @@ def run_submission(
 ) -> Iterator[AnswerProcess]:
     """Run a submission's sources in a separate process and yield the process (context manager).
 
+    sources   pairs of file name and source code
+    limits    time and memory limits of the process
     hidden    folders that the submission is forbidden to read, such as the submissions of others
     readable  folders inside hidden ones that the submission can read and import from
 

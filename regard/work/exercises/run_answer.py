@@ -394,9 +394,10 @@ def _identify(path: Path, follow_links: bool = True) -> tuple[int, int]:
 
 
 def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], proc: int | None) -> None:
-    """Install an audit hook that forbids reading secret files and writing outside the folder.
+    """Install an audit hook that forbids reading secret files, and writing or changing files outside the folder.
 
-    The hook also forbids the audit events listed in FORBIDDEN_EVENTS and FILE_EVENTS.
+    The hook also forbids starting processes, loading native code, opening connections, and the other audit events in
+    FORBIDDEN_EVENTS.
 
     secret  device and inode numbers of the secret files
     folder  device and inode number of the folder
