@@ -165,7 +165,7 @@ class _TwoRelations(nn.Module):
 
 
 def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[tuple[Tensor], Tensor]:
-    """Sample token sequences and their targets: for each position the two earlier tokens at distances OFFSETS.
+    """Sample token sequences and their targets: for each position the tokens one and three positions earlier.
 
     The target is -100 (ignored by the cross-entropy) at the first positions, which have no such earlier tokens.
     """

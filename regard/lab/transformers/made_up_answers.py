@@ -218,7 +218,7 @@ def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
 
 
 def _accuracy_by_coverage(known: Sequence[Answer], unknown: Sequence[Answer]) -> list[float]:
-    """Return the accuracy among the most confident answers, for each fraction of answers in COVERAGES.
+    """Return the accuracy of the most confident tenth of the answers, of the most confident two tenths, and so on.
 
     The answers about known and about unknown people have the same total weight.
     """
