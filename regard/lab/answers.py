@@ -6,7 +6,7 @@ two lines of +++:
     questions  the text of each question by its place on a sheet: "000 1.1a" = "..."
     claims     claims whose runs measure the numbers of the answer
     figure     the claim whose figure is shown [default: the first]; "" shows none
-    command    the command that shows the answer live
+    command    the command line that computes the answer, such as "regard lab run beta"
     view       where else to look: another command, an exercise, a page
 
 The sections `## Definition`, `## Formula` ($$ LaTeX $$ and sizes), `## Why` and `## Measured` follow. The text is a
@@ -44,7 +44,7 @@ class SheetAnswer:
     questions  the text of each question by its place, such as "000 1.1a"
     claims     ids of the lab claims whose runs measure the numbers of the answer
     figure     id of the claim whose figure is shown; empty for none
-    command    the command line that shows the answer live
+    command    the command line that computes the answer, such as "regard lab run beta"
     view       where else to look: another command, an exercise, a page
     sections   the template of each section by its heading
     """
@@ -65,7 +65,7 @@ class SheetAnswer:
     def body(self, result: Callable[[str], Result]) -> str:
         """Return the answer as Markdown, with measured numbers and findings filled in.
 
-        result  returns the result of the lab claim with a given id
+        result  function that returns the result of the lab claim with a given id
         """
         values: dict[str, Callable[..., Any]] = {
             "n": lambda name: result(name).numbers,
@@ -78,13 +78,13 @@ class SheetAnswer:
         return render("\n\n".join(parts), **values)
 
     def errata(self, place: str, result: Callable[[str], Result]) -> list[Erratum]:
-        """Return the errata of the exercise sheets that concern a question of this file.
+        """Return the errata of the exercise sheets that concern one of the questions of this answer.
 
-        If no erratum concerns the question on its own sheet, return the errata of the same question on other
-        sheets.
+        If no erratum concerns the question on the sheet of `place`, return the errata of all questions of this answer,
+        which are the same question on other sheets.
 
         place   the place of the question, such as "000 1.1a"
-        result  returns the result of the lab claim with a given id
+        result  function that returns the result of the lab claim with a given id
         """
         several = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
         found = errata(result(name) for name in dict.fromkeys(answer.claim for answer in several))

@@ -44,7 +44,9 @@ def load_digit_images() -> tuple[Digits, Digits]:
 
 
 def build_digit_vit(vit: Callable[[ViTConfig], Any], seed: int, *, positions_std: float, **settings: Any) -> Any:
-    """Build a small Vision Transformer for digits with mean pooling, initialised for short training.
+    """Build a small Vision Transformer for digits with mean pooling, and larger initial weights than usual.
+
+    With these weights a short training is enough.
 
     vit            builds the model from a ViTConfig
     positions_std  standard deviation of the initial position embeddings
@@ -59,7 +61,13 @@ def build_digit_vit(vit: Callable[[ViTConfig], Any], seed: int, *, positions_std
 
 
 def train_classifier(model: Any, given: Digits, *, steps: int, batch: int, rate: float, seed: int) -> None:
-    """Train a classifier in place on random batches of these images."""
+    """Train a classifier in place on random batches of these images.
+
+    steps  number of training steps
+    batch  number of images per step
+    rate   learning rate
+    seed   random seed of the batches
+    """
     draws = make_generator(seed)
 
     def sample() -> tuple[tuple[Tensor], Tensor]:

@@ -79,7 +79,7 @@ def plot_intervals(
     """Plot named curves of means with error bars.
 
     means   the means over seeds
-    halves  half the width of the confidence interval of each mean
+    halves  half the length of the error bar of each mean: half the width of its confidence interval
     """
     for number, name in enumerate(means):
         look: dict[str, Any] = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "capsize": 3}

@@ -18,11 +18,11 @@ FILE = Path(__file__).parent / "sheets" / "errata.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class WrongAnswer:
-    """A wrong or partly wrong answer of a sheet, an entry of `sheets/errata.toml`.
+    """A wrong or partly wrong answer of an exercise sheet, an entry of `sheets/errata.toml`.
 
-    claim    id of the claim whose numbers refute the answer
+    claim    id of the lab claim whose numbers refute the answer
     source   the sheet and the exercise, such as "000 1.1b"
-    place    where in the sheet's answer the quotation is
+    place    where on the sheet the quotation is
     quote    the answer, word for word
     says     the answer in plain words
     status   "wrong", "partly right", "unsupported" (the reasons that the answer gives do not show it), or "slip" (a
@@ -75,11 +75,12 @@ def judge_wrong_answers(claim: str, numbers: Numbers, verdict: Verdict) -> list[
 
 @dataclass(frozen=True)
 class Erratum:
-    """A wrong answer of an exercise sheet with the verdict on it, which must be "refuted".
+    """A wrong answer of an exercise sheet with the verdict on it, which should be "refuted".
 
-    id, question     id and question of the lab claim that refutes the answer
-    source           the sheet and the exercise; `place`, `quote`, `says`, `status`, `right` as in `WrongAnswer`
-    verdict          the verdict's word
+    The fields that are not listed are those of `WrongAnswer`.
+
+    id, question     id and question of the lab claim whose numbers decide
+    verdict          the word of the verdict on the wrong answer
     counter_example  the counter-example with its numbers
     command          the command line that reproduces the numbers
     """

@@ -20,11 +20,11 @@ def fit(
 ) -> list[float]:
     """Train parameters in place with Adam and return the loss of each step.
 
-    The learning rate is `rate` times a linear warm-up and a linear decay to 0.
+    The learning rate rises linearly during the warm-up; over all steps it is also multiplied by a linear decay to 0.
 
     parameters  parameters of a model, or parameter groups: {"params": [...], "lr": 0.3}
-    loss        samples a batch and returns its loss
-    rate        the learning rate before warm-up and decay
+    loss        function that samples a batch and returns its loss
+    rate        the learning rate before warm-up and decay are applied, for parameters without an "lr" of their own
     warm_up     number of steps of the warm-up
     """
     check_integer("steps", steps, 1)
@@ -57,8 +57,8 @@ def fit_cross_entropy(
 
     The model is in eval mode afterwards.
 
-    sample      returns the positional arguments of the model and the targets of a batch; a target of -100 is
-                ignored
+    sample      function that returns the positional arguments of the model and the targets of a batch; a target of
+                -100 is ignored
     rate        the learning rate, as in `fit`
     parameters  parameter groups; None is all parameters of the model
     """

@@ -142,10 +142,10 @@ def _wrong_answer(found: Erratum) -> Markup:
 def answer_markdown(place: str, answer: SheetAnswer, result: Callable[[str], Result]) -> str:
     """Return the answer to one exercise-sheet question as Markdown.
 
-    The text also has the errata of the sheets, the command that reproduces the numbers, and a link to a view.
+    The text also has the errata of this question, the command that computes the answer, and where else to look.
 
     place   the place of the question, such as "000 1.1a"
-    result  returns the result of the lab claim with a given id
+    result  function that returns the result of the lab claim with a given id
     """
     errata = "".join(
         f"\n\n> {each.quote}\n\nSheet {each.source}, {each.place} ({each.status}). {each.counter_example} "
@@ -160,7 +160,7 @@ def answers_page(title: str, shown: Sequence[tuple[str, SheetAnswer]], result: C
     """Return an HTML page with the answers to exercise-sheet questions.
 
     shown   pairs of the place of a question, such as "000 1.1a", and its answer
-    result  returns the result of the lab claim with a given id
+    result  function that returns the result of the lab claim with a given id
     """
     contents = [
         tag("li", tag("a", typeset_symbols(f"{place}: {answer.questions[place]}"), href=f"#{_anchor(place)}"))

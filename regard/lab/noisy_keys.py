@@ -19,7 +19,7 @@ class NoisyKeysSetup:
     size      scale s of the queries
     noise     variance of the noise in each channel of a key; size * noise ** 0.5, the standard deviation of the
               noise of a score, must be at most 1e-4, because the claims are about tiny noise
-    variance  variance of gamma, the random length of the first key
+    variance  variance of gamma, the random length of the first key, whose mean is 1
     draws     number of random sets of keys
     bins      number of bins of the histograms of weights
     """

@@ -80,8 +80,9 @@ def first_order_error(
     Returns the median relative error for each size, and the order p in error ~ size^p at the two smallest
     sizes.
 
-    moved  returns the change of the output for a size of the change eps
-    slope  derivative of the output by the size of eps
+    sizes  sizes of eps, the change of a key or a query
+    moved  function that returns the change of the output for a size of eps
+    slope  derivative of the output with respect to the size of eps
     """
     errors = {size: change_norm(moved(size) - size * slope) for size in sizes}
     smaller, smallest = sizes[-2:]

@@ -322,8 +322,8 @@ def _read(path: Path) -> dict[str, Result]:
 def latest_result(claim: Claim, folder: Path, shipped: Mapping[str, Result]) -> Result | None:
     """Return the result of a claim to show: the local one or the shipped one; None if there is neither.
 
-    A local result that is up to date and from a full run comes first, then a shipped result that is up to date,
-    then any local result, then any shipped result.
+    The first that exists is returned: a local result that is up to date and not of the quick setup, a shipped result
+    that is up to date, any local result, any shipped result.
 
     folder   the folder of local results
     shipped  the shipped results, by id of the claim

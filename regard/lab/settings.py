@@ -16,8 +16,8 @@ _FROM_ZERO |= {"token", "place", "query", "changed", "two", "looks_at"}
 def check_settings(setup: Any) -> None:
     """Check the settings of a lab claim, else raise ConfigError.
 
-    Integers must be at least 1, or at least 0 if the setting is named in _FROM_ZERO. Tuples must not be empty.
-    Floats must be finite, except that `betas` can have inf. The number of heads must divide the width.
+    Integers must be at least 1; seeds, indices and a few others (listed in _FROM_ZERO) can be 0. Tuples must not be
+    empty. Floats must be finite, except that `betas` can have inf. The number of heads must divide the width.
     """
     for field in fields(setup):
         value = getattr(setup, field.name)

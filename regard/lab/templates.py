@@ -17,6 +17,8 @@ def round_outward(value: float, digits: int = 1, *, down: bool = False) -> str:
 
     down  round a lower bound down; otherwise round an upper bound up
 
+    In this example an upper bound is rounded up to one digit.
+
     >>> round_outward(9.49e-42)
     '1e-41'
     """

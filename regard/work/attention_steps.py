@@ -20,14 +20,16 @@ STEPS = ("q", "k", "v", "scores", "scaled", "weights", "output")
 class HeadInputs:
     """The arrays from which the attention of one head is calculated.
 
+    The keys of `vectors`, `weights` and `biases` are "q", "k" and "v".
+
     inputs       the tokens in rows; None if the problem states q, k and v
-    vectors      those matrices of q, k and v that the problem states
-    weights      projection weights of those matrices of q, k and v that the problem does not state
-    biases       projection biases
-    visible      mask of the visible pairs
-    scaled       whether scores are divided by the square root of the width
-    width        width of the head
-    total_width  width of all heads together
+    vectors      the matrices that the problem states
+    weights      the projection weights of the matrices that the problem does not state
+    biases       the projection biases of these matrices
+    visible      visible[i, j] is whether query i sees key j
+    scaled       whether scores are divided by the square root of `width`
+    width        width of the queries and keys of this head
+    total_width  sum of this width over all heads
     """
 
     inputs: Array | None
@@ -89,10 +91,11 @@ def compute_steps(
 ) -> dict[str, Array] | None:
     """Calculate all steps of one head's attention in order, and return their matrices by name of the step.
 
-    Returns None if a function in `changed` returns None, because its mistake is impossible with these shapes.
+    The steps are q, k, v, scores, scaled, weights and output. Returns None if a function in `changed` returns None,
+    because its mistake is impossible with these shapes.
 
-    fixed    matrices of steps that are given and not calculated
-    changed  functions that replace the correct calculation of some steps, such as a typical mistake
+    fixed    matrices by name of the step; these steps are not calculated
+    changed  functions by name of the step, which replace the correct calculation, such as a typical mistake
     """
     values: dict[str, Array] = {}
     for name in STEPS:
@@ -109,7 +112,9 @@ def compute_steps(
 def correct_steps(head: HeadInputs, fixed: StepValues) -> dict[str, Array]:
     """Calculate all steps of one head's attention correctly, and return their matrices by name of the step.
 
-    fixed  matrices of steps that are given and not calculated
+    The steps are q, k, v, scores, scaled, weights and output.
+
+    fixed  matrices by name of the step; these steps are not calculated
     """
     found = compute_steps(head, fixed)
     assert found is not None  # only a mistake may fail to apply
@@ -141,7 +146,7 @@ def dot_product_terms(head: HeadInputs, values: StepValues, step: str, row: int,
     """Return the products whose sum is one entry of a step's matrix; None if the entry is not a dot product.
 
     step         name of the step, such as "scores"
-    row, column  position of the entry
+    row, column  position of the entry, counted from 0
     """
     if step in head.weights and head.inputs is not None:
         return head.inputs[row] * head.weights[step][:, column]

@@ -1,4 +1,4 @@
-"""Built-in problems: one small enough to do by hand, and two from the notebooks of a textbook."""
+"""Built-in problems: one small enough to do by hand, and two from the textbook Understanding Deep Learning."""
 
 from collections.abc import Callable
 from typing import Any

@@ -37,13 +37,13 @@ MAX_EXCHANGED = 5  # all orders of up to this many rows or columns are tried
 class Expected:
     """The values accepted in one step of a student's calculation.
 
-    Before the first mistake these are the correct values. After a mistake three kinds of values are accepted: those
-    that follow from the values of the mistake without rounding (`matrix`), those that follow from the rounded
-    numbers that the student wrote, and those of the correct solution.
+    Before the first mistake only the correct values are accepted. After a mistake the step can also be calculated
+    from the wrong values, either exactly (`matrix`) or from the rounded numbers that the student wrote.
 
-    matrix        the values calculated from the student's earlier steps
-    tolerance     how far the student's numbers can differ from `matrix`; nonzero only after a mistake
-    alternatives  the other values that are accepted after a mistake
+    matrix        the correct values; after a mistake, the values calculated exactly from the wrong ones
+    tolerance     for each entry, how far `matrix` can be wrong, because wrong numbers are known only as rounded;
+                  0 before the first mistake
+    alternatives  the other matrices whose entries are accepted after a mistake
     """
 
     matrix: Array
@@ -62,11 +62,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """The judgement of a wrong step of a student's calculation.
+    """What is wrong in one step of a student's calculation, and the values that later steps should be calculated from.
 
     comment    what is wrong
-    matrix     the matrix from which later steps are expected to continue
-    uncertain  entries of `matrix` that are known only to the digits written
+    matrix     the values of the step with the mistake, from which later steps should be calculated
+    uncertain  entries (row, column) of `matrix` that are known only to the digits that the student wrote
     """
 
     comment: ReviewComment
@@ -78,10 +78,13 @@ class StepVerdict:
 class HeadProgress:
     """The steps of one head that were checked so far in a student's calculation.
 
-    written    the steps as the student wrote them
-    digits     the number of decimals written in each row of these steps
-    mistaken   the steps with a mistake, with the values that the mistake gives
-    uncertain  wrong numbers that are known only to the digits written, as (step, entry, tolerance)
+    The keys of `written`, `digits` and `mistaken` are names of steps.
+
+    written    the matrix of each checked step, as the student wrote it
+    digits     the largest number of decimals written in each row of these matrices
+    mistaken   the matrix of each step with a mistake: the values that the mistake gives
+    uncertain  entries of `mistaken` that are known only to the digits written: the step, the (row, column), and the
+               largest rounding error
     """
 
     head: HeadInputs
@@ -91,11 +94,11 @@ class HeadProgress:
     uncertain: list[tuple[str, tuple[int, int], float]] = field(default_factory=list)
 
     def carried_forward(self, step: str) -> Array:
-        """Return the matrix of a step, calculated from the values that the student's earlier mistakes give."""
+        """Return the matrix of a step that results from the student's mistakes, calculated without rounding."""
         return correct_steps(self.head, self.mistaken)[step]
 
     def from_written(self, step: str) -> Array:
-        """Return the matrix of a step, calculated correctly from the earlier numbers that the student wrote."""
+        """Return the matrix of a step as the student wrote it, or else calculated from the steps that were written."""
         return correct_steps(self.head, self.written)[step]
 
     def true(self, step: str) -> Array:
@@ -116,14 +119,14 @@ class HeadProgress:
         return Expected(matrix, self.tolerance(step), tuple(alternatives))
 
     def differs_from_true(self, step: str, written: StudentMatrix) -> bool:
-        """Return whether there was an earlier mistake and the written step differs from the correct solution."""
+        """Return whether an earlier step has a mistake and the written step differs from the correct solution."""
         true = self.true(step)
         return bool(self.mistaken) and not (written if written.shape == true.shape else written.transposed).matches(
             true
         )
 
     def tolerance(self, step: str) -> Array:
-        """Return the allowed error of each entry of a step, due to the rounding of earlier wrong numbers."""
+        """Return for each entry of a step how far it can be off because earlier wrong numbers were written rounded."""
         matrix = self.carried_forward(step)
         tolerance = np.zeros_like(matrix)
         for name, entry, slack in self.uncertain:
@@ -136,6 +139,10 @@ class HeadProgress:
         """Check the next step of a student's calculation and store it for checking later steps.
 
         Returns a comment about the mistake, or None if the step is correct.
+
+        step     name of the step, such as "scores"
+        head     number of the head, counted from 1; None if there is only one
+        written  the matrix that the student wrote, with tokens in rows
         """
         exact = correct_steps(self.head, self.mistaken)
         own = self.from_written(step)
@@ -225,8 +232,8 @@ def judge_step(
 
     head        number of the head, counted from 1; None if there is only one
     expected    the values that count as correct
-    hypotheses  known mistakes and the matrices that they give
-    terms       returns the products whose sum is an entry, or None if the entry is not a dot product
+    hypotheses  possible mistakes, each with the matrix that the step would have
+    terms       terms(row, column) returns the products whose sum is this entry, or None if it is not a dot product
     """
     matrix = expected.matrix
 
@@ -259,9 +266,9 @@ def judge_step(
 
 
 def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
-    """Return the matrix of a step under an error hypothesis; None if the hypothesis does not explain all wrong rows.
+    """Return the matrix that a step has after a possible mistake; None if the mistake cannot explain all wrong rows.
 
-    If the hypothesis affects single rows, only the wrong rows are changed; the others keep the values of `matrix`.
+    If the mistake can be limited to some rows, the rows that the student has right keep the values of `matrix`.
 
     matrix  the expected values of the step
     wrong   indices of the rows in which the student's matrix has wrong entries
@@ -275,7 +282,7 @@ def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) 
 def _judge_transposed(
     problem: Problem, step: str, head: int | None, written: StudentMatrix, matrix: Array
 ) -> StepVerdict:
-    """Return the verdict on a student's matrix whose rows and columns are swapped."""
+    """Return the verdict on a student's matrix whose rows and columns are swapped; `matrix` has the expected values."""
     upright = written.transposed
     wrong = upright.wrong_entries(matrix)
     shapes = [shape if problem.by_rows else shape[::-1] for shape in (written.shape, matrix.shape)]
@@ -291,10 +298,13 @@ def _judge_transposed(
 
 
 def _find_order(problem: Problem, written: StudentMatrix, matrix: Array) -> tuple[str, str, Array] | None:
-    """Explain a matrix whose numbers are all right but whose rows, or columns, are in another order.
+    """Explain a student's matrix whose numbers are all right but whose rows, or columns, are in another order.
 
-    Returns the name and the explanation of the mistake, and the correct matrix in the student's order; None if no
-    order of at most MAX_EXCHANGED rows or columns gives the student's matrix.
+    Returns the name and the explanation of the mistake, and the correct matrix in the student's order. Returns None if
+    no order gives the student's matrix. A matrix with more than 5 rows (or columns) is not tried in other row (or
+    column) orders.
+
+    matrix  the expected values of the step
     """
     for axis in (0, 1):
         if matrix.shape[axis] > MAX_EXCHANGED:
@@ -321,8 +331,9 @@ def _explain_entries(
 
     This function is called if no error hypothesis about the whole step explains the wrong entries.
 
-    wrong  the wrong entries
-    terms  returns the products whose sum is an entry, or None if the entry is not a dot product
+    matrix  the expected values of the step
+    wrong   the wrong entries as (row, column)
+    terms   terms(row, column) returns the products whose sum is this entry, or None if it is not a dot product
     """
     if all(written.cell(entry).matches(-float(matrix[entry])) for entry in wrong):
         return "sign", f"{'this entry has' if len(wrong) == 1 else 'these entries have'} the wrong sign"

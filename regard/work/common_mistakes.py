@@ -20,7 +20,7 @@ class CommonMistake:
 
     step         name of the step
     explanation  sentence for the student
-    compute      calculates the step with this mistake
+    compute      function that calculates the step with this mistake, or returns None if the shapes do not allow it
     """
 
     name: str
@@ -74,7 +74,10 @@ def _other_weights(role: str, other: str) -> StepFunction:
 
 
 def _with_bias(role: str, other: str, factor: float) -> StepFunction:
-    """Return a function that projects to `role` ("q", "k" or "v") with `factor` times the bias of `other`."""
+    """Return a function that calculates q, k or v with a wrong bias: `factor` times the bias of `other`.
+
+    role, other  "q", "k" or "v": the matrix to calculate, and the matrix whose bias is used
+    """
 
     def compute(head: HeadInputs, values: StepValues) -> Array | None:
         if head.inputs is None or not {role, other} <= set(head.biases):
@@ -299,11 +302,11 @@ def _softmax_mistakes() -> Iterator[CommonMistake]:
 
 
 def _divide_exponentials(scores: Array, visible: Visible, divisor: Callable[[Array], float]) -> Array | None:
-    """Return the exponentials of the visible scores, each row divided by a number.
+    """Return the exponentials of the visible scores, each row divided by a number; hidden scores give 0.
 
     Returns None if a query sees no key.
 
-    divisor  function that returns the number for a row of exponentials
+    divisor  function that returns this number for the exponentials of the visible scores of a row
     """
     if not visible.any(1).all():
         return None
@@ -326,7 +329,7 @@ def _with_mask(change: Callable[[Visible], Visible]) -> WeightFunction:
 
 
 def _shift(visible: Visible, by: int) -> NDArray[np.intp]:
-    """Return the row indices 0, 1, ... shifted by `by` and clipped to the valid rows."""
+    """Return the row indices of a mask, each increased by `by` and clipped to the range of valid indices."""
     return np.clip(np.arange(len(visible)) + by, 0, len(visible) - 1)
 
 

@@ -20,7 +20,7 @@ MAX_ROUNDED_DECIMALS = 5  # a step that is not written down may have been rounde
 class ErrorHypothesis:
     """A possible mistake in a step of a student's calculation, and the matrix that it would give.
 
-    rows  rows that the mistake can be limited to, so that the others are correct; None if it affects all rows
+    rows  indices of rows; the mistake can be made in any of these rows alone. None if it affects all rows
     """
 
     name: str
@@ -41,9 +41,9 @@ def step_hypotheses(
 
     The order is: early rounding of written steps, common mistakes, and rounding of steps that are not written.
 
-    judged   the earlier steps with a mistake, with the values that the mistake gives
-    written  the earlier steps as the student wrote them
-    digits   the number of decimals of each row of the written steps
+    judged   the matrix of each earlier step with a mistake: the values that the mistake gives
+    written  the matrix of each earlier step that the student wrote
+    digits   the largest number of decimals in each row of the written steps, by name of the step
     own      the matrix of this step, calculated correctly from the student's written numbers
     """
     rounded = [name for name in digits if any(digits[name])]
@@ -70,11 +70,11 @@ def step_hypotheses(
 
 
 def _rounding_by_rows(matrix: Array, step: str, digits: tuple[int, ...]) -> Iterator[ErrorHypothesis]:
-    """Yield hypotheses of early rounding of a written step: in all rows, or only in the rows with fewer digits.
+    """Yield hypotheses that an earlier step was rounded too much: in all rows, or only in the rows with few decimals.
 
-    matrix  the matrix calculated from the rounded numbers
+    matrix  the matrix of the later step that is judged, calculated from the rounded numbers
     step    name of the step that was rounded
-    digits  the number of decimals of each row of that step
+    digits  the largest number of decimals in each row of the rounded step
     """
     yield _early_rounding(matrix, step, max(digits))
     for most in sorted(set(digits)):
@@ -106,9 +106,9 @@ def result_hypotheses(
 ) -> Iterator[ErrorHypothesis]:
     """Yield the possible mistakes in the last step: concatenating the heads and applying the output projection.
 
-    outputs  outputs of the heads, calculated from the values of the student's mistakes
+    outputs  outputs of the heads that result from the student's mistakes, not rounded
     own      outputs of the heads as the student wrote them, or calculated from the numbers that the student wrote
-    digits   number of decimals of the written outputs
+    digits   largest number of decimals in the written outputs
     """
     if digits:
         yield _early_rounding(apply_output_projection(problem, own), "output", digits)

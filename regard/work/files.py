@@ -94,7 +94,7 @@ def read_matrix(source: str, where: str) -> MatrixPerHead:
 def read_fields(path: Path, read_mask: MaskReader | None = None) -> ProblemFields:
     """Read the matrices, biases and settings of a problem from a .json, .csv or .npz file.
 
-    read_mask  converts the text of a mask setting to a mask
+    read_mask  function that converts the text of the setting "mask" to a mask
     """
     suffix = path.suffix.lower()
     if suffix == ".json":
@@ -122,7 +122,7 @@ def parse_fields(found: Mapping[str, Any], where: str, read_mask: MaskReader | N
 
     found      the values by name
     where      describes the source in the error message
-    read_mask  converts the text of a mask setting to a mask
+    read_mask  function that converts the text of the setting "mask" to a mask
     """
     known = (*MATRICES, *BIASES, *SETTINGS)
     unknown = [name for name in found if name not in known]
@@ -253,7 +253,10 @@ def _read_csv(path: Path) -> dict[str, Matrix]:
 
 
 def _load_numpy(path: Path) -> Any:
-    """Load a .npy or .npz file as nested lists; short binary fractions such as 0.5 stay exact."""
+    """Load a .npy or .npz file as nested lists.
+
+    Short numbers with a denominator of at most 1024, such as 0.5, become exact fractions; all others are floats.
+    """
     from regard.base.array_files import read_arrays
 
     loaded = read_arrays(path, ConfigError)

@@ -62,7 +62,7 @@ def grade_folder(
 ) -> Iterator[ClassRow]:
     """Grade all submissions in a folder and yield the points of each student for each question.
 
-    progress  called with a message before each student
+    progress  function that is called with a message before each student, such as `print`
     """
     for name in options.exercise_sets:
         EXERCISE_SETS[name]  # an unknown name is an error before anything runs
@@ -99,7 +99,13 @@ def find_submissions(folder: Path) -> dict[str, list[Path]]:
 
 
 def check_links(folder: Path, files: Sequence[Path]) -> None:
-    """Raise ConfigError if a submitted file is a link to a file outside the student's part of the folder."""
+    """Raise ConfigError if a student's file is a link to a file that is not the student's own.
+
+    A student's own files are the submitted file itself, or the files in the student's subfolder.
+
+    folder  the folder of all submissions
+    files   the files of one student
+    """
     for file in files:
         own, target = folder.resolve() / file.relative_to(folder).parts[0], file.resolve()
         if own != target and own not in target.parents:

@@ -65,7 +65,7 @@ def grade(exercise_set: str, exercise: str, answer: Any, variant: str = "") -> G
     exercise_set  the name of the set, such as "two-heads"
     exercise      the name of the exercise in the set, such as "head"
     answer        the function or class that the student wrote
-    variant       the variant of the tasks, as the notebook states it
+    variant       the variant of the tasks, such as "0201", copied from the notebook; empty for the original tasks
 
     >>> from regard.work.exercises.solutions.self_attention import softmax_columns
     >>> print(grade("self-attention", "softmax", softmax_columns))

@@ -30,7 +30,7 @@ def code_cell(name: str, text: str, *, role: str | None = None) -> Cell:
     """Return a code cell of a Jupyter notebook.
 
     name  id of the cell
-    role  "import" or "test" for a cell that students should not edit; None for an ordinary cell
+    role  "import", "test" or "training" for a cell that students should not edit; None for an ordinary cell
     """
     fixed = {} if role is None else {"editable": False, "deletable": False, ROLE: {"role": role}}
     return {

@@ -55,7 +55,8 @@ class Problem:
     inputs             X; None if every head states its q, k and v
     output_projection  applied to the concatenated heads; None for no projection
     scaled             whether scores are divided by the square root of the head width
-    tokens             the words of the tokens, for labels; None for numbers
+    mask               which keys each query sees
+    tokens             the words of the tokens, used as their labels; None for the labels 1, 2, ...
     """
 
     name: str
@@ -132,9 +133,10 @@ class Problem:
 
     @property
     def query_labels(self) -> tuple[str, ...]:
-        """The names of the queries.
+        """The names of the queries: those of the last keys, or numbers from 1.
 
-        These are the names of the last keys if queries and keys are of one sequence, else numbers from 1.
+        The names of the last keys are used if there are as many queries as keys, or if there are fewer queries and the
+        tokens have words.
         """
         if self.queries <= self.keys and (self.tokens is not None or self.queries == self.keys):
             return self.labels[self.keys - self.queries :]
@@ -154,7 +156,9 @@ class Problem:
     def _sizes(self, index: int) -> tuple[int, int, int, int]:
         """Check the shapes of a head and return its sizes (i, j, c, e), else raise ShapeError or ConfigError.
 
-        The sizes are the numbers of queries and keys, and the widths of keys and values.
+        The sizes are i queries, j keys, the width c of queries and keys, and the width e of values.
+
+        index  number of the head, counted from 0
         """
         counts: dict[str, tuple[int, int]] = {}
         for role in ROLES:
@@ -200,7 +204,7 @@ def build_problem(
     heads: int = 1,
     tokens: tuple[str, ...] | None = None,
 ) -> Problem:
-    """Build an attention problem from matrices by name.
+    """Build an attention problem from matrices by name. The arguments not listed are those of `Problem`.
 
     matrices  q, k and v, or inputs, wq, wk and wv, and optionally wo; each is one matrix or one per head
     biases    optional biases bq, bk, bv and bo

@@ -212,7 +212,7 @@ class Quiz:
 def deal_templates(random: Random) -> Iterator[QuestionTemplate]:
     """Yield question templates without end, in random order.
 
-    Chapters alternate. A template repeats only after all templates of its chapter were used.
+    Templates of the lab's chapters alternate. A template repeats only after all others of its chapter were used.
     """
     chapters: dict[str, list[QuestionTemplate]] = {}
     for name in QUESTION_TEMPLATES:

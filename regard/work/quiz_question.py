@@ -49,10 +49,10 @@ class GeneratedQuestion:
     """A quiz question with random numbers filled in.
 
     settings   settings of the experiment that answers the question
-    number     computes the answer from the measured numbers; None for a question with choices
+    number     function that computes the answer from the measured numbers; None for a question with choices
     tolerance  allowed error of a numerical answer
     choices    statements to choose from; empty if the answer is a number
-    explain    explains how to calculate the number; None if the verdict of the experiment explains it
+    explain    function that returns how the number is calculated, as text, from the measured numbers; None for no text
     """
 
     text: str
@@ -106,7 +106,7 @@ def sheet_choice(claim: str, index: int = 0) -> AnswerChoice:
     The experiment decides whether the answer is false.
 
     claim  id of the lab claim
-    index  which of the claim's wrong answers
+    index  position of the answer among the claim's wrong answers, counted from 0
     """
     sheet = claims()[claim].wrong_answers[index]
     return AnswerChoice(sheet.says, lambda numbers: sheet.verdict(numbers).word == SUPPORTED)

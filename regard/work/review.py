@@ -25,12 +25,12 @@ class ReviewComment:
 
     step         name of the step
     head         number of the head, counted from 1; None if there is only one
-    row, column  the first wrong entry, counted from 1
-    expected     the correct number
-    found        the number that the student wrote
+    row, column  position of the first wrong entry, counted from 1
+    expected     the number that should be there, calculated from the student's earlier steps
+    found        what the student wrote there
     mistake      name of the mistake
     explanation  sentence for the student
-    also         further wrong entries of the step
+    also         the further wrong entries of the step as (row, column), counted from 1
     """
 
     step: str
@@ -62,7 +62,7 @@ class ReviewComment:
     def _format_expected(self) -> str:
         """Format the expected number: short, such as 2.5, if that is exact, otherwise with six decimals.
 
-        If the student rounded, the number rounded to the student's digits is added.
+        If the student wrote one to five decimals, the number rounded to as many decimals is added.
         """
         short = f"{self.expected:g}"
         text = short if float(short) == self.expected and "e" not in short else decimal(self.expected)
@@ -78,7 +78,7 @@ class Review:
     """The review of a student's calculation.
 
     correct          names of the correct steps
-    carried_forward  names of the steps that are calculated correctly from an earlier mistake
+    carried_forward  names of the steps that are calculated correctly, but from the wrong numbers of an earlier step
     comments         all mistakes in order; the first is the one to correct first
     """
 

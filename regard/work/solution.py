@@ -62,12 +62,12 @@ class DisagreementError(RegardError, RuntimeError):
 class SolutionStep:
     """One step of a worked solution, such as the scores.
 
-    key       name of the step
+    key       name of the step, such as "scores"
     head      number of the head, counted from 1; None if there is only one
     symbol    symbol of the matrix
     formula   how the matrix is computed
     values    the matrix
-    workings  how each entry is computed from earlier numbers
+    workings  for each entry the formula, with numbers, that computes it; None for no formula
     """
 
     key: str
@@ -122,6 +122,8 @@ class Solution:
 
 def solve(problem: Problem) -> Solution:
     """Solve an attention problem step by step; raise DisagreementError if the result differs from `attend`.
+
+    In this example q, k and v are the rows 1 and 2, so the score of query 2 and key 2 is 2 * 2.
 
     >>> from regard.work.files import parse_matrix
     >>> from regard.work.problem import build_problem
@@ -207,8 +209,8 @@ def _ordered_product(
 
     The product is left @ right if tokens are rows, and right @ left if tokens are columns.
 
-    left, right  a symbol and its matrix
-    bias         returns the bias that is added to the entry (row, column)
+    left, right  the factors, each a symbol with its matrix
+    bias         bias(row, column) returns the number that is added to this entry; None for no bias
     """
     factors = (left, right) if problem.by_rows else (right, left)
     return Product(tuple(symbol for symbol, _ in factors), dot=False), *matrix_product(
@@ -221,7 +223,7 @@ def matrix_product(
 ) -> tuple[Matrix, Workings]:
     """Return the product of two matrices, and for each of its entries the sum of products as a formula.
 
-    bias  returns the bias that is added to the entry (row, column)
+    bias  bias(row, column) returns the number that is added to this entry; None for no bias
     """
     values: list[tuple[Value, ...]] = []
     workings: list[tuple[Expression, ...]] = []
@@ -245,8 +247,8 @@ def matrix_product(
 def weight_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
     """Return the symbol of projection weights: W_Q if tokens are rows, Omega_q if tokens are columns.
 
-    role  "q", "k", "v", or the letter of the output projection
-    mark  number of the head, or None
+    role  "q", "k" or "v"; for the output projection, "o" if tokens are rows and "c" if they are columns
+    mark  number of the head that the symbol shows; None for no number
     """
     return Symbol("W", role.upper(), mark) if problem.by_rows else Symbol("Ω", role, mark)
 
@@ -254,8 +256,8 @@ def weight_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
 def bias_symbol(problem: Problem, role: str, mark: int | None) -> Symbol:
     """Return the symbol of a projection bias: b_Q if tokens are rows, beta_q if they are columns, as in textbooks.
 
-    role  "q", "k", "v", or the letter of the output projection
-    mark  number of the head, or None
+    role  "q", "k" or "v"; for the output projection, "o" if tokens are rows and "c" if they are columns
+    mark  number of the head that the symbol shows; None for no number
     """
     return Symbol("b", role.upper(), mark) if problem.by_rows else Symbol("β", role, mark)
 
@@ -265,8 +267,8 @@ def _apply_projection(
 ) -> tuple[Expression, Matrix, Workings]:
     """Return the formula, the values and the calculation of each entry of data times weights plus bias.
 
-    role  "q", "k", "v", or the letter of the output projection
-    mark  number of the head, or None
+    role  "q", "k" or "v"; for the output projection, "o" if tokens are rows and "c" if they are columns
+    mark  number of the head that the symbols show; None for no number
     data  the symbol and the matrix of the data
     """
     bias = projection.bias
@@ -307,7 +309,7 @@ def _softmax_steps(problem: Problem, before: SolutionStep) -> list[SolutionStep]
 
     The softmax is along rows, or down columns if a token is a column.
 
-    before  the step of the scores
+    before  the step before the softmax: the scores, or the scaled or masked scores
     """
     axis, each = problem.token_axis, Word(f"each {problem.token_axis}")
     rows = _flip(before.values, problem.by_rows)
@@ -397,7 +399,9 @@ def _output_projection_step(problem: Problem, projection: LinearProjection, befo
 
 
 def head_vectors(solution: Solution, index: int) -> dict[str, Matrix]:
-    """Return q, k and v of a head by name, with tokens in rows; stated by the problem or computed in the solution.
+    """Return the matrices q, k and v of a head by name, with tokens in rows.
+
+    Each is stated by the problem or computed in the solution.
 
     index  number of the head, counted from 0
     """

@@ -75,11 +75,11 @@ class StudentMatrix:
 
     @property
     def row_digits(self) -> tuple[int, ...]:
-        """The number of decimals written in each row: the largest number among its entries."""
+        """For each row, the largest number of decimals written in one of its entries."""
         return tuple(max((0 if cell is None else cell.digits or 0 for cell in row), default=0) for row in self.cells)
 
     def cell(self, entry: tuple[int, int]) -> WrittenNumber:
-        """Return the number at an entry (row, column) that is not empty."""
+        """Return the number at an entry (row, column), which must not be empty."""
         found = self.cells[entry[0]][entry[1]]
         assert found is not None
         return found

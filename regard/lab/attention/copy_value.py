@@ -50,7 +50,7 @@ class Setup:
     keys     numbers n of keys for which the bound is tested
     errors   total weights eps of the other keys for which the bound is tested; at most 0.1, because for a larger
              eps a smaller lead is enough
-    short    how far below the bound a second lead is, which must not be enough; at least 0.2
+    short    difference between the bound and a smaller lead, which must not be enough; at least 0.2
     beta     large inverse temperature for three equal and for three different queries
     width    width of the query and the keys that have the scores
     """

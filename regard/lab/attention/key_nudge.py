@@ -64,7 +64,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
         return attention(q, k + size * nudge, v) - h
 
     def deviation(size: float) -> float:
-        """Return how far the output is from a linear function of the key: 0 if twice the change has twice the effect.
+        """Return how much the effect of twice the change of the key differs from twice the effect; 0 if it is linear.
 
         The result is the median over inputs of |f(2 size) - 2 f(size)| / |f(2 size)|, where f(s) is the change of
         the output if the key changes by s times the random direction.
@@ -94,11 +94,12 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 
 
 def _compare_moments(setup: Setup, attention: Attention) -> Numbers:
-    """Compare the output's change over random draws of eps with the first-order formula.
+    """Compare the change of the output over random draws of eps with the first-order formula.
 
-    Returns the smallest and largest ratio of the mean squared length of the change to that of the formula, and the
-    length of the mean change divided by the root of the mean squared length. One random input is used, with the
-    smallest standard deviation of eps.
+    Each output has a mean squared length of its change, which is divided by that of the formula; the smallest and the
+    largest quotient are returned. Each output also has a mean change, whose length is divided by the root of the mean
+    squared length; the largest quotient is returned. One random input is used, with the smallest standard deviation of
+    eps.
     """
     q, k, v, _, one_hot = (each[:1] for each in setup.sample())
     h, a = attention(q, k, v), attention(q, k, one_hot)
@@ -118,7 +119,7 @@ def _compare_moments(setup: Setup, attention: Attention) -> Numbers:
 
 
 def _other_weights(attention: Attention, nudge: float) -> list[list[float]]:
-    """Return the weights of the last two of three keys, before and after the first score grows by `nudge`."""
+    """Return the weights of keys 2 and 3 of three keys, before and after the score of key 1 grows by `nudge`."""
     scores = torch.tensor([[1.0, 0.5, 0.0], [1.0 + nudge, 0.5, 0.0]], dtype=torch.float64)
     rows = [attention_weights(attention, torch.ones(1, 1, dtype=row.dtype), row[:, None], beta=1.0) for row in scores]
     return [row[0, 1:].tolist() for row in rows]

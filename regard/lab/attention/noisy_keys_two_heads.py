@@ -57,7 +57,7 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
     steady = setup.sample_keys(draws)
 
     def heads(k: Tensor, *queries: Tensor) -> Tensor:
-        """Return the weights of each head, one query per head; all heads share the keys `k`."""
+        """Return the attention weights of heads with one query each; all heads have the same keys `k`."""
         # twice the queries at half the beta give the same scores, unless beta is used wrongly
         q = 2 * setup.size * torch.stack(queries)[:, None]
         return attention(q.expand(setup.draws, -1, -1, -1), k, one_hot, beta=0.5)[:, :, 0]

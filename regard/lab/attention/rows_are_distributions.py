@@ -5,8 +5,8 @@ Claim: Q K' holds scores of any sign and sum. Only after the softmax is every ro
     distributions.
 Measures: Signs and sums of the scores and of the weights that `attend` gives; whether rows keep the order of the
     scores; whether tokens that are made to look at chosen tokens show it along their rows; which rows change if one
-    query changes. The three tokens of sheet 004: scores, weights and outputs, unscaled as there, and what a permutation
-    of the tokens changes.
+    query changes. The three tokens of exercise sheet 004: scores (not scaled, as on the sheet), weights and outputs,
+    and what a permutation of the tokens changes.
 Finding: For {{ n.tokens }} random queries and keys the rows of scores Q K' sum to between {{ n["row sums of the
     scores"][0]|fixed(1) }} and {{ n["row sums of the scores"][1]|fixed(1) }}, with {{ n["negative scores"] }} negative
     entries. The rows of weights sum to 1 up to {{ n["error of the row sums"]|at_most }}, with {{ n["negative weights"]
@@ -48,8 +48,8 @@ THREE_TOKENS = (
 class Setup:
     """Settings of the claim: random queries and keys, queries that are built to attend to chosen keys, and a change.
 
-    looks_at  for each token, the index of the token whose key its built query is parallel to. It must not be its
-              own inverse, because then rows and columns of the weights would look alike
+    looks_at  one index per token: the built query of token i is parallel to the key of token looks_at[i]. Not for every
+              i may looks_at[looks_at[i]] be i, because then rows and columns of the weights would look alike
     strength  norm of the built queries, as a multiple of sqrt(width)
     width     width of queries and keys
     changed   index of the random query that is changed, to find the rows that depend on it

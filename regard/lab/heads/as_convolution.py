@@ -50,7 +50,8 @@ class Setup:
     rows     height in tokens of the image, the input of conv2d
     columns  width of the image in tokens
     kernel   kernel size of both convolutions, odd, so that a kernel has a centre
-    phrase   number of tokens of a phrase, in the comparison with tokens that attend to their whole phrase
+    phrase   number of tokens of a phrase, a block of neighbouring tokens; for comparison, each token attends to all
+             tokens of its phrase
     """
 
     width: int = 8
@@ -103,10 +104,10 @@ def run(setup: Setup, attention: Attention = attend) -> Numbers:
 def _differences_after_a_shift(
     row: Float[Tensor, "1 d n"], taps: Float[Tensor, "m d k"], setup: Setup, attention: Attention
 ) -> dict[str, float]:
-    """Return the largest difference between the outputs of a shifted input and the shifted outputs (equivariance).
+    """Return how much the outputs of a shifted input differ from the shifted outputs (0 means equivariant).
 
-    The difference is measured for the heads that form a convolution, and for attention of each token to its whole
-    phrase. The shift is cyclic, so the tokens at both ends are left out.
+    There are two results: one for the heads that form a convolution, and one for attention of each token to all tokens
+    of its phrase. The shift is cyclic, so the tokens at both ends are left out.
     """
     ends = setup.kernel // 2 + 1
     phrases = functional.one_hot(torch.arange(row.shape[2]) // setup.phrase).double()
@@ -128,7 +129,7 @@ def _differences_after_a_shift(
 
 
 def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """Return the output of `size` heads on a sequence; each head copies the token at its own offset.
+    """Return the output of `size` heads on a sequence; each head copies the token at a fixed offset from the query.
 
     Queries and relative keys (Shaw et al.) are one-hot, so that a score is 1 at the head's offset and 0 elsewhere.
     """
@@ -143,7 +144,7 @@ def _heads_on_line(row: Float[Tensor, "1 d n"], size: int, attention: Attention)
 
 
 def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attention) -> Float[Tensor, "h n d"]:
-    """Return the output of `size` * `size` heads on an image; each head copies the token at its own offset.
+    """Return the output of `size` * `size` heads on an image; each head copies the token at a fixed offset.
 
     A key is the one-hot row and column of its token. A query is the one-hot row and column of its token's position
     plus the head's offset.
@@ -165,7 +166,7 @@ def _heads_on_grid(image: Float[Tensor, "1 d y x"], size: int, attention: Attent
 def _mix_heads(heads: Float[Tensor, "h n d"], taps: Float[Tensor, "m d h"]) -> Float[Tensor, "n m"]:
     """Multiply the output of each head by a matrix of `taps`, and sum over the heads.
 
-    taps  for each head the product of its value projection and its part of W_o, as the taps of a convolution
+    taps  taps[:, :, h] is the product of the value projection of head h and its part of W_o: one tap of the kernel
     """
     return torch.einsum("hnd,mdh->nm", heads, taps)
 

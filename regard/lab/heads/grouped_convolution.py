@@ -1,9 +1,9 @@
 """What corresponds to heads in a convolution?
 
-Claim: Groups: as many groups as heads, followed by a convolution with kernel 1 for W_o. If the weights depend only on j
-    - i and each head reads its own part of the channels, the value path of attention is exactly a grouped convolution.
-    One group per channel mixes no channels, so that a convolution with kernel 1 has to do it. Convolutions have no
-    weights that depend on the input.
+Claim: Groups: as many groups as heads, followed by a convolution with kernel 1 for W_o. If the weight of key j for
+    query i depends only on j - i and each head reads its own part of the channels, the value path of attention is
+    exactly a grouped convolution. One group per channel mixes no channels, so that a convolution with kernel 1 has to
+    do it. Convolutions have no weights that depend on the input.
 Measures: Attention with given relative scores, then W_o, against conv1d(groups=heads) and a 1 x 1 convolution, on a
     ring of tokens in float64. How many input channels an output channel of a head reads. The smallest error of any
     convolution with one group per channel, and the error of the one with the weights of the heads and a 1 x 1
@@ -47,7 +47,7 @@ class Setup:
 
     width   number of channels; at least 2 * `heads`, because a head of one channel has no other channel to read
     heads   number of heads, and of groups of the convolution
-    length  number of tokens on the ring
+    length  number of tokens; they form a ring, in which the first token follows the last
     kernel  kernel size, odd, and at most a third of the length
     """
 
@@ -117,10 +117,11 @@ def _count_channels_read(path: Callable[[Tensor], Tensor], x: Tensor) -> int:
 
 
 def _smallest_error(ring: Float[Tensor, "1 d m"], wanted: Float[Tensor, "1 d n"], size: int) -> float:
-    """Return the relative error of the depthwise convolution of kernel size `size` that fits best, by least squares.
+    """Return the relative error of the depthwise convolution that comes closest to an output, by least squares.
 
     ring    the input, extended at both ends so that positions form a ring
     wanted  the output to reproduce
+    size    kernel size of the convolution
     """
     if not wanted.isfinite().all():
         return math.nan  # the solver raises an error for NaN

@@ -81,7 +81,8 @@ def _weights_and_cost(layer: Any, setup: Setup) -> tuple[int, int]:
 def _head_cost(setup: Setup, heads: int, tokens: int) -> int:
     """Count the multiply-adds of one part of a head of width D/H: its projection or its scores.
 
-    tokens  1 counts the projection of one token; a larger number counts the scores between this number of tokens
+    tokens  1: the projection of one token to a query, key or value of the head; a larger number: the scores of this
+            number of queries and keys
     """
     width = setup.width // heads
     first, second = (setup.width, width) if tokens == 1 else (width, tokens)

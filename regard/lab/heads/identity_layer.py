@@ -45,7 +45,8 @@ MATHS = (
 class Setup:
     """Settings of the claim: sizes of the inputs, and the inverse temperatures.
 
-    length  number of tokens; at least 3, so that two queries share a key and a third does not
+    length  number of tokens; at least 3, because in one measurement two queries select the same key and the others
+            do not
     width   width of the random values
     betas   growing inverse temperatures that end with inf
     """
@@ -107,7 +108,7 @@ def _zero_score_mean(attention: Attention, n: int) -> float:
 
 
 def _count_different_rows(rows: Tensor) -> int:
-    """Count the rows of a matrix that differ from all rows above them."""
+    """Count the different rows of a matrix: the rows that are not equal to a row above them."""
     return sum(all((row - other).abs().max() > 1e-9 for other in rows[:at]) for at, row in enumerate(rows))
 
 

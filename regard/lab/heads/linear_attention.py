@@ -114,7 +114,7 @@ def _sample_inputs(setup: Setup, n: int, d: int, dtype: torch.dtype = torch.floa
 
 
 def _error(setup: Setup, linear: Callable[..., Any]) -> float:
-    """Return the largest difference between linear attention and the same outputs computed from the N x N weights."""
+    """Return the largest difference between the outputs of `linear` and those computed from all N x N weights."""
     q, k, v = _sample_inputs(setup, setup.length, setup.width, torch.float64)
     return largest_difference(linear(q, k, v).out, _all_weights(q, k) @ v)
 

@@ -136,9 +136,9 @@ def _measure_dropout(setup: Setup, q: Tensor, k: Tensor, attention: Attention) -
 
 
 def _error_of_reversed_axes(setup: Setup) -> float:
-    """Return the largest error of the scores of a batch if the keys are transposed by reversing all axes.
+    """Return the largest error of the scores of a batch if all axes of the keys are reversed, not only the last two.
 
-    The batch, the length and the width have the same size here, because otherwise this product does not exist.
+    Batch size, length and width are equal here, because otherwise the wrong product is not defined.
     """
     q, k = normal_tensors(make_generator(setup.seed), *[(setup.length,) * 3] * 2)
     return largest_difference(q @ k.permute(2, 1, 0), q @ k.transpose(1, 2))
@@ -151,9 +151,9 @@ def _count_changed(old: Tensor, new: Tensor, axis: int) -> int:
 
 
 def _difference_to_torch(layer: AttentionLayer, setup: Setup, x: Tensor, attention: Attention) -> dict[str, float]:
-    """Return the largest difference from `nn.MultiheadAttention` with the same weights.
+    """Return the largest differences between the layer and `nn.MultiheadAttention` with the same weights.
 
-    The result has the entries "self-attention", "causal" and "cross attention".
+    There is one difference for each of "self-attention", "causal" and "cross attention".
     """
     torch_layer = nn.MultiheadAttention(setup.width, setup.heads, batch_first=True, dtype=torch.float64)
     torch_layer.in_proj_weight.copy_(layer.query_key_value.weight)

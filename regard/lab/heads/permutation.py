@@ -2,9 +2,9 @@
 
 Claim: The outputs are permuted in the same way, Sa[XP] = Sa[X]P, where X has one token per column. The weights are
     permuted along both axes, softmax[P'SP] = P' softmax[S] P. With positions added to the tokens this no longer holds.
-Measures: Self-attention of width D over N tokens, unscaled as in the sheet, in float64, before and after a permutation
-    of its columns: projections with biases, outputs and weights (whose columns must sum to 1), with and without
-    sinusoidal positions; and after a permutation of its rows, the channels.
+Measures: Self-attention of width D over N tokens, with scores that are not scaled (as on the exercise sheet), in
+    float64, before and after a permutation of its columns: projections with biases, outputs and weights (whose columns
+    must sum to 1), with and without sinusoidal positions; and after a permutation of its rows, the channels.
 Finding: Sa[XP] and Sa[X]P differ by at most {{ n.error|at_most }}, softmax[P'SP] and P' softmax[S] P by {{ n["error of
     weights"]|at_most }}; projecting permuted tokens, with biases, equals permuting the projected tokens up to {{
     n["error of the projections"]|at_most }}. With positions added, the outputs of permuted tokens differ from the

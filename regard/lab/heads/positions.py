@@ -59,9 +59,9 @@ class Setup(RepeatedSetup):
     vocab     number of different tokens
     width     width of the layer
     heads     number of heads
-    distance  relative task: a token must predict the token this number of positions before it
-    place     absolute task: a token must predict the token at this position; at least 1, because position 0 is at
-              the border and can be found without an encoding
+    distance  relative task: at each position, predict the token this number of positions earlier
+    place     absolute task: at each position, predict the token at this one position; at least 1, because position 0
+              is at the border and can be found without an encoding
     length    number of tokens of a training sequence, more than `distance` and `place`
     lengths   numbers of tokens of the test sequences; the first is `length`
     batch     number of sequences per training step
@@ -138,7 +138,7 @@ def _accepts_longer_input(model: nn.Module, setup: Setup) -> bool:
 
 
 class _AttentionThrough(AttentionLayer):
-    """An attention layer that calls a given attention function."""
+    """An attention layer that calls a given attention function instead of `attend`."""
 
     def __init__(self, attention: Attention, width: int, heads: int, **settings: Any) -> None:
         super().__init__(width, heads, **settings)
@@ -185,7 +185,8 @@ class _PositionModel(nn.Module):
 def _sample_batch(setup: Setup, task: str, batch: int, n: int, draws: torch.Generator) -> tuple[Tensor, Tensor, int]:
     """Sample tokens and targets, and return them with the index of the first position that has a target.
 
-    task  "relative" (predict the token `setup.distance` before) or "absolute" (predict the token at `setup.place`)
+    task  "relative" (predict the token `setup.distance` positions earlier) or "absolute" (predict the token at
+          position `setup.place`)
     """
     tokens = torch.randint(setup.vocab, (batch, n), generator=draws)
     if task == "relative":
@@ -227,7 +228,7 @@ def _matching_weight(distance: int, attention: Attention, term: Any = None) -> f
     """Return the weight of the only key that matches the last query, among 1,000 keys.
 
     distance  position of the query minus position of the key
-    term      a score term, such as a bias by distance
+    term      a term added to the scores, such as the bias of alibi; None for none
     """
     k = torch.zeros(1, 1, 1000, 1, dtype=torch.float64)
     k[0, 0, -1 - distance] = 10.0

@@ -138,11 +138,9 @@ TASKS = ("two relations", "digits")
 
 
 def _differences(values: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return the differences between the values of several heads and of one head, by number of heads.
+    """Return for each number of heads above 1 its values minus the values of one head, seed by seed.
 
-    Values of the same seed are subtracted.
-
-    values  a list with one value per seed for each number of heads; the first is of one head
+    values  for each number of heads a list with one value per seed; the first list is of one head
     """
     (_, one), *several = values.items()
     return {heads: [many - single for many, single in zip(each, one, strict=True)] for heads, each in several}
@@ -151,8 +149,8 @@ def _differences(values: dict[str, list[float]]) -> dict[str, list[float]]:
 class _TwoRelations(nn.Module):
     """A model that predicts two earlier tokens at each position.
 
-    The model has token embeddings, one layer of causal attention, and a linear layer that returns logits (b, n,
-    2, vocab).
+    The model has token embeddings, one layer of causal attention, and a linear layer to logits. The logits have the
+    shape (b, n, 2, vocab).
     """
 
     def __init__(self, setup: Setup, heads: int, layer: Any) -> None:
@@ -167,7 +165,7 @@ class _TwoRelations(nn.Module):
 
 
 def _sample_batch(setup: Setup, batch: int, draws: torch.Generator) -> tuple[tuple[Tensor], Tensor]:
-    """Sample token sequences and their targets: for each position the two earlier tokens at distances OFFSETS.
+    """Sample token sequences and their targets: for each position the tokens one and three positions earlier.
 
     The target is -100 (ignored by the cross-entropy) at the first positions, which have no such earlier tokens.
     """

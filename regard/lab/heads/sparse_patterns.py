@@ -146,7 +146,10 @@ def _attended_pairs(n: int, mask: Mask, attention: Attention) -> int:
 
 
 def _share_connected(n: int, stages: tuple[Mask, ...]) -> float:
-    """Return the fraction of pairs of tokens between which two attention layers pass information.
+    """Return the fraction of pairs of tokens that are connected by two attention layers, one after the other.
+
+    A pair is connected if the first token sees, in the second layer, some token that sees the other token in the first
+    layer.
 
     stages  the mask of each layer; a single mask is used in both layers
     """

@@ -159,10 +159,10 @@ def _first_layer_derivatives(layer: Any, inputs: Tensor) -> list[Tensor]:
 
 
 def _hidden_states_read(model: Any, tokens: Tensor) -> int:
-    """Return on how many tokens after the first block an output token of the second block depends.
+    """Return how many output tokens of the first block each output token of the second block depends on.
 
-    An output token depends on a token if the gradient at the token is nonzero. The number is the minimum over all
-    output tokens.
+    A token depends on another if its gradient there is nonzero. The result is the minimum over all output tokens of the
+    second block.
     """
     middle = model.blocks[0](tokens).detach().requires_grad_()
     out = model.blocks[1](middle)

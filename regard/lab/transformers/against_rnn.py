@@ -9,10 +9,10 @@ Claim: Both map a sequence of any length to a sequence, with weights shared by a
     a state of fixed size, attention all keys and values. Having an encoder and a decoder is not the difference.
     Attention is not the difference either: a recurrent decoder with attention to the source bridges the distance too.
 Measures: The shortest and the longest path from the last output to the first token in the autograd graph of real
-    layers. What the last output changes by if earlier tokens are permuted; the numbers kept for the next token; the
-    input matrices of recurrent layers. Multiply-adds and seconds by length; the seconds are reported but do not decide.
-    Three encoder-decoders with about the same number of parameters, trained over seeds to predict the first token of a
-    source that is followed by more and more noise.
+    layers. How much the last output changes if earlier tokens are permuted; how many numbers are kept for the next
+    token; the input matrices of recurrent layers. Multiply-adds and seconds by length; the seconds are reported but do
+    not decide. Three encoder-decoders with about the same number of parameters, trained over seeds to predict the first
+    token of a source that is followed by more and more noise.
 Finding: On the shortest path from the first token to the last output there are {{ n["shortest path"]["attention"][0] }}
     operations in attention for {{ n.lengths[0] }} tokens and {{ n["shortest path"]["attention"][-1] }} for {{
     n.lengths[-1] }}. In a recurrent layer (an LSTM) there are {{ n["shortest path"]["recurrent"][0] }} for {{
@@ -73,11 +73,11 @@ class Setup(RepeatedSetup):
 
     lengths    measured layers: increasing numbers of tokens; at most `layer`, where attention needs fewer
                multiply-adds than the LSTM
-    layer      measured layers: width
+    layer      measured layers: their width
     distances  task: increasing numbers of noise tokens after the first token
     values     task: number of different first tokens
     noise      task: number of different noise tokens
-    width      encoder-decoders: width
+    width      encoder-decoders: their width
     batch      encoder-decoders: number of sources per training step
     steps      encoder-decoders: number of training steps
     rate       encoder-decoders: learning rate
@@ -191,10 +191,11 @@ def _apply_layer(
     attention: Attention,
     fused: bool = False,
 ) -> Tensor:
-    """Apply the attention layer or the LSTM to tokens and return the output.
+    """Apply the attention layer or the LSTM to a sequence and return the output for the last tensor of `tokens`.
 
     layers  the attention layer and the LSTM
     kind    which layer to apply: "attention" or "recurrent"
+    tokens  the sequence, either one tensor per token or one tensor of all tokens
     fused   whether the LSTM uses torch's fused kernel; otherwise it computes one token after another
     """
     layer, cell = layers

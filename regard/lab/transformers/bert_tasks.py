@@ -163,9 +163,9 @@ def sentences(
 ) -> tuple[Int[Tensor, "b 3"], Int[Tensor, "b 3"], Int[Tensor, "b"]]:
     """Sample `count` labelled pairs of sentences, such as "Ann sold apples" and "she met friends".
 
-    The second sentence starts with the pronoun for the subject of the first sentence. Its verb is random. The
-    label, 0 or 1, is the parity of the sum of the two verbs' indices, which the sentences themselves do not
-    show.
+    Returns the first sentences, the second sentences and the labels. A second sentence starts with the pronoun for the
+    subject of the first one. Its verb is random. The label, 0 or 1, is the parity of the sum of the two verbs' indices,
+    which the sentences themselves do not show.
     """
 
     def chosen(below: int) -> Tensor:
@@ -183,9 +183,10 @@ def sentences(
 def examples(setup: Setup, task: str, count: int, draws: torch.Generator) -> Examples:
     """Sample `count` examples of one of BERT's tasks.
 
-    The target of a sentence pair is 0 if the pair is unchanged and 1 if it was changed. There are three exceptions.
-    The task "logic, labelled" has the labels of `sentences` as targets. The task "logic" has random targets. The
-    task "masked words" has targets of words and none of the pair.
+    In the tasks "next sentence", "sentence order" and "word order" each pair is changed with probability 1/2, for
+    example by exchanging the two sentences; its target is 1 if it was changed, else 0. The task "logic, labelled" has
+    the labels of `sentences` as targets. The task "logic" has random targets. The task "masked words" has targets of
+    words and none of the pair.
 
     task  a name in TASKS
     """

@@ -64,7 +64,7 @@ class Setup:
     prompts          number of prompts
     draws            number of texts sampled for each prompt
     top_k            number of letters kept by top-k sampling
-    top_p            probability kept by nucleus sampling
+    top_p            smallest total probability of the letters kept by nucleus sampling
     width            width of the model
     depth            number of blocks
     batch            number of texts per training step
@@ -260,10 +260,11 @@ def _first_letter_frequencies(texts: Sequence[GeneratedText], setup: Setup) -> F
 
 
 def _distance(texts: Sequence[GeneratedText], wanted: Sequence[Float[Tensor, "w"]], setup: Setup) -> float:
-    """Return the total variation distance between frequencies of first letters and their probabilities.
+    """Return the total variation distance between the frequencies of first letters in `texts` and `wanted`.
 
     The distance is averaged over prompts.
 
+    texts   texts generated for each prompt
     wanted  the probabilities of the first letter, one tensor per prompt
     """
     return float((_first_letter_frequencies(texts, setup) - torch.stack(list(wanted))).abs().sum(-1).mean() / 2)

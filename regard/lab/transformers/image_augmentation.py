@@ -63,8 +63,8 @@ class SmallChanges(ImageAugmentation):
     """Augmentation that shifts and flips images, and then rotates, shears and shifts them by fractions of a pixel.
 
     turn   maximum angle of the rotation in degrees
-    shear  maximum shear in each direction
-    move   maximum shift in each direction in pixels, interpolated
+    shear  maximum shear factor along each axis: the shift of a row or column relative to its neighbour, in pixels
+    move   maximum shift along each axis in pixels, which need not be whole
     """
 
     turn: float
@@ -102,9 +102,9 @@ class Training:
     rates       learning rates to choose from, by the accuracy on the validation images
     shift       augmentation: maximum shift in whole pixels, as a random crop after padding
     flip        augmentation: fraction of images that are flipped horizontally
-    turn        augmentation: maximum angle in degrees
-    shear       augmentation: maximum shear
-    move        augmentation: maximum shift in fractions of a pixel
+    turn        augmentation: maximum angle of a rotation in degrees
+    shear       augmentation: maximum shear factor along each axis
+    move        augmentation: maximum additional shift along each axis in pixels, which need not be whole
     validation  number of validation images
     test        number of test images
     """
@@ -133,7 +133,7 @@ class Training:
             check_range("rates", rate, 0, above=True)
 
     def augmentation(self, form: str) -> ImageAugmentation:
-        """Return the augmentation of a form of training, "plain" or "augmented"."""
+        """Return the augmentation of the training images: none if `form` is "plain", all if it is "augmented"."""
         names = ("shift", "flip", "turn", "shear", "move")
         chosen = {name: getattr(self, name) if form == "augmented" else 0 for name in names}
         return SmallChanges(operations=0, **chosen)
@@ -235,7 +235,7 @@ def choose_device(setup: Setup) -> torch.device:
 
 
 def subtract(more: list[list[float]], less: list[list[float]]) -> list[list[float]]:
-    """Return the differences for each number of images and each seed."""
+    """Return `more` minus `less` for each number of images (outer lists) and each seed (inner lists)."""
     return [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(more, less, strict=True)]
 
 

@@ -120,7 +120,7 @@ def _gradient(made: Any, x: Tensor, towards: Tensor) -> Tensor:
 
 
 def _largest_cosine(gradient: Tensor, direction: Tensor) -> float:
-    """Return the largest absolute cosine similarity, over tokens, between gradient and direction at the token."""
+    """Return the largest absolute cosine similarity of a token's gradient and its direction, over all tokens."""
     return float(torch.cosine_similarity(gradient, direction, dim=-1).abs().max())
 
 

@@ -61,8 +61,8 @@ EXAMPLES = 4  # answers about known and about unknown people that are kept to be
 class Setup(RepeatedSetup):
     """Settings of the claim: invented people, texts about them, and the training of a GPT on these texts.
 
-    people                number of people with texts
-    unknown_people        number of people in no text
+    people                number of people about whom there are texts
+    unknown_people        number of people who are in no text
     places                number of places of birth
     texts_per_person      number of texts about each person
     informative_surnames  fraction of people whose surname ending depends on the place of birth
@@ -218,7 +218,7 @@ def _roc_area(right: Sequence[Answer], wrong: Sequence[Answer]) -> float:
 
 
 def _accuracy_by_coverage(known: Sequence[Answer], unknown: Sequence[Answer]) -> list[float]:
-    """Return the accuracy among the most confident answers, for each fraction of answers in COVERAGES.
+    """Return the accuracy of the most confident tenth of the answers, of the most confident two tenths, and so on.
 
     The answers about known and about unknown people have the same total weight.
     """

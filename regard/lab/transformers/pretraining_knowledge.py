@@ -70,8 +70,8 @@ class Training:
     steps      number of training steps
     rate       learning rate
     questions  fraction of questions in a batch; the rest are texts with a masked span
-    phrases    fraction of masked spans that are whole capitalised phrases
-    salient    whether these phrases are places only; otherwise also names
+    phrases    fraction of masked spans that are whole capitalised phrases, such as names; the others are random spans
+    salient    whether these phrases are places only; otherwise also names of people
     """
 
     width: int = 64
@@ -95,8 +95,8 @@ class Training:
 class Setup(RepeatedSetup):
     """Settings of the claim: invented people, texts about them, and the training of a GPT on these texts.
 
-    people            number of people with texts
-    unknown_people    number of people in no text
+    people            number of people about whom there are texts
+    unknown_people    number of people who are in no text
     places            number of places of birth
     texts_per_person  number of texts about each person
     training          settings of the model and its training
@@ -238,7 +238,7 @@ class Reader:
 
 
 def _most_common_accuracy(world: Biographies) -> float:
-    """Return the accuracy of always answering with the most common answer of the training questions."""
+    """Return the accuracy, on all questions outside training, of always giving the most common training answer."""
     guess, _ = Counter(question.answer for question in world.training).most_common(1)[0]
     return fmean(question.answer == guess for question in _other_people(world))
 

@@ -2,9 +2,9 @@
 
 Claim: One layer connects any two of n tokens directly, while a recurrent layer needs a step for every token in between.
     The scores and weighted means of attention cost 2 n^2 D multiply-adds, a recurrent layer 2 n D^2: without its
-    projections attention costs less while n < D, as table 1 of the paper has it. The four projections of attention cost
-    4 n D^2, so a whole attention layer costs more than a recurrent one at every n; the scores and means cost more than
-    the projections for n > 2 D. The advantage over recurrence is in sequential steps, not in operations.
+    projections attention costs less while n < D, as in table 1 of "Attention Is All You Need". The four projections of
+    attention cost 4 n D^2, so a whole attention layer costs more than a recurrent one at every n; the scores and means
+    cost more than the projections for n > 2 D. The advantage over recurrence is in sequential steps, not in operations.
 Measures: Multiply-adds of the scores and weighted means ("attention"), of the projections and of a recurrent layer as
     torch counts them, at lengths around D, and where the curves cross. Seconds of all three are reported but do not
     decide, because they depend on the machine. Whether the first token changes the last output.

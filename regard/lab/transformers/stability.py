@@ -189,7 +189,7 @@ class _BlockWithoutSums(Block):
 
 
 class _Stack(nn.Module):
-    """A model of token and position embeddings, Transformer blocks as in a `Design`, and logits for each position."""
+    """A model of token and position embeddings, the Transformer blocks of a `Design`, and logits for each position."""
 
     def __init__(
         self, setup: Setup, depth: int, design: Design, layer: Callable[..., Any], block: Callable[..., Any]

@@ -130,7 +130,8 @@ def run(setup: Setup, vit: Callable[[ViTConfig], Any] = ViT) -> Numbers:
 def _by_distance(model: Any) -> list[float]:
     """Return the mean cosine similarity of two patches' position embeddings, by the distance between the patches.
 
-    Distances are rounded up to 1, 2, ..., SIDE - 1 patches. The mean embedding is subtracted first.
+    The mean embedding is subtracted first. Entry 0 is for a distance of up to 1 patch, entry 1 for up to 2 patches, and
+    so on; distances above 7 patches are left out.
     """
     table: Float[Tensor, "n d"] = model.positions.weight.detach()
     rows = functional.normalize(table - table.mean(0), dim=1)

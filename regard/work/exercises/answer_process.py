@@ -28,8 +28,8 @@ Sources = list[tuple[str, str]]  # pairs of the file name shown in a traceback a
 class Limits:
     """Limits on the process that runs a student's submission.
 
-    seconds    time for running the file, and for each call
-    megabytes  memory
+    seconds    time limit for running the file, and again for each call of one of its functions or classes
+    megabytes  memory limit
     """
 
     seconds: float = 60.0
@@ -73,10 +73,10 @@ class AnswerProcess:
     _buffer: bytes = b""
 
     def ask(self, name: str, request: tuple[Any, ...]) -> Any:
-        """Send a request for a function or class of the submission to the process, and return the result.
+        """Let the process call a function or class of the submission, and return the result.
 
         name     name of the function or class
-        request  what the process is asked to do, in the form that `perform` takes
+        request  what to do with it: a tuple that begins with "call", "build" or "run", as for `perform`
         """
         with reject_malformed_replies():
             reply = decode(self._exchange([name, encode(request)], self.limits.seconds))
@@ -133,6 +133,8 @@ def run_submission(
 ) -> Iterator[AnswerProcess]:
     """Run a submission's sources in a separate process and yield the process (context manager).
 
+    sources   pairs of file name and source code
+    limits    time and memory limits of the process
     hidden    folders that the submission is forbidden to read, such as the submissions of others
     readable  folders inside hidden ones that the submission can read and import from
 

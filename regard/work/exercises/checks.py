@@ -21,10 +21,10 @@ TOLERANCE = 1e-6  # an answer can sum in another order, or use float32
 class FunctionCheck:
     """A check that calls a student's function on test cases and compares the results with those of the solution.
 
-    stages     functions that sample test cases, ordinary cases first. A stage runs only if the stage before is
-               correct, so that a mistake is recognised in ordinary cases first
-    unordered  samples cases with several correct results, which differ in the order of their numbers only; the
-               numbers are sorted before they are compared
+    stages     functions that sample test cases. The cases of a function are used only if all results for the function
+               before were correct, so that a mistake is recognised by ordinary cases before special ones
+    unordered  function that samples cases in which the numbers of a result can have any order; they are sorted before
+               they are compared. None if there are no such cases
     kind       the type that results must have; None for any type
     """
 
@@ -59,7 +59,7 @@ def sort_numbers(result: Any) -> Any:
 class ModuleCheck:
     """A check that builds a student's module, loads the solution's weights, and compares outputs and gradients.
 
-    cases  samples pairs of constructor arguments and module inputs
+    cases  function that samples pairs of constructor arguments and module inputs
     """
 
     cases: Draw
@@ -95,7 +95,10 @@ class ModuleCheck:
 
 
 def _output(reply: Any) -> Any:
-    """Return the module output in a reply of the process that runs a submission, without its parameter names."""
+    """Return the module's output from the result of a "run" request, which also has names of parameters.
+
+    An error in place of the result is returned unchanged.
+    """
     return reply[0] if isinstance(reply, tuple) else reply
 
 
@@ -111,10 +114,10 @@ def _draw_weights(solution: Any, arguments: Case, generator: np.random.Generator
 def match_parameters(
     weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, ...]] | None:
-    """Map each parameter of a student's module to the solution's parameters that it contains.
+    """Map the name of each parameter of a student's module to the names of the solution's parameters in it.
 
-    A convolution is accepted for a linear layer on patches, and one joint layer for query, key and value. Returns
-    None if the parameters do not match.
+    This is one name, or three for a joint layer that projects to queries, keys and values. A convolution is accepted in
+    place of a linear layer on patches. Returns None if the parameters do not match.
 
     weights  parameters of the solution, by name
     shapes   shapes of the student's parameters, by name
@@ -145,11 +148,11 @@ def _same_layout(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _names_missing(sources: Mapping[str, tuple[str, ...]], expected: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the student's parameters that consist of parameters in `expected` but are not in `found`.
+    """Return the names of a student's parameters that should have a property, such as a gradient, but do not.
 
-    sources   for each of the student's parameters, the solution's parameters that it consists of
-    expected  names of the solution's parameters that should be found
-    found     names of the student's parameters that were found
+    sources   for each of the student's parameters, the corresponding parameters of the solution
+    expected  names of the solution's parameters that have the property
+    found     names of the student's parameters that have the property
     """
     return [name for name, parts in sources.items() if set(parts) & set(expected) and name not in found]
 
@@ -159,8 +162,9 @@ def _describe_parameters(
 ) -> CheckResult:
     """Return feedback on a module whose parameters are missing, unexpected or of another shape.
 
-    weights  parameters of the solution, by name
-    found    shapes of the student's parameters, by name
+    weights    parameters of the solution, by name
+    found      shapes of the student's parameters, by name
+    arguments  constructor arguments with which both modules were built
     """
     for mistake in exercise.mistakes:
         if perform(exercise.wrong_solution(mistake), ("build", arguments))[0] == found:
@@ -180,11 +184,12 @@ def compare_results(
 ) -> CheckResult | None:
     """Compare the results of a student's answer with those of the solution.
 
-    Returns None if all results are correct. Otherwise they are also compared with the results of each known
-    mistake. Returns feedback, with the name of the mistake if one gives the same results.
+    Returns None if all results are correct, otherwise feedback. The feedback names a known mistake of the exercise if
+    the solution with this mistake gives the same results.
 
+    results    the results of the student's answer
     requests   the calls that gave the results; they are repeated on the solution and on the wrong solutions
-    transform  applied to every result before the comparison
+    transform  function applied to every result before the comparison, such as `sort_numbers`; None for no change
     """
 
     def outcomes(solution: Any) -> list[Any]:

@@ -18,7 +18,7 @@ def _sample_cases(generator: np.random.Generator) -> list[Case]:
 
 
 def _equal_draw_cases(generator: np.random.Generator) -> list[Case]:
-    """Return test cases where the random number equals a cumulative sum of probabilities exactly.
+    """Return test cases for sampling where the random number equals a cumulative sum of probabilities exactly.
 
     All numbers are exact in floating point.
     """

@@ -69,8 +69,7 @@ class Exercise:
     module         module of the reference solution
     check          checks an answer
     mistakes       typical wrong solutions
-    example        text at the end of the prompt that shows the result of the solution for the inputs of the
-                   notebook
+    example        the end of `prompt`, which shows the solution's result for the inputs that the notebook defines
     edits          text replacements in the source of the solution; empty unless this is a variant of the exercise
     """
 
@@ -176,8 +175,8 @@ class ExerciseSet:
     exercises     the exercises in order
     variants      groups of variants; at most one variant of each group is applied to the original tasks
     closing_code  code after the last exercise, if any
-    variant       the variant that is applied of each group, such as "0201", where 0 is none; empty for the original
-                  tasks
+    variant       one digit for each group of variants, such as "0201": the number of the variant that is applied, or 0
+                  for none; empty if no variants were chosen
     """
 
     name: str
@@ -228,7 +227,7 @@ def _vary(exercise: Exercise, chosen: list[Variant], edits: Edits) -> Exercise:
 
     Planted mistakes whose text replacements no longer fit the edited solution are removed.
 
-    edits  text replacements in the solution that the variants make
+    edits  the text replacements in the solution, of all chosen variants
     """
     # the numbers of the example are those of the original task
     prompt = exercise.prompt.removesuffix(exercise.example) if chosen else exercise.prompt

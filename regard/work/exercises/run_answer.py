@@ -303,7 +303,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 
 def landlock_version() -> int:
-    """Return the version of Landlock, with which the kernel restricts a process; 0 if the system has none."""
+    """Return the version of Landlock, the part of the Linux kernel that restricts a process; 0 if there is none."""
     if sys.platform != "linux":
         return 0
     return max(0, _system_call(CREATE_RULESET, None, 0, 1))
@@ -329,7 +329,7 @@ def lock_files(hidden: list[Path], readable: list[Path]) -> bool:
     """Use Landlock to forbid reading hidden files and writing outside the current folder, also by native code.
 
     TCP connections and signals to other processes are forbidden too, if the kernel supports this. The process cannot
-    undo it. Returns False if the system has no Landlock.
+    lift these restrictions. Returns False if the system has no Landlock.
 
     hidden    folders that may not be read
     readable  files and folders inside hidden ones that may be read
@@ -380,7 +380,7 @@ def lock_files(hidden: list[Path], readable: list[Path]) -> bool:
 def _identify_all(folder: Path, follow_links: bool = True) -> Iterator[tuple[int, int]]:
     """Yield the device and inode numbers of a folder and all files in it, except for links to missing files.
 
-    follow_links  yield the target of a link, not the link itself
+    follow_links  whether to yield the numbers of a link's target instead of those of the link itself
     """
     yield _identify(folder)
     for path in folder.rglob("*"):
@@ -394,13 +394,14 @@ def _identify(path: Path, follow_links: bool = True) -> tuple[int, int]:
 
 
 def forbid_files(secret: frozenset[tuple[int, int]], folder: tuple[int, int], proc: int | None) -> None:
-    """Install an audit hook that forbids reading secret files and writing outside the folder.
+    """Install an audit hook that forbids reading secret files, and writing or changing files outside the folder.
 
-    The hook also forbids the audit events listed in FORBIDDEN_EVENTS and FILE_EVENTS.
+    The hook also forbids starting processes, loading native code, opening connections, and the other audit events in
+    FORBIDDEN_EVENTS.
 
     secret  device and inode numbers of the secret files
     folder  device and inode number of the folder
-    proc    device number of /proc, which shows the memory of other processes
+    proc    device number of /proc, which shows the memory of other processes; None if there is no /proc
     """
 
     def hook(

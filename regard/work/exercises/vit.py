@@ -10,9 +10,9 @@ from regard.work.exercises.run_answer import TorchModule
 
 
 def _draw_cases(*cases: tuple[Case, tuple[int, ...]]) -> Draw:
-    """Return a function that samples random inputs for each pair of constructor arguments and input shape.
+    """Return a function that samples test cases of a module: constructor arguments with a random input.
 
-    cases  pairs of constructor arguments and input shape
+    cases  for each test case the constructor arguments and the shape of the input
     """
 
     def draw(generator: np.random.Generator) -> list[Case]:

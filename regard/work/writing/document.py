@@ -207,7 +207,7 @@ def _step_blocks(step: SolutionStep, at: int, digits: int, every_step: bool) -> 
 def entry_line(step: SolutionStep, r: int, c: int, digits: int) -> Chain:
     """Return the line of a worked solution that shows one entry: its name, its calculation and its value.
 
-    r, c  row and column of the entry
+    r, c  row and column of the entry, counted from 0
     """
     value, working = step.values[r][c], step.workings[r][c]
     assert working is not None
