@@ -45,9 +45,9 @@ def with_facts(page: str) -> str:
 
 
 def with_libraries(page: str, rows: Iterable[str]) -> str:
-    """Return the page with its table of checked libraries replaced by the lines `rows`.
+    """Return the page with its table of checked libraries replaced.
 
-    rows  lines of the table; the last line may be a sentence about libraries that are not installed
+    rows  lines of the new table; the last line may be a sentence about libraries that are not installed
     """
     return replace_table(re.sub(rf"(?m)\n^{ABSENT}.*\n", "", page), LIBRARIES, rows)
 
