@@ -23,8 +23,10 @@ MARKS = {OK: "ok  ", MISSING: "--  ", PROBLEM: "FAIL"}
 class Finding(NamedTuple):
     """One line of the report of `regard doctor`.
 
-    section  heading the line is printed under
+    section  heading under which the line is printed
+    name     what was examined, such as a package or a device
     state    OK, MISSING or PROBLEM
+    detail   what was found, such as a version
     """
 
     section: str
@@ -137,7 +139,10 @@ def find_devices() -> Iterator[Finding]:
 
 
 def find_kernels() -> Iterator[Finding]:
-    """Yield which attention kernels can run a causal sliding window on each device, and why others cannot."""
+    """Yield a finding for each attention kernel on each device: whether it can run a causal sliding window.
+
+    If a kernel cannot run it, the finding says why not.
+    """
     import torch
 
     from regard.core.attend import explain

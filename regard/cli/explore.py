@@ -94,8 +94,8 @@ def write_export(folder: Path, lesson: Path | None) -> None:
 def build_stored() -> tuple[list[dict[str, str]], dict[str, Any]]:
     """Compute the results that the exported page shows without a server.
 
-    Returns the shipped models, and the stored responses for their examples, the mask gallery and the worked
-    example.
+    Returns the shipped models, and the stored server responses. The responses are those for the example of each model,
+    for the mask gallery and for the worked example.
     """
     from regard.cli.exploring import list_offered, tasks
     from regard.explorer.views.browser_model import BROWSER_MODEL
