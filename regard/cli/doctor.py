@@ -77,7 +77,7 @@ def judge_package(name: str, least: str, extra: str | None) -> Finding:
     """Return a Finding that says whether a package is installed in a version that is new enough.
 
     least  the oldest version that is supported
-    extra  the extra of regard that needs the package; None if regard needs it without extras
+    extra  the extra of regard that needs the package, such as "web"; None if every installation needs it
     """
     section = f"extra {extra}" if extra else "versions"
     cure = f"`pip install '{f'regard[{extra}]' if extra else f'{name}>={least}'}'`"

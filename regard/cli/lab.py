@@ -492,7 +492,7 @@ def verdict_line(claim: "Claim", result: "Result") -> Table:
 
 
 def quotation(answer: "WrongAnswer | Erratum") -> str:
-    """Return one line of text that quotes a wrong answer of a course sheet, with its source and its status."""
+    """Return one line of text that quotes a wrong answer of a course sheet, with the sheet and its status."""
     return f'sheet {answer.source}, {answer.place} ({answer.status}): "{answer.quote}"'
 
 

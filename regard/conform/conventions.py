@@ -45,7 +45,7 @@ class MeasuredAttention(AttentionUnderTest):
         return self.memo[key]
 
     def measurement(self, i: int = 7, j: int | None = None, c: int = 4, h: int = 6) -> AttentionMeasurement:
-        """Measure the attention at these sizes and cache the result.
+        """Measure scores, heads and bias of the attention for inputs of these sizes, and cache the result.
 
         A size that the attention does not accept is replaced by an accepted size.
 
@@ -98,8 +98,8 @@ class MeasuredAttention(AttentionUnderTest):
     def band(self) -> VisibleBand | None:
         """The band of visible keys: how many keys before and after its own position each query sees.
 
-        None if the 11 queries of a sequence of length 11 do not see such a band. A longer sequence is measured too,
-        because a wider window shows only there.
+        The band is measured with 11 keys and again with more, because a wider window shows only there. None if the
+        visible keys form no band, that is, if queries see different numbers of earlier or later keys.
         """
         near = self.band_at(11)
         for n in (LONG, 131, 67):

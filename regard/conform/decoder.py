@@ -129,8 +129,8 @@ class DecoderUnderTest:
     def cache(self) -> DecoderCache | None:
         """How a KV cache is passed to the decoder and returned by it; None if the decoder takes none in a known way.
 
-        Three ways are known: a `cache()` method together with a `cache` argument, a `start_pos` argument,
-        and an argument for a cache that is also part of the output.
+        Three ways are known: a method `cache()` that creates a cache for the argument `cache`; an argument `start_pos`,
+        with the cache kept inside the decoder; and an argument for a cache that the output returns.
         """
         if "cache" in self.parameters and callable(getattr(self.module, "cache", None)):
             return DecoderCache("cache")

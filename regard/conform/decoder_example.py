@@ -169,7 +169,7 @@ def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", ca
 
     sizes     number of tokens of each step
     tokens    the code of the tokens
-    capacity  size of the cache, if the decoder's `cache()` method takes one
+    capacity  number of tokens that the cache can hold, if the decoder's method `cache()` takes this number
     """
     assert d.cache is not None
     parts = f"{tokens}.split({sizes}, 1)"

@@ -65,7 +65,10 @@ class CallWriter:
 
     @property
     def keywords(self) -> list[str]:
-        """The keyword arguments of a call as Python code: causal, grouped heads and mask."""
+        """The keyword arguments of a call as Python code.
+
+        They are the causal argument, `enable_gqa` and the mask, as far as the inputs need them.
+        """
         a, inputs = self.attention, self.inputs
         given = {**a.causal_keywords(inputs.causal), **a.grouped_keywords(inputs.q, inputs.k)}
         written = [f"{name}={value!r}" for name, value in given.items()]

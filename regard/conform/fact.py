@@ -34,7 +34,7 @@ def first_failure(found: Iterable[Failure | None]) -> Failure | None:
 
 
 class NotApplicableError(Exception):
-    """Raised if a fact does not apply to the tested attention; the message says why."""
+    """Raised if a fact does not apply to the tested attention or decoder; the message says why."""
 
 
 FactTest = Callable[[Any], Failure | None]
@@ -49,7 +49,8 @@ class Fact:
     test               function that returns a `Failure`, or None if the rule holds
     fatal              whether later facts cannot be tested if this rule is broken; they are then reported as
                        explained by this fact
-    grade              grade of a failure: "broken", "inexact" or "differs from our policy"
+    grade              grade of a failure: "broken", "inexact" or "differs from our policy" (the choice of regard where
+                       other projects choose differently)
     explained_by       names of other facts, separated by blanks; if one of them is broken, it explains a failure of
                        this fact
     slow               whether `quick=True` leaves the fact out

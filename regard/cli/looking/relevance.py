@@ -68,9 +68,9 @@ def no_relevance(reason: object) -> RelevanceResult:
 
 
 def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
-    """Compute attention rollout from the output token over the input tokens.
+    """Compute the relevance of each input token for the output of one token, by attention rollout.
 
-    The output token is the last one in a causal model such as GPT, else the first one, as in BERT.
+    This token is the last one in a causal model such as GPT, else the first one, as in BERT.
     """
     from regard.see.heads import count_visible_keys
     from regard.see.relevance import rollout

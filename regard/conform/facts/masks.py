@@ -307,7 +307,10 @@ def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
 
 
 def _hidden_from_all(inputs: AttentionInputs) -> Tensor:
-    """Return a Boolean mask (b, 1, j, 1) of the keys that no query sees, to be applied to k and v."""
+    """Return a Boolean mask of the keys that no query sees, to be applied to k and v.
+
+    The mask has the shape (b, 1, j, 1).
+    """
     assert inputs.visible is not None
     return ~inputs.visible.any(2)[:, :1, :, None]
 
