@@ -65,7 +65,8 @@ def compare_bits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[st
 def difference(x: Tensor, y: Tensor) -> float:
     """Return the largest difference between two logit tensors, divided by the tolerance.
 
-    The result is infinity if a difference is NaN or the shapes differ.
+    The tolerance is TOLERANCE times the largest absolute logit of `y`. The result is infinity if a difference is NaN or
+    the shapes differ.
     """
     if x.shape != y.shape:
         return float("inf")

@@ -41,7 +41,7 @@ def detect_difference(
     changes  function that returns, for given inputs, fields of `ExpectedAttention` to use in place of the measured
              conventions
     words    describes the failure
-    most     largest allowed relative error
+    most     largest allowed difference, relative to the largest expected output or, if that is below 1, absolute
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:

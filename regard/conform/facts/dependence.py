@@ -348,7 +348,7 @@ def queries_mixed(a: MeasuredAttention) -> Failure | None:
 def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
     """Change the last entry along an axis; return a failure if outputs of other entries change, else None.
 
-    axis     the axis of q, k and v
+    axis     axis of q, k and v: 0 for the batch, 1 for heads, 2 for positions
     name     what an entry of this axis is called in the description, such as "head"
     changed  names of the tensors to change, among q, k and v
     """

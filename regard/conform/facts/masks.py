@@ -62,9 +62,10 @@ def detect_wrong_output(
     most: float = 1e-3,
     tested: AttentionUnderTest | None = None,
 ) -> Violation | None:
-    """Return a violation if the output differs from the expected output by `most` or more, else None.
+    """Return a violation if the output differs from the expected output, else None.
 
     words   describes the violation
+    most    smallest absolute difference that is a violation
     tested  the attention to call; None is `a`
     """
     expected, got = a.reference(inputs), (tested or a)(inputs).detach()
