@@ -29,8 +29,8 @@ app = typer.Typer(
 def print_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Wrap a command so that a RegardError is printed as one line and the exit code is 2.
 
-    The same holds for an OSError that names a file, such as a name that is too long or a folder that may not be opened.
-    Any other error keeps its traceback.
+    An OSError that names a file, such as a folder without read permission, is printed in the same way. Any other error
+    keeps its traceback.
     """
 
     @wraps(command)

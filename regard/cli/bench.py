@@ -46,7 +46,7 @@ def command(
 
 
 def find_checkout(root: Path) -> Path:
-    """Return the root folder of the repository. Raises ConfigError if there is no benchmark in it."""
+    """Return the root folder of the repository, if it contains the benchmark; else raise ConfigError."""
     if not all((root / name).is_file() for name in ("pyproject.toml", "bench/__init__.py")):
         raise ConfigError(
             "the benchmark is part of the repository, not of the installed package; "

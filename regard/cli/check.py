@@ -134,7 +134,7 @@ def command(
 def split_target(target: str | None) -> tuple[str, str]:
     """Split `module:name` or `file.py:name` into the module or file and the name.
 
-    Raise ConfigError if it has another form or the file does not exist.
+    Raise ConfigError if the text has another form or the file does not exist.
     """
     if target is None:
         raise ConfigError("no target: pass package.module:name, or path/to/file.py:name")
@@ -162,7 +162,7 @@ def show_progress(name: str) -> None:
 
 
 def with_flags(words: str) -> str:
-    """Replace keyword arguments in a message by command-line options: `pass vocab=` becomes `pass --vocab`."""
+    """Replace keyword arguments in an error message by command-line options: `pass vocab=` becomes `pass --vocab`."""
     words = re.sub(r"kind='(\w+)'", r"--kind \1", words)
     for name in ("heads", "kv_heads", "width", "layout", "vocab"):
         words = re.sub(rf"(?<![\w.(]){name}=(?=[\s,;:)]|$)", f"--{name.replace('_', '-')}", words)
@@ -170,7 +170,10 @@ def with_flags(words: str) -> str:
 
 
 def declare_with_flags(report: "Report") -> "Report":
-    """Return the report with suggested declarations as command-line options instead of keyword arguments."""
+    """Return the report with command-line options in place of keyword arguments.
+
+    The options are those that a failure suggests to declare the behaviour as intended.
+    """
     facts = []
     for each in report.facts:
         failure = each.failure and replace(each.failure, declare=declaration_flags(each.failure.declare))
@@ -190,7 +193,7 @@ def declaration_flags(declare: str) -> str:
 
 
 def load_target(source: str, name: str) -> object:
-    """Load the object of this name from a module or file. A class is instantiated without arguments."""
+    """Load the object of this name from a module or file. A class is called without arguments to make an instance."""
     path = Path(source)
     # as `python file.py` does: files in the same folder can be imported
     sys.path.insert(0, str(path.resolve().parent if path.suffix == ".py" else Path.cwd()))
@@ -210,9 +213,10 @@ def load_target(source: str, name: str) -> object:
 
 
 def _guard(run: Callable[[], object], words: str, advice: str) -> object:
-    """Call `run`, which runs code of the user, and return its result; convert anything that it raises into ConfigError.
+    """Call `run` and return its result; convert any exception except KeyboardInterrupt into ConfigError.
 
-    This includes sys.exit(0), which would look like a successful check.
+    `run` executes code of the user. sys.exit(0) is converted too, because otherwise it would look like a successful
+    check.
 
     words   beginning of the error message
     advice  end of the error message

@@ -23,8 +23,10 @@ MARKS = {OK: "ok  ", MISSING: "--  ", PROBLEM: "FAIL"}
 class Finding(NamedTuple):
     """One line of the report of `regard doctor`.
 
-    section  heading the line is printed under
+    section  heading under which the line is printed
+    name     what was examined, such as a package or a device
     state    OK, MISSING or PROBLEM
+    detail   what was found, such as a version
     """
 
     section: str
@@ -75,7 +77,7 @@ def judge_package(name: str, least: str, extra: str | None) -> Finding:
     """Return a Finding that says whether a package is installed in a version that is new enough.
 
     least  the oldest version that is supported
-    extra  the extra of regard that needs the package; None if regard needs it without extras
+    extra  the extra of regard that needs the package, such as "web"; None if every installation needs it
     """
     section = f"extra {extra}" if extra else "versions"
     cure = f"`pip install '{f'regard[{extra}]' if extra else f'{name}>={least}'}'`"
@@ -137,7 +139,10 @@ def find_devices() -> Iterator[Finding]:
 
 
 def find_kernels() -> Iterator[Finding]:
-    """Yield which attention kernels can run a causal sliding window on each device, and why others cannot."""
+    """Yield a finding for each attention kernel on each device: whether it can run a causal sliding window.
+
+    If a kernel cannot run it, the finding says why not.
+    """
     import torch
 
     from regard.core.attend import explain

@@ -64,10 +64,10 @@ def command(
 
 
 def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
-    """Parse sizes such as `1,8,1024,64`, one for each axis letter; raise ConfigError if the text is no such list.
+    """Parse sizes such as `1,8,1024,64`, one for each axis; raise ConfigError if the text has another form.
 
     option   name of the command-line option, for error messages
-    letters  letters of the axes, separated by blanks
+    letters  letters of the axes, separated by blanks, such as "b h i c"
     """
     names = letters.split()
     try:
@@ -81,16 +81,19 @@ def sizes(option: str, text: str, letters: str) -> tuple[int, ...]:
 
 
 def blank(shape: tuple[int, ...], dtype: str = "float32") -> "Tensor":
-    """Return a tensor of zeros that takes no memory; an explanation depends on shapes and dtypes only."""
+    """Return a tensor of zeros that takes no memory, because an explanation depends on shapes and dtypes only."""
     import torch
 
     return torch.zeros((), dtype=getattr(torch, dtype)).expand(shape)
 
 
 def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
-    """Build the score term that a text such as `alibi` or `softcap:30` (`name:number`) describes.
+    """Build the score term that a text such as `alibi` or `softcap:30` describes.
 
-    h, i, j, c  numbers of heads, queries and keys, and the width of a head
+    text  the name of the term, or the name, a colon and a number
+    h     number of heads
+    i, j  numbers of queries and keys
+    c     width of a head
     """
     from regard.core.scores import EXAMPLES, Sizes
 
@@ -113,7 +116,10 @@ def term(text: str, h: int, i: int, j: int, c: int) -> "ScoreTerm":
 
 
 def explanation_json(explanation: "Explanation") -> dict[str, object]:
-    """Convert an explanation of the kernel choice to a JSON object; a kernel that refuses the call has no cost."""
+    """Convert an explanation of the kernel choice to a JSON object.
+
+    The work and memory of a kernel that refuses the call are None.
+    """
     refused: dict[str, object] = {"work": None, "memory": None}
     answers = [asdict(answer) | ({} if answer.able else refused) for answer in explanation.answers]
     return asdict(explanation) | {"share": share(explanation), "answers": answers}

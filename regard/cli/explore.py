@@ -57,7 +57,7 @@ def command(
 def write_export(folder: Path, lesson: Path | None) -> None:
     """Write the explorer as a web page that needs no server.
 
-    The page has the lessons, the course sheets, the lab claims and a model that runs in the page.
+    The page has the lessons, the course sheets, the lab claims and a model that runs in the browser.
 
     folder  where the page is written
     lesson  a lesson of the user, a Markdown file
@@ -94,8 +94,8 @@ def write_export(folder: Path, lesson: Path | None) -> None:
 def build_stored() -> tuple[list[dict[str, str]], dict[str, Any]]:
     """Compute the results that the exported page shows without a server.
 
-    Returns the shipped models, and the stored responses for their examples, the mask gallery and the worked
-    example.
+    Returns the shipped models, and the stored server responses. The responses are those for the example of each model,
+    for the mask gallery and for the worked example.
     """
     from regard.cli.exploring import list_offered, tasks
     from regard.explorer.views.browser_model import BROWSER_MODEL
@@ -120,7 +120,7 @@ def serve(
 ) -> None:
     """Start the web server of the explorer, print its address, and run until Ctrl-C.
 
-    model   a model of the user to open
+    model   name or folder of the model to open; None for none
     lesson  a lesson of the user, a Markdown file
     report  a report saved by `regard check --save`
     """

@@ -24,7 +24,7 @@ NOT_SHOWN = ("number-words", "tone-digits")  # an encoder-decoder and a speech m
 
 
 def list_offered(own: str | None) -> list[dict[str, str]]:
-    """Return the models that the explorer offers: the user's own, those of the package, then runs in runs/.
+    """Return the models that the explorer offers: the user's own, those of the package, then training runs in runs/.
 
     own  name or folder of the user's model
     """
@@ -43,7 +43,7 @@ def list_offered(own: str | None) -> list[dict[str, str]]:
 
 
 def check_model(name: str) -> None:
-    """Check that there is a model of this name or folder, else raise CheckpointError with similar names.
+    """Check that there is a model of this name or folder, else raise CheckpointError that suggests similar names.
 
     torch, which takes seconds to import, is not imported for folders, pretrained and downloaded models.
     """
@@ -60,7 +60,7 @@ def check_model(name: str) -> None:
 def tasks() -> "dict[str, Task]":
     """Return the functions that the explorer runs in a separate process, by name.
 
-    One function runs a lab claim, the other analyses a model. `tasks` is called in the separate process.
+    "claim" runs a claim of the lab, "model" analyses a model. The separate process itself calls `tasks`.
     """
     from regard.explorer.views.claims import run_claim
     from regard.explorer.views.models import analyse
@@ -76,7 +76,7 @@ def _load_shown_model(name: str) -> "LoadedModel":
 def open_model(name: str, text: str) -> "OpenedModel":
     """Load a model and build its input from a text or an image, as `regard look` does.
 
-    text  the text to read; for an image model a data: address of an uploaded image, or "" for its example image
+    text  the input text; for an image model a data: URL of an uploaded image, or "" for the example image of the model
     """
     from regard.explorer.views.models import OpenedModel
 

@@ -108,10 +108,10 @@ def command(
 def make_strategies(count: int, **settings: float | int | str | None) -> "list[Strategy]":
     """Return one decoding strategy for each text to generate.
 
-    Several texts are possible for sampling only; each has its own stream of random numbers.
+    More than one text is possible for sampling only. Each text has its own stream of random numbers.
 
     count     number of texts
-    settings  the settings of the strategy, as keywords of `regard.generate`
+    settings  the settings of the strategy, as keyword arguments of `regard.generate`
     """
     from regard.models.generation_types import make_strategy
     from regard.models.sampling import Sample
@@ -140,9 +140,9 @@ def read_prompt(prompt: str | None, model: str, kind: str = "prompt") -> str:
 def encode(origin: str, text: str, words: "Tokenizer", special: bool = True) -> list[int]:
     """Tokenise a text and return the token ids. Raises DataError that names all characters missing from the vocabulary.
 
-    origin   what the text is, for the error message
+    origin   what the text is, for the error message, such as "the prompt"
     words    the tokenizer
-    special  add special tokens such as [CLS]
+    special  whether to add special tokens such as [CLS]
     """
 
     def is_known(character: str) -> bool:
@@ -211,10 +211,13 @@ def load_model(name: str) -> "GPT | Transformer":
 def prepare_model(
     name: str, model: "GPT | Transformer", tokens: list[int]
 ) -> "tuple[GPT | GenerationAdapter, list[int]]":
-    """Return the model or adapter to generate with, and the token ids of its prompt.
+    """Return the model to generate with, and the token ids of its prompt.
 
-    For a GPT the result is the model and `tokens`. For an encoder-decoder `tokens` become the source of an adapter,
-    and the prompt is the start token.
+    A GPT is returned with `tokens`. An encoder-decoder is returned as an adapter, which encodes `tokens` as the source
+    and generates like a GPT; its prompt is the start token.
+
+    name    folder of the model, for the start token
+    tokens  token ids of the text that the user gave
     """
     import torch
 
@@ -233,10 +236,11 @@ def prepare_model(
 
 
 def find_tokenizer(name: str, vocab: int, path: Path | None) -> "Tokenizer":
-    """Load the tokenizer at `path`, else the one in the model's folder, else a byte tokenizer.
+    """Load the tokenizer of a model: the one at `path`, else the one in its folder, else a byte tokenizer.
 
     name   folder of the model
     vocab  size of the model's vocabulary
+    path   file that the user chose with `--tokenizer`; None for none
     """
     from regard.data.tokenizers import TOKENIZER_FILE, ByteTokenizer, load_tokenizer
 
@@ -255,10 +259,11 @@ def find_tokenizer(name: str, vocab: int, path: Path | None) -> "Tokenizer":
 def special_tokens(name: str, key: str, vocab: int) -> list[int]:
     """Return the ids of a special token such as eos_token_id, from the Hugging Face config files of a folder.
 
-    The list is empty if the folder has none.
+    The list is empty if the files do not name the token, or if its ids are not in the vocabulary.
 
-    name  folder of the model
-    key   name of the special token in the files
+    name   folder of the model
+    key    name of the special token in the files
+    vocab  size of the model's vocabulary
     """
     for file in (Path(name) / each for each in CONFIG_FILES):
         if file.is_file():
@@ -281,7 +286,9 @@ def generate_text(
 ) -> "GeneratedText":
     """Generate one text.
 
-    show  print each token as soon as it is known, without the stop sequence
+    words    the tokenizer
+    options  further keyword arguments of `stream_tokens`, among them the stop sequences "stop"
+    show     whether to print each token as soon as it is known, without the stop sequence
     """
     from regard.data.tokenizers import TextStreamer
     from regard.models.generation import collect_tokens, stream_tokens

@@ -11,7 +11,10 @@ ALL = "regard.cli.help_panels.all"  # the key of `Context.meta` that --help-all 
 
 
 def panel_option(panel: str) -> Callable[..., Any]:
-    """Return `typer.Option` for the options of a group, which only --help-all lists."""
+    """Return `typer.Option` for a group of rare options, which only --help-all lists.
+
+    panel  name of the group
+    """
     return partial(typer.Option, rich_help_panel=panel)
 
 
@@ -35,7 +38,7 @@ class PanelCommand(TyperCommand):
 
 
 def _panel(option: Any) -> str | None:
-    """Return the name of the group of an option; None for a usual option or an argument."""
+    """Return the name of the group in which --help-all lists an option; None for a usual option or an argument."""
     return getattr(option, "rich_help_panel", None)
 
 

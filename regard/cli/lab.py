@@ -40,7 +40,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Random seed [default: 
 
 
 def with_error_messages(command: Callable[P, None]) -> Callable[P, None]:
-    """Wrap a command so that its errors are printed like those of every other command."""
+    """Wrap a command of `regard lab` so that its errors are printed like those of every other command."""
 
     @wraps(command)
     def shown(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -264,10 +264,10 @@ def show_errata(results: Results = None, html: Html = None, json: JsonOption = F
 
 
 def finish(failed: dict[str, str], unsuccessful: bool = False) -> None:
-    """Print the errors of the claims that failed to run; exit with code 1 if there are any or `unsuccessful` is true.
+    """Print the errors of the lab claims that failed to run; exit with code 1 if the command was not successful.
 
-    failed        error message of each claim that failed to run, by its id
-    unsuccessful  whether the command failed for another reason, such as a claim that is not supported
+    failed        error message of each claim that failed to run, by its id; exit with code 1 if there are any
+    unsuccessful  whether to exit with code 1 for another reason, such as a claim that is not supported
     """
     for name, words in failed.items():
         print_message(f"failed: {name}: {words}")
@@ -312,10 +312,13 @@ def latest_of(ids: list[str], results: Path | None) -> "list[tuple[Claim, Result
 
 
 def result_for_texts(results: Path | None, failed: dict[str, str]) -> "Callable[[str], Result]":
-    """Return a function from the id of a claim to its result with default settings.
+    """Return a function from the id of a lab claim to its result with default settings.
 
-    If no result is up to date, the function runs the quick setup. If this run fails, its error message is added to
-    `failed`.
+    If no saved result is up to date, the function runs the experiment in its quick setup. If this run fails, its error
+    message is added to `failed`.
+
+    results  folder of results; None is the default folder
+    failed   dictionary from the id of a claim to an error message
     """
     from regard.lab.results import shipped_results
 
@@ -343,7 +346,8 @@ def run_claim(
     setup    settings of the experiment
     folder   folder in which the result is saved; None does not save it
     figures  folder in which the figure is drawn; None draws none
-    place    words about the claim for the progress message, such as "2 of 5"
+    place    words after the id of the claim in the progress message, such as "2 of 5"
+    failed   dictionary to which the error message is added by the id of the claim
     """
     import traceback
 
@@ -367,10 +371,10 @@ def run_claim(
 
 
 def figure_path(claim: "Claim", result: "Result | None", figures: Path | None) -> str | None:
-    """Return the file of the claim's figure; None if there is none.
+    """Return the file of the figure of a lab claim; None if there is none.
 
-    If `figures` is a folder, the figure is drawn into this folder. If it is None, the result is the file that was drawn
-    in the run of `result`, if that file still exists.
+    If `figures` is a folder, the figure is drawn into this folder. If it is None, the file is the one that was drawn
+    when `result` was computed; None if that file no longer exists.
     """
     from regard.lab.html_page import figure_svg
     from regard.lab.results import make_folder
@@ -391,7 +395,7 @@ def write(file: Path, text: str) -> None:
 
 
 def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") -> None:
-    """Write an HTML page of these claims; do nothing if `file` is None."""
+    """Write lab claims and their results as an HTML page; do nothing if `file` is None."""
     if file is not None:
         from regard.lab.html_page import claims_page
 
@@ -399,7 +403,7 @@ def write_page(file: Path | None, found: "list[tuple[Claim, Result | None]]") ->
 
 
 def summary_as_json(claim: "Claim", result: "Result | None") -> dict[str, Any]:
-    """Return a lab claim and its verdict as a JSON object."""
+    """Return a lab claim and the verdict of its result (whether the claim is supported) as a JSON object."""
     from regard.lab.results import verdict_word
 
     current = result if result is not None and result.current else None
@@ -430,7 +434,7 @@ def answer_as_json(place: str, answer: "SheetAnswer", result: "Callable[[str], R
     """Return the answer to a question of a course sheet as a JSON object.
 
     place   sheet and number of the question, such as "002 1.2a"
-    result  function from the id of a claim to its result
+    result  function from the id of a lab claim to its result
     """
     sheet, number = place.split(" ", 1)
     return {
@@ -479,7 +483,7 @@ def chapter_table(chapter: str, found: "list[tuple[Claim, Result | None]]") -> T
 
 
 def verdict_line(claim: "Claim", result: "Result") -> Table:
-    """Return a table with the verdict of a claim's run, and the verdicts on wrong answers of the course sheets."""
+    """Return a table with the verdict on a lab claim, and the verdicts on the wrong answers that its run examined."""
     sentence = Text.assemble((claim.id, "bold"), f" ({result.seconds:.1f} s): {result.verdict.sentence}")
     rows = [(verdict_text(result.verdict.word), sentence)]
     for answer, verdict in result.wrong_answers:
@@ -488,7 +492,7 @@ def verdict_line(claim: "Claim", result: "Result") -> Table:
 
 
 def quotation(answer: "WrongAnswer | Erratum") -> str:
-    """Return one line of text that quotes a wrong answer of a course sheet, with its source and its status."""
+    """Return one line of text that quotes a wrong answer of a course sheet, with the sheet and its status."""
     return f'sheet {answer.source}, {answer.place} ({answer.status}): "{answer.quote}"'
 
 
@@ -539,7 +543,7 @@ def show_answer(place: str, answer: "SheetAnswer", result: "Callable[[str], Resu
     """Print the answer to a question of a course sheet.
 
     place   sheet and number of the question, such as "002 1.2a"
-    result  function from the id of a claim to its result
+    result  function from the id of a lab claim to its result
     """
     from rich.markdown import Markdown as RichMarkdown
 

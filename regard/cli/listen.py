@@ -139,9 +139,10 @@ class StreamRecognizer:
         yield from self._set_times(self.listener.finish())
 
     def _set_times(self, words: "list[RecognizedWord]") -> "Iterator[RecognizedWord]":
-        """Yield each word with the time at which all the sound of the word's chunk had arrived.
+        """Yield each word with the time at which it was recognised, in seconds of sound.
 
-        The time is at most the length of the sound.
+        The model recognises the sound in chunks. The time is the one at which all samples that the word's chunk needs
+        had arrived, but at most the length of the sound.
         """
         for word in words:
             start = round(word.at * self.rate) // self.chunk * self.chunk

@@ -125,8 +125,8 @@ def build_report(
     sort    column of the head table to sort by
     layer   layer to draw; None chooses the layer that has the head with the least spread
     head    head to draw; None chooses the head with the least spread
-    layers  record only modules that match these patterns; None records all
-    rows    record only these queries; None records all
+    layers  patterns of module names; only matching modules are recorded, or all if None
+    rows    indices of queries; only these are recorded, or all if None
     """
     import torch
 
@@ -191,7 +191,7 @@ def explain_empty(name: str, layers: list[str] | None, left_out: dict[str, int])
 
 
 def nan_notes(table: "HeadTable") -> tuple[str, ...]:
-    """Return a note about heads with NaN or infinite scores; empty if there are none."""
+    """Return a note for the report about heads with NaN or infinite scores; an empty tuple if there are none."""
     if not table.nonfinite:
         return ()
     first, count = table.nonfinite[0], len(table.nonfinite)

@@ -23,12 +23,12 @@ _MOST_BLOCKS = 1 << 22  # pairs of blocks in one table
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Counts of the blocks in a block table of a mask.
+    """Counts of the blocks of a mask, whose (query, key) matrix is divided into square blocks.
 
-    size  positions along a side of a block
-    none  number of empty blocks
+    size  number of positions along a side of a block
+    none  number of blocks without a visible pair
     some  number of partly visible blocks
-    all   number of fully visible blocks
+    all   number of blocks in which every pair is visible
     """
 
     size: int
@@ -41,9 +41,15 @@ class BlockCounts:
 class Summary:
     """The counts of a mask that `regard masks` prints.
 
-    sequences  number of sequences in the batch that the mask distinguishes
+    mask       the mask as an expression
+    meaning    a sentence on what the mask means; None if there is none
+    queries    number of queries
+    keys       number of keys
+    sequences  number of sequences in the batch; 1 if the mask is the same for every sequence
     visible    number of visible query-key pairs, over all sequences
     pairs      number of query-key pairs, over all sequences
+    share      fraction of pairs that are visible
+    blocks     counts of the blocks
     """
 
     mask: str
@@ -99,7 +105,10 @@ def command(
 
 
 def summarize_forms(size: int) -> "tuple[list[Mask], list[Summary]]":
-    """Return an example of each mask form for this number of positions, and the counts of each."""
+    """Return an example of each form of mask, such as `causal()`, and the counts of each example.
+
+    size  number of queries and of keys
+    """
     from regard.core.masks import forms
     from regard.core.masks.expression import makers, parse_mask
 
@@ -109,7 +118,7 @@ def summarize_forms(size: int) -> "tuple[list[Mask], list[Summary]]":
 
 
 def summary(mask: "Mask", queries: int, keys: int, meant: str | None = None) -> Summary:
-    """Count the visible pairs and blocks of a mask without building the (i, j) matrix.
+    """Count the visible pairs and blocks of a mask without building its (query, key) matrix.
 
     meant  a sentence on what the mask means
     """
@@ -134,8 +143,8 @@ def summary(mask: "Mask", queries: int, keys: int, meant: str | None = None) -> 
 def _block_size(positions: int, sequences: int) -> int:
     """Return the number of positions along a side of a block.
 
-    A small mask gets a few blocks per side, a large one at most 1,024. A batch of many sequences gets larger
-    blocks, because its block table repeats for every sequence.
+    The size is chosen so that a small mask has a few blocks along a side, and a large mask at most 1,024. For a batch
+    of many sequences the blocks are larger, because the blocks of every sequence are stored.
     """
     size = 4 if positions <= 64 else 64
     while positions > size * 1024 or (-(-positions // size)) ** 2 * sequences > _MOST_BLOCKS:
@@ -144,7 +153,7 @@ def _block_size(positions: int, sequences: int) -> int:
 
 
 def drawing(mask: "Mask", queries: int, keys: int, width: int = 80) -> Text:
-    """Draw a mask as text: two characters per cell, or one if two do not fit into `width`."""
+    """Draw a mask as text: two characters for each query-key pair, or one if two do not fit into `width`."""
     lines = mask.draw(queries, keys).splitlines()
     if lines and len(lines[0]) > width:
         lines = [line[1::2] for line in lines]
@@ -178,7 +187,7 @@ def facts(numbers: Summary) -> Table:
 
 
 def gallery(shown: "list[Mask]", summaries: list[Summary]) -> RenderableType:
-    """Return drawings of masks side by side, each with its name, meaning and number of visible pairs."""
+    """Return drawings of masks side by side, each with its expression, meaning and number of visible pairs."""
     cards = []
     for mask, numbers in zip(shown, summaries, strict=True):
         picture = drawing(mask, numbers.queries, numbers.keys)

@@ -16,8 +16,8 @@ def is_untrained(name: str) -> bool:
 def example_input(name: str, missing: str) -> str:
     """Return the example input of a pretrained model, from its model card: a text, or the path of a file.
 
-    missing  error message if the name is a preset or a folder, which have no example. An unknown name raises its
-             own error
+    missing  error message if the name is a preset or a folder, which have no example. An unknown name has another error
+             message
     """
     from regard.models.cards import read_card
     from regard.models.presets import PRESETS, find_pretrained

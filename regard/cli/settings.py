@@ -16,9 +16,9 @@ from regard.base.errors import ConfigError
 def apply_settings(config: Any, texts: list[str]) -> Any:
     """Return the configuration changed by `--set` texts such as "plan.steps=100", in any order.
 
-    If a name occurs twice, the last text is used. Names with fewer dots come first, such as `plan.optimizer` before
-    `plan.optimizer.lr`. A change that is invalid by itself is tried again after the other changes. If every
-    remaining change is invalid by itself, all of them are applied together.
+    If a name occurs twice, the last text is used. Names with fewer dots are set first, such as `plan.optimizer` before
+    `plan.optimizer.lr`. If a change makes the configuration invalid, it is tried again after the other changes. If all
+    changes that are left make it invalid one by one, they are applied together.
     """
     last = {text.partition("=")[:2]: text for text in texts}
     pending = [last[each] for each in sorted(last, key=lambda each: each[0].count("."))]
@@ -55,7 +55,7 @@ def parse_settings(texts: list[str], config: Any) -> dict[str, Any]:
 def annotation_of(config: Any, path: str) -> Any:
     """Return the type annotation of the setting at a dotted path; None if there is no such setting.
 
-    `override` reports the error in that case.
+    The error for an unknown setting is raised later, by `regard.base.config.override`.
     """
     *inner, last = path.split(".")
     for name in inner:
@@ -65,9 +65,11 @@ def annotation_of(config: Any, path: str) -> Any:
 
 
 def parse_value(text: str, hint: Any) -> Any:
-    """Convert the text of a `--set` value to the type that the annotation of the setting asks for.
+    """Convert the text of a `--set` value to the type of the setting.
 
-    The result can have a wrong type; `override` checks it.
+    The result can have a wrong type, which `regard.base.config.override` reports.
+
+    hint  type annotation of the setting
     """
     if hint is str:
         return text
@@ -108,8 +110,9 @@ def parse_literal(text: str) -> Any:
 class Setting:
     """A setting as `regard train list NAME` shows it. Values are texts that `--set` accepts.
 
+    name      dotted name of the setting
     built_in  value for the built-in data; None if there is no such setting or if no text can set it
-    real      value for real data; None as for `built_in`
+    real      value for real data; None for the same reasons
     about     description of the setting, from the docstring of its class
     """
 
@@ -124,7 +127,7 @@ def list_settings(built_in: Any, real: Any, path: str = "") -> Iterator[Setting]
 
     built_in  configuration for the built-in data
     real      configuration for real data
-    path      dotted path of the two configurations, with a dot at its end
+    path      prefix of the names, if the two are nested in other configurations, such as "plan."
     """
     for name in dict.fromkeys(_fields(built_in) + _fields(real)):
         owner = type(built_in if name in _fields(built_in) else real)

@@ -4,11 +4,11 @@ import sys
 
 
 def check_argument(origin: str, text: str) -> str:
-    """Check that a command-line argument is valid UTF-8, else raise an error. Returns it as text.
+    """Check that a command-line argument is valid UTF-8, else raise an error. Returns the argument.
 
-    Invalid bytes are recognised by the lone surrogates to which Python decodes them.
+    Python decodes invalid bytes to lone surrogates, by which they are recognised.
 
-    origin  what the argument is, for the error message
+    origin  what the argument is, for the error message, such as "the prompt"
     """
     from regard.data.plain_text import decode_text
 

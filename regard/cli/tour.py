@@ -108,7 +108,7 @@ def look_inside() -> "AttentionReport":
 
 
 def explanations() -> "list[tuple[str, str, Explanation]]":
-    """Return (code, description, explanation) for each example call of the chapter on kernels."""
+    """Return the example calls of the chapter on kernels: code, description, and explanation of the kernel choice."""
     import regard
     from regard import causal, softcap, window
 

@@ -189,7 +189,7 @@ def build_settings(
 
     variant  names of variants, separated by commas
     changes  `--set` texts such as "plan.steps=100"
-    saved    settings of an earlier run, which are changed instead of the recipe's; None for a new run
+    saved    settings of an earlier run, which are used in place of the settings of the recipe; None for a new run
     """
     from regard.recipes.recipe import set_steps
 
@@ -216,9 +216,12 @@ def check_data(data: Path | None) -> None:
 def read_run(
     recipe: "Recipe", folder: Path, data: Path | None, changes: list[str], message: Callable[[str], None]
 ) -> tuple[Any, Path | None]:
-    """Read the settings and the data path of the run to resume in a folder, and apply the changes of `--set`.
+    """Read the settings and the data path of the run in a folder, to resume it with the changes of `--set`.
 
-    If the folder has no run, return the settings and data of a new one.
+    If the folder has no run, return the settings and the data path of a new run.
+
+    changes  `--set` texts such as "plan.steps=100"
+    message  function that prints a message
     """
     from regard.base.config import from_json
     from regard.recipes.run_folder import RUN_FILE, find_data
@@ -373,7 +376,7 @@ def progress_fields(now: "Progress") -> list[str]:
 
 
 def wrap_fields(fields: list[str], width: int) -> str:
-    """Join fields by two blanks and break lines at `width`; no field is split over two lines."""
+    """Join texts by two blanks and break lines at `width` characters. No text is split over two lines."""
     lines = [""]
     for each in fields:
         if lines[-1] and len(lines[-1]) + 2 + len(each) > width:

@@ -82,7 +82,10 @@ def read_sentences(text: str | None, file: Path | None) -> tuple[str, list[str]]
 
 
 def split_lines(text: str) -> list[str]:
-    """Split a text at line feeds only, so that the output gets as many lines as the input."""
+    """Split a text at line feeds only.
+
+    Other line separators do not split it, so that each line of the input gives one line of output.
+    """
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -90,8 +93,12 @@ def split_lines(text: str) -> list[str]:
 class Translation:
     """A source line and its translation. An empty line is not translated and has no tokens.
 
-    tokens   generated token ids
-    unknown  characters of the line that are not in the vocabulary, each once; the model reads <unk> instead
+    source           the source line
+    text             the translation
+    tokens           generated token ids
+    log_probability  log-probability of the tokens
+    finish_reason    why generation ended
+    unknown          characters of the line that are not in the vocabulary, each once; the model reads <unk> instead
     """
 
     source: str
@@ -106,7 +113,10 @@ class Translation:
 class TranslationRun:
     """A finished training run of the recipe `translation`, for translating plain text.
 
-    pairs  the byte-pair tokenizer
+    settings        settings of the run
+    model           the trained model
+    pairs           the byte-pair tokenizer
+    length_penalty  length penalty of beam search that was chosen in the run
     """
 
     settings: Any
@@ -115,9 +125,9 @@ class TranslationRun:
     length_penalty: float  # chosen in the run
 
     def strategy(self, num_beams: int | None, length_penalty: float | None) -> "Strategy":
-        """Return the decoding strategy: beam search, or greedy decoding if one beam and no length penalty is asked for.
+        """Return the decoding strategy: greedy decoding for one beam without a length penalty, else beam search.
 
-        Options that are None are as in the training run.
+        num_beams, length_penalty  options of the user; None for the value of the training run
         """
         from regard.models.beam_search import BeamSearch
         from regard.models.sampling import Greedy
@@ -128,7 +138,10 @@ class TranslationRun:
         return BeamSearch(beams, self.length_penalty if length_penalty is None else length_penalty)
 
     def translate(self, lines: list[str], strategy: "Strategy", origin: str) -> list[Translation]:
-        """Translate all lines. Errors name a line by its origin and number."""
+        """Translate all lines. An error message names the origin and the number of the line.
+
+        origin  where the lines are from, such as the name of a file
+        """
         from regard.recipes.translation import generate_translations, postprocess, preprocess
 
         nonempty = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -111,7 +111,7 @@ def command(
 
 
 def load_problem(source: str | None, typed: dict[str, str], settings: dict[str, Any], mask: str | None) -> "Problem":
-    """Load a worked problem from a file or by its built-in name, then replace what command-line options set.
+    """Load an attention problem from a file or by its built-in name; command-line options replace parts of it.
 
     source    name of a built-in problem or path of a file; None if all matrices are typed
     typed     matrices typed as options, by name, such as {"q": "1,0;0,1"}
@@ -157,7 +157,7 @@ def check_answer(solution: "Solution", path: Path, json: bool) -> None:
 def write_solution(solution: "Solution", format_name: str | None, out: Path | None, digits: int, steps: str) -> None:
     """Write the worked solution to a file, or to stdout if `out` is None.
 
-    format_name  text, markdown, latex or html; None is chosen by the ending of the file, text for stdout
+    format_name  "text", "markdown", "latex" or "html"; None takes the format of the file's ending, or text for stdout
     digits       number of decimals
     steps        "all" calculates every entry, "brief" shows the matrices only
     """
@@ -178,7 +178,7 @@ def write_solution(solution: "Solution", format_name: str | None, out: Path | No
 def to_json(solution: "Solution") -> dict[str, Any]:
     """Convert a worked solution to a JSON object.
 
-    Each step has decimals, and exact numbers as text where there are any.
+    The entries of each step are given as floating-point numbers and, where an exact number is known, also as its text.
     """
     from regard.base.formulas import text
     from regard.work.describe_map import describe_map

@@ -71,8 +71,9 @@ def command(
 def export_set(exercise_set: "ExerciseSet", path: Path, key: bool, style: str | None) -> None:
     """Write an exercise set as a notebook or an HTML page.
 
-    key    write a second file with the answers
-    style  nbgrader or otter: write one notebook that contains the solutions, in the format of this tool
+    key    whether to write a second file with the answers
+    style  "nbgrader" or "otter" writes one notebook that contains the solutions, in the format of this tool; None
+           writes a notebook or page without solutions
     """
     from regard.work.notebook import STYLES, exercise_notebook, to_text
     from regard.work.printing import exercise_page
@@ -91,8 +92,8 @@ def export_set(exercise_set: "ExerciseSet", path: Path, key: bool, style: str | 
 def write_exports(path: Path, make: Callable[[bool], str], key: bool) -> None:
     """Write a new .ipynb or .html file. An existing file is not overwritten.
 
-    make  returns the content of the file; its argument says whether the answers are included
-    key   write a second file, NAME.key.ipynb or NAME.key.html, with the answers
+    make  function that returns the content of a file; its argument says whether to include the answers
+    key   whether to write a second file, NAME.key.ipynb or NAME.key.html, with the answers
     """
     from regard.work.notebook import write_new_file
 
@@ -110,7 +111,7 @@ def write_exports(path: Path, make: Callable[[bool], str], key: bool) -> None:
 def grade_student_file(exercise_set: "ExerciseSet", path: Path, seconds: float, json: bool) -> None:
     """Run and grade a student's file, and print the result. Exits with code 1 unless everything is correct.
 
-    seconds  time limit
+    seconds  time limit for running the file
     """
     from regard.work.grading import grade_file
 

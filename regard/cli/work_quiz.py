@@ -80,6 +80,10 @@ def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> d
     """Merge the quiz settings of the command line and of the answer file.
 
     Raises ConfigError if they contradict each other.
+
+    chosen  settings of the command line; None for those that are not set
+    own     settings in the answer file
+    path    the answer file, for the error message
     """
     for name, value in own.items():
         if chosen[name] not in (None, value):
@@ -88,7 +92,7 @@ def merge_settings(chosen: dict[str, Any], own: dict[str, Any], path: Path) -> d
 
 
 def ask_questions(quiz: "Quiz") -> None:
-    """Ask every question of the quiz on the terminal, run its experiment and show the result.
+    """Ask every question of the quiz on the terminal. After each answer, run its experiment and show the result.
 
     No further questions are asked if the input ends.
     """
@@ -146,7 +150,7 @@ def grade_answers(quiz: "Quiz", answers: dict[str, Any], json: bool) -> None:
 def export_quiz(quiz: "Quiz", path: Path, key: bool) -> None:
     """Write the quiz as a notebook or an HTML page.
 
-    key  write a second file with the answers, for which every experiment is run
+    key  whether to write a second file with the answers, for which every experiment is run
     """
     from regard.work.notebook import to_text
     from regard.work.printing import quiz_page

@@ -30,8 +30,8 @@ WIDTHS = (4, 8, 12, 64)  # widths of heads to try
 class CallCode:
     """How a call of the attention is written in the Python code that reproduces a failure.
 
-    before  the lines of code before the call
-    name    the name of the function to call
+    before  lines of code that come before the call, such as imports
+    name    name of the function that is called
     """
 
     before: tuple[str, ...]
@@ -42,11 +42,16 @@ class CallCode:
 class AttentionUnderTest:
     """An attention function under test, with the sizes and arguments that it accepts.
 
-    probe     the attention, wrapped so that it is called as probe.call(q, k, v, ...)
-    declared  the options of the check, which also declare conventions of the attention
-    dtype     the dtype of the test inputs
-    mask      the mask argument of the attention; None if it is unknown
-    code      how a call is written in the code of an example
+    probe               the attention, wrapped so that it is called as probe.call(q, k, v, ...)
+    declared            the options of the check; some of them declare conventions of the attention
+    dtype               the dtype of the test inputs
+    widths              the accepted head widths; empty if every width is accepted
+    grouped             whether the attention accepts fewer key heads than query heads
+    causal_works_alone  whether the causal argument works without a mask
+    mask                the mask argument of the attention; None if it is unknown
+    code                how a call is written in the Python code that reproduces a failure
+    reset               restores the state before the first call; None if this is not possible
+    last_inputs         a list that holds the inputs of the last call
     """
 
     probe: Probe
@@ -76,7 +81,7 @@ class AttentionUnderTest:
         return False
 
     def find_parameter(self, names: tuple[str, ...]) -> str | None:
-        """Return the first of the names that is an argument of the attention, or None."""
+        """Return the first of these names that is an argument of the attention; None if no name is."""
         return next((name for name in names if name in self.probe.parameters), None)
 
     @property
@@ -100,9 +105,10 @@ class AttentionUnderTest:
         return self.causal_argument is not None and self.causal_works_alone and self.declared.causal is not False
 
     def causal_keywords(self, causal: bool) -> dict[str, bool]:
-        """Return the keyword argument that makes a call causal or not; empty if none is needed or none exists.
+        """Return the causal argument for a call, such as {"is_causal": True}; {} if none is passed.
 
-        The value False is passed only if the options declare causal=False.
+        The value True is passed if `causal` is True and the attention has such an argument. The value False is passed
+        only if the options declare causal=False.
         """
         if self.causal_argument is None or not (causal or self.declared.causal is False):
             return {}
@@ -148,11 +154,11 @@ class AttentionUnderTest:
 
         A size that the attention does not accept is replaced by an accepted size.
 
-        i, j    numbers of queries and keys
+        i, j    numbers of queries and keys; j is i by default
         b       batch size
-        h, g    numbers of query heads and of key and value heads
-        c, e    widths of keys and of values
-        causal  whether the call is causal; None is True if the attention has a usable causal argument
+        h, g    number of query heads, and number of key and value heads; g is h by default
+        c, e    width of queries and keys, and width of values; e is 5 by default, or c if both widths must be equal
+        causal  whether the call is causal; None means causal if the attention has a causal argument that works
         """
         h = self.probe.heads or h
         g = self.probe.kv_heads or (h if g is None or not self.grouped else g)
@@ -169,7 +175,7 @@ class AttentionUnderTest:
         return AttentionInputs(q, k, v, causal=causal).to(self.dtype if dtype is None else dtype)
 
     def weights(self, inputs: AttentionInputs, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """Return the attention weights: with the identity matrix as v, the output is the weights."""
+        """Return the attention weights, measured as the output with the identity matrix as v."""
         b, _, g, _, j, c, _ = inputs.sizes
         width = j if self.free_widths else c
 
@@ -182,8 +188,8 @@ class AttentionUnderTest:
         """Return whether a call with inputs of these sizes returns a tensor of the expected shape and dtype.
 
         i      number of queries
-        g      number of key and value heads
-        sizes  further arguments of `random_inputs`
+        g      number of key and value heads; None for as many as query heads
+        sizes  further arguments of `random_inputs`, such as c=8 or dtype=torch.float64
         """
         inputs = self.random_inputs(i, 6, h=4, g=g, **{"e": 4, "causal": False, **sizes})
         b, h, _, i, _, _, e = inputs.sizes
@@ -217,11 +223,12 @@ def find_abilities(a: A) -> A:
 
 
 def find_mask(a: AttentionUnderTest, names: list[str], axes: tuple[str, ...] = AXES) -> MaskArgument | None:
-    """Find by trial calls which of the named arguments takes a mask, and what True means in the mask.
+    """Find by trial calls which argument of the attention takes a mask, and what True means in the mask.
 
-    Returns None if no argument takes a mask.
+    Returns None if none of the arguments takes a mask.
 
-    axes  the mask shapes to try
+    names  names of the arguments to try
+    axes   mask shapes to try, such as "b j"
     """
     inputs = a.random_inputs(6, 6, h=4, e=6, causal=False).with_zero_queries()
     return find_mask_argument(lambda **mask: a.weights(inputs, **mask), names, inputs.pair_shape, inputs.dtype, axes)

@@ -89,7 +89,8 @@ def check(fn: object, *, progress: Progress | None = None, **options: Any) -> Re
 def find_source(fn: object) -> tuple[str | None, int]:
     """Return the file and the line where a function, or the class of an object, is defined.
 
-    The path is relative if the file is below the current folder. Without source code the result is (None, 1).
+    The path is relative if the file is below the current folder. The result is (None, 1) if the source code is not
+    found.
     """
     code = inspect.unwrap(fn) if inspect.isroutine(fn) else type(getattr(fn, "module", None) or fn)
     try:
@@ -131,9 +132,9 @@ def _no_exit(fn: object) -> Iterator[None]:
 
 
 class CheckPlan(NamedTuple):
-    """The validated arguments of a check: the kind of the callable, the facts to test and the options.
+    """The validated arguments of a check.
 
-    kind     kind of the callable: "attention" or "decoder"
+    kind     "attention" or "decoder"
     facts    the facts to test
     options  the options of the check
     """
@@ -206,8 +207,8 @@ def _run_facts(
 def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: dict[str, str]) -> FactResult:
     """Test one fact and return its result.
 
-    causes  for each failed fact, the name of the fact that explains the failure: another fact or the fact itself. If
-            `fact` fails, it is added to this dictionary
+    causes  dictionary from the name of each failed fact to the name of the fact that explains the failure: another fact
+            or the fact itself. If `fact` fails, its name is added
     """
     cause = next((causes[name] for name in fact.explained_by.split() if name in causes), None)
     try:
@@ -228,7 +229,7 @@ def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: 
 
 
 def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -> Failure:
-    """Return the failure of a fact whose test raised an error; the example is the last call of the attention.
+    """Return the failure of a fact whose test raised an error. Its example is the last call that the test made.
 
     words  describes the error
     """
@@ -243,7 +244,10 @@ def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -
 
 
 def describe_conventions(a: MeasuredAttention) -> Iterator[Convention]:
-    """Yield the measured conventions of an attention in words; conventions that cannot be measured are left out."""
+    """Yield the measured conventions of an attention, described in words.
+
+    Conventions that cannot be measured are left out.
+    """
     declared = a.declared
     alone = "" if a.causal_works_alone else ", raises without a mask"
 
@@ -287,7 +291,7 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 def _untested_arguments(a: MeasuredAttention) -> Iterator[Convention]:
-    """Yield one line that lists the attention's arguments that no test used; nothing if all were used."""
+    """Yield one `Convention` that lists the arguments of the attention that no test used; nothing if all were used."""
     used: set[str | None] = {*CAUSAL_NAMES, GROUPED_NAME, *(a.declared.extra or {}), *a.probe.filled_in}
     padding = None if a.padding is None else a.padding.name
     scale = a.scale_argument if a.scale_argument and _accepts_scale(a, a.scale_argument) else None
@@ -309,9 +313,10 @@ def _accepts_scale(a: MeasuredAttention, name: str) -> bool:
 
 
 def _alignment_words(a: MeasuredAttention) -> str | None:
-    """Describe how queries are aligned with a larger number of keys: by the mask or, failing that, by rotary positions.
+    """Describe how queries are aligned with a larger number of keys, such as "bottom-right".
 
-    Returns None if neither the mask nor the rotary positions show the alignment.
+    The alignment is that of the mask or, if the mask shows none, that of the rotary positions. Returns None if neither
+    of them shows an alignment.
     """
     if a.alignment is not None or a.rotary_alignment is None:
         return a.alignment

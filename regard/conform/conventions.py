@@ -31,7 +31,10 @@ NORMS = {None: None, "rms": "rms", "layer": "layer", "l2": "rms"}
 
 @dataclass(frozen=True)
 class MeasuredAttention(AttentionUnderTest):
-    """An attention under test and its conventions, each of which is measured when it is first used."""
+    """An attention under test and its conventions, such as its scale.
+
+    Each convention is measured when it is first used.
+    """
 
     memo: dict[object, Any] = field(default_factory=dict, init=False, compare=False)  # shared by the facts
 
@@ -42,7 +45,7 @@ class MeasuredAttention(AttentionUnderTest):
         return self.memo[key]
 
     def measurement(self, i: int = 7, j: int | None = None, c: int = 4, h: int = 6) -> AttentionMeasurement:
-        """Measure the attention at these sizes and cache the result.
+        """Measure scores, heads and bias of the attention for inputs of these sizes, and cache the result.
 
         A size that the attention does not accept is replaced by an accepted size.
 
@@ -63,17 +66,19 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def precision(self) -> float:
-        """The tolerance for differences between logarithms of attention weights."""
+        """The largest difference between two logarithms of attention weights that counts as equal."""
         exact = 1e-5 if self.dtype == torch.float64 else 2e-3
         return max(exact, self.measurement().raw.reader.rounding)
 
     def flat_weights(
         self, i: int, j: int, causal: bool, h: int = 6, masked: bool = False, c: int = 4
     ) -> Float[Tensor, "h i j"]:
-        """Return the attention weights for zero queries, which depend only on mask and bias.
+        """Return the attention weights for queries of zero. These weights depend only on mask and bias.
 
         i, j    numbers of queries and keys
-        masked  whether to pass a mask that hides nothing
+        causal  whether to set the causal argument of the attention
+        h, c    number of query heads and width of keys
+        masked  whether to pass a mask in which every key is visible
         """
 
         def read() -> Tensor:
@@ -91,10 +96,10 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def band(self) -> VisibleBand | None:
-        """The band of visible keys: how many earlier and later keys each query sees.
+        """The band of visible keys: how many keys before and after its own position each query sees.
 
-        None if the visible keys of 11 queries form no band. Longer inputs are measured too, because a window wider than
-        11 shows only there.
+        The band is measured with 11 keys and again with more, because a wider window shows only there. None if the
+        visible keys form no band, that is, if queries see different numbers of earlier or later keys.
         """
         near = self.band_at(11)
         for n in (LONG, 131, 67):
@@ -124,10 +129,9 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def leak_in_batch(self) -> tuple[int, ...] | None:
-        """The index (sequence, head, row, key) of a causal leak that the first sequence of a batch does not have.
+        """The index (sequence, head, query, key) of a visible later key that the first sequence of a batch hides.
 
-        The key is later than the query, visible in this sequence, and hidden in the first sequence. None if there is no
-        such leak in a batch of three sequences.
+        The batch has three sequences. None if each sequence hides all later keys that the first sequence hides.
         """
         seen = self.weights(self.random_inputs(11, 11, b=3).with_zero_queries()) > 0
         later = (seen & ~seen[:1]).triu(1).nonzero()
@@ -135,15 +139,16 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def causal(self) -> bool | None:
-        """Whether no query sees a later key; None if the visible keys form no band."""
+        """Whether no query sees a later key; None if the visible keys form no band around the diagonal."""
         return None if self.band is None else self.band.after is not None and self.band.after <= 0
 
     @cached_property
     def alignment(self) -> str | None:
         """How the mask aligns queries with a larger number of keys: "top-left", "bottom-right" or "other".
 
-        None if the mask does not show the alignment: if the numbers of queries and keys must be equal, if every
-        key is visible, or if the visible keys form no band.
+        "top-left" puts the first query at the position of the first key. "bottom-right" puts the last query at the
+        position of the last key. None if the mask does not show the alignment: if the numbers of queries and keys must
+        be equal, if every key is visible, or if the visible keys form no band.
         """
         if not self.free_lengths or self.band is None or self.band == VisibleBand(None, None):
             return None
@@ -157,7 +162,8 @@ class MeasuredAttention(AttentionUnderTest):
     def rotary_alignment(self) -> str | None:
         """How rotary positions align queries with a larger number of keys: "top-left" or "bottom-right".
 
-        None without rotary positions, or if the numbers of queries and keys must be equal.
+        "top-left" gives the first query the position of the first key. "bottom-right" gives the last query the position
+        of the last key. None without rotary positions, or if the numbers of queries and keys must be equal.
         """
         if not self.free_lengths or self.scores.rotary is None:
             return None
@@ -167,7 +173,8 @@ class MeasuredAttention(AttentionUnderTest):
     def grouping(self) -> str | None:
         """How grouped-query attention assigns key heads to query heads: "repeat", "tile", or a description in words.
 
-        None if every query head has its own key head.
+        With 4 query heads and 2 key heads, "repeat" is the order 0 0 1 1, and "tile" is the order 0 1 0 1. None if
+        every query head has its own key head.
         """
         if not self.grouped:
             return None
@@ -220,8 +227,8 @@ class MeasuredAttention(AttentionUnderTest):
     def mask_number(self) -> float | None:
         """The finite mask value, such as -100, that is added to scores to hide keys; None if keys are hidden by -inf.
 
-        The value is measured with zero queries. The weights of a row then have only two sizes, one for hidden keys and
-        one for visible keys, whose ratio gives the mask value.
+        The value is measured with queries of zero. A row then has only two different weights: one for hidden keys and
+        one for visible keys. Their ratio gives the mask value.
         """
         weights = self.flat_weights(11, 11, self.uses_causal_argument).double()
         gaps = (weights / weights.amax(-1, keepdim=True)).log()
@@ -240,7 +247,7 @@ class MeasuredAttention(AttentionUnderTest):
     def rotary(self) -> Rotation | None:
         """The measured rotary embedding of q and k; None if the attention has none.
 
-        The measurement uses a large head width, because few coordinates do not identify the base.
+        The measurement uses a large head width, because a small width has too few frequencies to identify their base.
         """
         if self.scores.rotation is None or self.scores.scale is None:
             return None
@@ -259,8 +266,8 @@ class MeasuredAttention(AttentionUnderTest):
     def rotation(self, c: int) -> Rotation | None:
         """Return the rotary embedding (RoPE) at head width c; None if the attention has none.
 
-        If the measured frequencies are powers of one base, the exact powers are used, otherwise the measured
-        frequencies.
+        If the measured frequencies are powers of one base up to measurement error, exact powers are used in their
+        place.
         """
         found = None if self.rotary is None else self.measurement(c=c).scores.rotation
         if found is None:
@@ -273,7 +280,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def score_span(self) -> float | None:
-        """The largest difference between two scores of one query if a soft-cap bounds the scores; otherwise None."""
+        """The largest difference between two scores of one query, if a soft-cap limits it; otherwise None."""
         spans, inputs = [], self.random_inputs(9, 9, b=1)
         for factor in (100.0, 1000.0):
             weights = self.weights(inputs.with_tensors(q=factor * inputs.q)).double()[..., -1, :]
@@ -282,7 +289,7 @@ class MeasuredAttention(AttentionUnderTest):
 
     @property
     def scores_fit(self) -> bool:
-        """Whether the scores are scale * q . k under exactly the declared soft-cap and normalisation of q and k."""
+        """Whether the scores are scale * q . k, with the declared soft-cap and norm of q and k and no other change."""
         found, declared = self.scores, self.declared
         if found.scale is None or not math.isfinite(found.scale) or NORMS[declared.qk_norm] != found.qk_norm:
             return False
@@ -294,14 +301,17 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def scales(self) -> list[tuple[Sizes, float]]:
-        """The measured scale of q . k at several widths and lengths, each with the sizes (c, e, h, j)."""
+        """The measured scale of q . k for several inputs, each with the sizes (c, e, h, j) of the inputs.
+
+        The sizes are the width of keys, the width of values, the number of query heads and the number of keys.
+        """
         return [self._scale_at(n, c) for c, n in ((4, 7), (12, 7), (4, 9))]
 
     def _scale_at(self, n: int, c: int) -> tuple[Sizes, float]:
-        """Return the sizes (c, e, h, j) and the scale of q . k, measured with n keys of width c.
+        """Measure the scale of q . k with n keys of width c; return the sizes of the inputs and the scale.
 
-        The scale is NaN if no scale was found. If the options declare an l2 norm, the scale applies to vectors that are
-        normalised to length one.
+        The sizes are (c, e, h, j), as in `scales`. The scale is NaN if no scale was found. If the options declare
+        qk_norm="l2", it is the scale for vectors that are normalised to length one.
         """
         found = self.measurement(n, c=c)
         reader, scale = found.raw.reader, found.scores.scale
@@ -310,7 +320,10 @@ class MeasuredAttention(AttentionUnderTest):
 
     @cached_property
     def yarn_factor(self) -> float:
-        """The factor by which YaRN multiplies the scale, if the measured scale contains it; otherwise 1."""
+        """The factor by which YaRN (a scaling of rotary frequencies) multiplies the scale of q . k.
+
+        The factor is 1 without YaRN, or if the measured scale does not contain it.
+        """
         factor = 1.0 if self.rotary_scheme is None else self.rotary_scheme.beta_factor
         return factor if math.isclose(self.scales[0][1], factor * self.scales[0][0][0] ** -0.5, rel_tol=1e-3) else 1.0
 
@@ -334,10 +347,10 @@ class MeasuredAttention(AttentionUnderTest):
         return name or f"{self.scales[0][1]:.6g}"
 
     def scale(self, inputs: AttentionInputs) -> float:
-        """Return the scale of q . k for these inputs.
+        """Return the scale of q . k for inputs of these sizes.
 
-        The scale follows the measured rule. If no rule was found, the scale is measured at the width of the
-        inputs. If that fails too, the expected scale is returned.
+        The scale is computed by the measured rule, such as 1/sqrt(c). If no rule fits, it is measured at the width of
+        the inputs. If that fails too, `expected_scale` is returned.
         """
         _, h, _, _, j, c, e = inputs.sizes
         rule = SCALES.get(self.scale_name)
@@ -376,7 +389,8 @@ class MeasuredAttention(AttentionUnderTest):
     def fully_masked_rows(self) -> str | None:
         """The output of a row that sees no key: "zeros", "nan", "mean", "unmasked", "other" or "refused".
 
-        "refused" means that the call raises an error. None if the attention has no mask argument that works.
+        "mean" is the mean of all values, and "unmasked" is the output without the mask. "refused" means that the call
+        raises an error. None if the attention has no mask argument that works.
         """
         if self.mask is None or not self.mask.works:
             return None
@@ -389,7 +403,10 @@ class MeasuredAttention(AttentionUnderTest):
             return "refused"
 
     def expected(self, inputs: AttentionInputs) -> ExpectedAttention:
-        """Return the conventions, measured or declared, that determine the expected output for these inputs."""
+        """Return the conventions that determine the expected output for these inputs.
+
+        Some of them are measured, others are declared by the options.
+        """
         _, h, _, i, j, c, _ = inputs.sizes
         # a mask may replace the causal one or be added to it
         visible = (self.flat_weights(i, j, inputs.causal, h, inputs.visible is not None, c) > 0)[None]
@@ -410,6 +427,6 @@ class MeasuredAttention(AttentionUnderTest):
     def reference(self, inputs: AttentionInputs, **changes: Any) -> Float[Tensor, "b h i e"]:
         """Compute the expected output in float64 from the measured conventions.
 
-        changes  conventions to use in place of the measured ones, as fields of `ExpectedAttention`
+        changes  fields of `ExpectedAttention` with values to use in place of the measured ones, such as scale=1.0
         """
         return replace(self.expected(inputs), **changes).reference(inputs)

@@ -27,9 +27,9 @@ class DecoderCache:
     """How a KV cache is passed to a decoder and returned by it.
 
     argument      name of the decoder's argument that takes the cache
-    key           index or attribute of the updated cache in the output; None if the cache is not returned
+    key           index or attribute at which the output holds the updated cache; None if the cache is not returned
     is_attribute  whether `key` is an attribute of the output instead of an index
-    flags         arguments to set to True, such as use_cache
+    flags         further arguments that must be True, such as use_cache
     """
 
     argument: str
@@ -52,13 +52,16 @@ class DecoderCache:
 
 @dataclass(frozen=True)
 class DecoderUnderTest:
-    """A decoder under test: a function or module that maps tokens (b, n) to logits (b, n, w).
+    """A decoder under test: a function or module that maps tokens to logits over the vocabulary.
 
+    name        name of the decoder
     run         the function or module
     vocab       size of the vocabulary
     parameters  names of the arguments
     module      the decoder if it is an nn.Module, else None
     declared    options of the check
+
+    The tokens have the shape (b, n) and the logits the shape (b, n, w), where w is the size of the vocabulary.
     """
 
     name: str
@@ -98,7 +101,7 @@ class DecoderUnderTest:
             return get_logits(self.call(tokens.clone(), **keywords))
 
     def call(self, tokens: Int[Tensor, "b n"], **keywords: object) -> object:
-        """Run the decoder on the tokens and return its unchanged output, such as a tuple."""
+        """Run the decoder on the tokens and return its output as it is, such as a tuple or an output object."""
         start: dict[str, object] = {START: 0} if START in self.parameters else {}
         every = {name: value(tokens) if callable(value) else value for name, value in self.extra.items()}
         return self.run(tokens, **{**start, **every, **keywords})
@@ -111,7 +114,7 @@ class DecoderUnderTest:
             return None
 
     def find_parameter(self, names: tuple[str, ...]) -> str | None:
-        """Return the first of the names that is an argument of the decoder, or None."""
+        """Return the first of these names that is an argument of the decoder; None if no name is."""
         return next((name for name in names if name in self.parameters), None)
 
     @property
@@ -126,8 +129,8 @@ class DecoderUnderTest:
     def cache(self) -> DecoderCache | None:
         """How a KV cache is passed to the decoder and returned by it; None if the decoder takes none in a known way.
 
-        Three ways are known: a `cache()` method together with a `cache` argument, a `start_pos` argument,
-        and an argument for a cache that is also part of the output.
+        Three ways are known: a method `cache()` that creates a cache for the argument `cache`; an argument `start_pos`,
+        with the cache kept inside the decoder; and an argument for a cache that the output returns.
         """
         if "cache" in self.parameters and callable(getattr(self.module, "cache", None)):
             return DecoderCache("cache")
@@ -160,7 +163,7 @@ class DecoderUnderTest:
         return None
 
     def run_code(self, tokens: Int[Tensor, "b n"], lines: Sequence[str], gradients: bool = False) -> dict[str, Any]:
-        """Execute lines of Python code on a copy of the tokens, and return the variables by name.
+        """Execute lines of Python code in which `tokens` is a copy of the tokens, and return all variables by name.
 
         gradients  whether autograd is enabled
         """

@@ -19,10 +19,10 @@ def fail(
     """Return the `Failure` of a decoder, whose example is Python code that reproduces it.
 
     words     describes what was found
-    tokens    the tokens of the example
-    lines     the lines of code after the tokens are assigned
+    tokens    the tokens of the example; its first line assigns them to `tokens`
+    lines     the lines of code after this assignment
     got       the value that the last line gives
-    expected  the value that it should give
+    expected  the value that the last line should give
     """
     before = [f"# {d.name_in_code}: the {d.name} that was passed to check"] if d.name_in_code != d.name else []
     others = [name for name, value in d.extra.items() if not isinstance(value, SIMPLE_TYPES)]
@@ -35,7 +35,7 @@ def fail(
 def compare_logits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str], x: str, y: str) -> Failure | None:
     """Return a failure if the logits `x` differ from `y` by more than rounding, else None.
 
-    words  describes the failure; {} in it is replaced by the difference
+    words  describes the failure; {} in this text is replaced by the difference
     lines  lines of Python code that are executed first
     x, y   Python expressions of the logits
     """
@@ -51,7 +51,7 @@ def compare_logits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[
 def compare_bits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[str]) -> Failure | None:
     """Return a failure if the tensors `first` and `second` are not equal bit for bit, else None.
 
-    words  describes the failure; {} in it is replaced by the difference
+    words  describes the failure; {} in this text is replaced by the difference
     lines  lines of Python code that assign `first` and `second`
     """
     space = d.run_code(tokens, lines)
@@ -65,7 +65,8 @@ def compare_bits(d: DecoderUnderTest, words: str, tokens: Tensor, lines: list[st
 def difference(x: Tensor, y: Tensor) -> float:
     """Return the largest difference between two logit tensors, divided by the tolerance.
 
-    The result is infinity if a difference is NaN or the shapes differ.
+    The tolerance is TOLERANCE times the largest absolute logit of `y`. The result is infinity if a difference is NaN or
+    the shapes differ.
     """
     if x.shape != y.shape:
         return float("inf")
@@ -74,7 +75,10 @@ def difference(x: Tensor, y: Tensor) -> float:
 
 
 def change_code(d: DecoderUnderTest, at: str) -> list[str]:
-    """Return Python code that copies `tokens` to `other` and changes the tokens at the index `at`."""
+    """Return Python code that copies `tokens` to `other` and changes the tokens at an index.
+
+    at  the code of the index, such as ":, 3:"
+    """
     return ["other = tokens.clone()", f"other[{at}] = (other[{at}] + 1) % {d.vocab}"]
 
 
@@ -82,16 +86,16 @@ def logits_code(d: DecoderUnderTest, tokens: str = "tokens", *more: str) -> str:
     """Return Python code that calls the decoder and gets the logits.
 
     tokens  the code of the first argument
-    more    the code of further arguments
+    more    the code of further arguments, such as "cache=cache"
     """
     return f"{call_code(d, tokens, *more)}{_unwrap_code(d)}"
 
 
 def call_code(d: DecoderUnderTest, tokens: str, *more: str) -> str:
-    """Return Python code that calls the decoder, including the arguments that every call needs.
+    """Return Python code that calls the decoder with tokens and with the arguments that every call needs.
 
     tokens  the code of the first argument
-    more    the code of further arguments
+    more    the code of further arguments, such as "cache=cache"
     """
     given = {START: "0"} if START in d.parameters else {}
     for name, value in d.extra.items():
@@ -122,11 +126,12 @@ def _unwrap_code(d: DecoderUnderTest, cached: bool = False) -> str:
 
 
 def padding_code(d: DecoderUnderTest, lengths: list[int], n: int, side: str) -> dict[str, str]:
-    """Return the arguments for sequences padded to n tokens, such as the attention mask, as Python code by name.
+    """Return the arguments that a call needs for padded sequences, such as the attention mask: Python code by name.
 
-    Positions, if they are passed, count the real tokens only.
+    If position ids are passed, they count the real tokens only.
 
-    lengths  numbers of real tokens
+    lengths  number of real tokens of each sequence
+    n        length with padding
     side     side of the padding: "left" or "right"
     """
     left = "" if side == "right" else f", side={side!r}, width={n}"
@@ -141,18 +146,19 @@ def padding_code(d: DecoderUnderTest, lengths: list[int], n: int, side: str) -> 
 
 
 def keyword_lines(given: Mapping[str, str]) -> list[str]:
-    """Return lines of Python code that assign each argument to a variable of its name.
+    """Return lines of Python code that assign each argument to a variable of the same name.
 
-    given  the code of each argument, by name
+    given  the code of each argument, by the name of the argument
     """
     lines = [f"{name} = {code}" for name, code in given.items()]
     return ["from regard.core import masks", *lines] if any("masks." in line for line in lines) else lines
 
 
 def keyword_logits(d: DecoderUnderTest, tokens: str, given: Mapping[str, str]) -> str:
-    """Return Python code that calls the decoder with the variables of `keyword_lines` and gets the logits.
+    """Return Python code that calls the decoder with the variables that `keyword_lines` assigns, and gets the logits.
 
-    given  the code of each argument, by name
+    tokens  the code of the first argument
+    given   the code of each argument, by the name of the argument
     """
     return logits_code(d, tokens, *(f"{name}={name}" for name in given))
 
@@ -160,10 +166,11 @@ def keyword_logits(d: DecoderUnderTest, tokens: str, given: Mapping[str, str]) -
 def steps_code(d: DecoderUnderTest, sizes: list[int], tokens: str = "tokens", capacity: int | None = None) -> list[str]:
     """Return Python code that passes tokens through the KV cache in several steps.
 
-    The code assigns the joined logits to `steps`.
+    The code concatenates the logits of all steps and assigns them to `steps`.
 
     sizes     number of tokens of each step
-    capacity  size of the cache, if the decoder's `cache()` method takes one
+    tokens    the code of the tokens
+    capacity  number of tokens that the cache can hold, if the decoder's method `cache()` takes this number
     """
     assert d.cache is not None
     parts = f"{tokens}.split({sizes}, 1)"

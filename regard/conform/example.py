@@ -38,14 +38,17 @@ class Raised:
 
 @dataclass(frozen=True)
 class AtMost:
-    """The largest allowed value of a number; used where an example has no single expected value."""
+    """The largest allowed value of a number. It is used as the expected value if many values are allowed."""
 
     most: float
 
 
 @dataclass(frozen=True)
 class CallWriter:
-    """Writes a call of the attention as Python code, with the causal, grouping and mask arguments of the inputs."""
+    """Writes a call of the attention as Python code.
+
+    The code passes the causal argument, `enable_gqa` and the mask if the inputs need them.
+    """
 
     attention: AttentionUnderTest
     inputs: AttentionInputs
@@ -62,7 +65,10 @@ class CallWriter:
 
     @property
     def keywords(self) -> list[str]:
-        """The keyword arguments of a call as Python code: causal, grouped heads and mask."""
+        """The keyword arguments of a call as Python code.
+
+        They are the causal argument, `enable_gqa` and the mask, as far as the inputs need them.
+        """
         a, inputs = self.attention, self.inputs
         given = {**a.causal_keywords(inputs.causal), **a.grouped_keywords(inputs.q, inputs.k)}
         written = [f"{name}={value!r}" for name, value in given.items()]
@@ -76,14 +82,14 @@ class CallWriter:
     def each(self, form: str) -> str:
         """Return the code of a call in which the same change is applied to q, k and v.
 
-        form  a format string such as "{}.contiguous()", applied to each of the three names
+        form  a format string such as "{}.contiguous()", in which "{}" is replaced by q, k or v
         """
         return self(*(form.format(name) for name in QKV))
 
     def weights(self, *more: str) -> str:
-        """Return Python code that computes the attention weights, which are the output for v = identity.
+        """Return Python code that computes the attention weights, as the output with the identity matrix as v.
 
-        If v has a fixed width, the identity is passed in several blocks of columns.
+        If values must be as wide as keys, the columns of the identity matrix are passed in several calls.
 
         more  the code of further arguments
         """
@@ -106,9 +112,10 @@ def write_weights(call: CallWriter) -> list[str]:
 
 
 def run_lines(a: AttentionUnderTest, inputs: AttentionInputs, write: WriteLines) -> tuple[dict[str, Any], Any]:
-    """Execute the lines of an example; return all variables by name, and the value assigned last.
+    """Execute the code of an example; return all its variables by name, and the value assigned last.
 
-    write  function that returns the lines, given a `CallWriter`
+    inputs  q, k and v, which the code uses by these names
+    write   function that returns the lines of code, given a `CallWriter`
     """
     call = CallWriter(a, inputs)
 
@@ -135,10 +142,12 @@ def write_example(
 ) -> str:
     """Return the Python code of an example that reproduces a failure.
 
-    got, expected  the value that the last line gives, and the value that it should give
-    lines          function that returns the lines after q, k and v are assigned, given a `CallWriter`; None for
+    inputs         the first lines of the code assign q, k and v from these inputs
+    got, expected  the value that the last line gives, and the value that the last line should give
+    lines          function that returns the lines of code after these assignments, given a `CallWriter`; None for
                    a plain call
-    seeds          by name, the seed and factor with which q, k or v is sampled if it is too large to write out
+    seeds          for a tensor with too many numbers to write out, by name: the random seed, and the factor by which
+                   normal random numbers are multiplied
     """
     call = CallWriter(a, inputs)
     written = list(call.before)
@@ -207,8 +216,8 @@ def _value_code(value: Any, digits: int) -> str:
 def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
     """Return the code that calls fn in an example.
 
-    A function that takes q, k and v of layout (b h n c) is called by its own name. Anything else is wrapped by
-    `as_probe`.
+    A function that takes q, k and v of shape (b, h, n, c) is called by its own name. Anything else is first wrapped
+    with `regard.see.as_probe`, which returns an object whose `call` takes such tensors.
     """
     name = str(getattr(fn, "__name__", ""))
     if isinstance(fn, Probe):
@@ -230,9 +239,10 @@ def find_call_code(fn: object, a: AttentionUnderTest) -> CallCode:
 
 
 def _is_plain(fn: object, a: AttentionUnderTest) -> bool:
-    """Return whether an example can call fn directly: fn(q, k, v) with inputs of layout (b h n c) returns a tensor.
+    """Return whether an example can call fn(q, k, v) directly, without a wrapper.
 
-    The result is also True if fn raises an error other than TypeError, so that the example shows this error.
+    This is the case if fn takes tensors of shape (b, h, n, c) and returns a tensor. It is also the case if fn raises an
+    error other than TypeError, so that the example shows this error.
     """
     if not callable(fn) or a.probe.layout != "b h n c" or read_signature(fn).names is not None:
         return False

@@ -15,7 +15,18 @@ from regard.see.measure.rotary import Rotation
 
 @dataclass(frozen=True)
 class ExpectedAttention:
-    """All conventions that determine the correct output of one attention call."""
+    """All conventions that determine the correct output of one attention call.
+
+    visible           Boolean mask, True where a query sees a key
+    scale             factor of q . k
+    grouping          order in which key heads are assigned to query heads: "repeat" (0 0 1 1) or "tile" (0 1 0 1)
+    rotation          rotary embedding of q and k; None for none
+    rotary_alignment  how queries are aligned with more keys: "top-left" or "bottom-right"
+    norm, epsilon     norm of q and k ("rms", "layer", "l2" or None), and its epsilon
+    bias              bias that is added to the scores; None for none
+    softcap           soft-cap of the scores; None for none
+    sink              logit of the attention sink of each head; None for none
+    """
 
     visible: Bool[Tensor, "#b #h i j"]
     scale: float
@@ -29,7 +40,7 @@ class ExpectedAttention:
     sink: Float[Tensor, "h"] | None = None  # the logit of each head's sink
 
     def reference(self, inputs: AttentionInputs) -> Float[Tensor, "b h i e"]:
-        """Compute the correct output in float64 by the definition of attention; rows that see no key are zero."""
+        """Compute the correct output in float64 by the definition of attention; rows that see no key give zeros."""
         q, k, v = self.prepare(inputs.to(torch.float64))
         terms: list[ScoreTerm | Tensor] = [] if self.softcap is None else [softcap(self.softcap)]
         terms += [] if self.bias is None else [additive(self.bias.double())]
@@ -38,9 +49,9 @@ class ExpectedAttention:
         return attend(q, k, v, mask=visible, scores=terms, beta=self.scale, kernel="reference")
 
     def naive(self, inputs: AttentionInputs) -> Float[Tensor, "b h i e"]:
-        """Compute the output by the definition in the dtype of the inputs.
+        """Compute the output by the definition of attention, in the dtype of the inputs.
 
-        The tolerance of the checker is a multiple of the rounding error of this output.
+        Its rounding error, multiplied by a factor, is the tolerance of the checker.
         """
         q, k, v = self.prepare(inputs)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -59,7 +70,7 @@ class ExpectedAttention:
     def prepare(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k and v after normalisation and rotary embedding.
 
-        Key and value heads are repeated if grouping is "tile".
+        If grouping is "tile", k and v are repeated to as many heads as q has.
         """
         q, k, v = inputs.q, inputs.k, inputs.v
         _, h, g, i, j, _, _ = inputs.sizes

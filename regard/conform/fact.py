@@ -14,11 +14,11 @@ BROKEN, INEXACT, POLICY = "broken", "inexact", "differs from our policy"
 class Failure:
     """A failed fact: what was found, and Python code with the smallest input that shows it.
 
-    found    describes what was found
+    found    text that describes what was found
     example  Python code that reproduces the failure
     declare  options of `check` that declare this behaviour as intended
     grade    grade of the failure, if it differs from the grade of the fact
-    fatal    whether later facts cannot be tested
+    fatal    whether facts that come later in the order of tests cannot be tested
     """
 
     found: str
@@ -34,7 +34,7 @@ def first_failure(found: Iterable[Failure | None]) -> Failure | None:
 
 
 class NotApplicableError(Exception):
-    """Raised if a fact does not apply to the tested attention; the message says why."""
+    """Raised if a fact does not apply to the tested attention or decoder; the message says why."""
 
 
 FactTest = Callable[[Any], Failure | None]
@@ -45,12 +45,14 @@ class Fact:
     """A rule that a correct attention or decoder follows, with the function that tests it.
 
     student, engineer  the rule, worded for students and for engineers
-    cause              the usual mistakes that break the rule
+    cause              text that names the usual mistakes that break the rule
     test               function that returns a `Failure`, or None if the rule holds
     fatal              whether later facts cannot be tested if this rule is broken; they are then reported as
                        explained by this fact
-    grade              grade of a failure: "broken", "inexact" or "differs from our policy"
-    explained_by       names of other facts; a failure of this fact is explained if one of those facts is broken
+    grade              grade of a failure: "broken", "inexact" or "differs from our policy" (the choice of regard where
+                       other projects choose differently)
+    explained_by       names of other facts, separated by blanks; if one of them is broken, it explains a failure of
+                       this fact
     slow               whether `quick=True` leaves the fact out
     """
 

@@ -17,6 +17,7 @@ QKV = ("q", "k", "v")
 class AttentionInputs:
     """The inputs of one attention call.
 
+    q, k, v  queries, keys and values
     visible  Boolean mask, True where a query sees a key; None for no mask
     causal   whether to set the causal argument of the attention, if it has one
     """
@@ -48,7 +49,7 @@ class AttentionInputs:
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
 
     def with_tensors(self, **tensors: Tensor) -> "AttentionInputs":
-        """Return the inputs with some of q, k and v replaced."""
+        """Return the inputs with some of q, k and v replaced, such as inputs.with_tensors(q=q)."""
         q, k, v = (tensors.get(name, getattr(self, name)) for name in QKV)
         return AttentionInputs(q, k, v, self.visible, self.causal)
 
@@ -69,7 +70,8 @@ class AttentionInputs:
     def select(self, axis: str, index: Tensor, square: bool = False) -> "AttentionInputs":
         """Return the inputs with only the given entries along one axis.
 
-        axis    name of the axis: "b", "h", "i", "j", "c" or "e"
+        axis    "b" (batch), "h" (heads), "i" (queries), "j" (keys), "c" (width of keys) or "e" (width of values)
+        index   indices of the entries to keep
         square  for the axes i and j: whether to select the same entries along both
         """
         _, h, g, *_ = self.sizes
@@ -98,7 +100,10 @@ def hide_later_half(inputs: AttentionInputs) -> AttentionInputs:
 
 
 def tensor_code(x: Tensor) -> str:
-    """Return Python code that creates exactly this tensor, with a short call such as torch.zeros(...) if possible."""
+    """Return Python code that creates exactly this tensor.
+
+    The code is a short call such as torch.zeros(...) if possible.
+    """
     x = x.detach()
     if x.dim() > 2 and not _constant(x) and x.shape[:-2].numel() > 2 and bool((x == x.flatten(0, -3)[0]).all()):
         return f"{tensor_code(x.flatten(0, -3)[0])}.repeat({', '.join(map(str, x.shape[:-2]))}, 1, 1)"

@@ -26,8 +26,8 @@ from regard.integrations.torchvision import let_torchvision_load
 class LibraryAttention:
     """An attention layer or function of another library, to be checked.
 
-    package  name of the library
-    name     name of the attention
+    package  name of the library, such as "transformers"
+    name     name of the attention in the table of results
     make     function that creates the attention
     extra    keyword arguments that are passed in every call
     """
@@ -58,8 +58,8 @@ def _hugging_face(model: str, name: str, config: str, kind: str, **settings: Any
     """Create an attention layer of the transformers library, in eval mode.
 
     model     name of the model's module, such as "llama"
-    name      name of the attention class
-    config    name of the configuration class
+    name      name of the attention class in this module
+    config    name of the configuration class in this module
     kind      attention implementation, such as "eager" or "sdpa"
     settings  arguments of the configuration
     """

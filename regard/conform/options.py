@@ -11,9 +11,12 @@ LAYOUTS = ("b h n c", "b n h c", "n b h c", "b n c", "n b c", "n c")
 
 
 def _option(text: str, *choices: str, default: Any = None, least: int = 1) -> Any:
-    """Return a dataclass field for an option, with its help text, its choices and its default.
+    """Return a dataclass field for an option of `check`.
 
-    least  smallest value of an integer option
+    text     help text
+    choices  allowed values; empty if all are allowed
+    default  default of the option
+    least    smallest value of an integer option
     """
     return field(default=default, metadata={"help": text, "choices": choices, "least": least})
 
@@ -23,8 +26,8 @@ class CheckOptions:
     """The options of `check`.
 
     The options from `causal` on declare conventions of the attention. If the attention does not follow a declared
-    convention, the check fails. None means that the convention is not declared. It is then measured, and some
-    options name the value that is expected in this case: another measured value is reported as a failure or as a
+    convention, the check fails. None means that the convention is not declared and is measured. The help texts of some
+    options name the value that is expected in this case; another measured value is reported as a failure or as a
     difference from our policy.
     """
 
@@ -94,7 +97,7 @@ class CheckOptions:
 
     @property
     def after(self) -> int | None:
-        """The declared number of later keys that a query sees: 0 if causal, None if this number is not limited."""
+        """The largest declared number of later keys that a query sees: 0 if causal, None if there is no limit."""
         return 0 if self.causal else self.window_after
 
     @property

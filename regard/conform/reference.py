@@ -17,7 +17,10 @@ LIBRARIES = "## What was found in other libraries"
 
 
 def replace_table(page: str, heading: str, table: Iterable[str]) -> str:
-    """Replace the first Markdown table below a heading and return the new page; text before the table is kept."""
+    """Replace the first table below a heading of a Markdown page, and return the new page.
+
+    The text between the heading and the table is kept.
+    """
     before, found, after = page.partition(f"{heading}\n")
     if not found:
         raise ValueError(f"the page has no heading {heading!r}")
@@ -38,16 +41,16 @@ def fact_table(kind: str) -> list[str]:
 
 
 def with_facts(page: str) -> str:
-    """Return the page with its tables of facts updated."""
+    """Return the text of docs/conformance.md with its tables of facts updated."""
     for kind, heading in HEADINGS.items():
         page = replace_table(page, heading, fact_table(kind))
     return page
 
 
 def with_libraries(page: str, rows: Iterable[str]) -> str:
-    """Return the page with its table of checked libraries replaced by the lines `rows`.
+    """Return the text of docs/conformance.md with its table of checked libraries replaced.
 
-    rows  lines of the table; the last line may be a sentence about libraries that are not installed
+    rows  lines of the new table; the last line may be a sentence about libraries that are not installed
     """
     return replace_table(re.sub(rf"(?m)\n^{ABSENT}.*\n", "", page), LIBRARIES, rows)
 

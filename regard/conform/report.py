@@ -24,8 +24,8 @@ class FactResult:
     status   "passed", "failed", "differs" (from our policy), "explained" (by the failure of another fact) or
              "not applicable"
     reason   describes what was found, or why the fact does not apply
-    failure  what was found, with an example; None if there is no failure
-    seconds  duration of the test
+    failure  the failure with its example; None if there is none
+    seconds  duration of the test in seconds
     """
 
     fact: Fact
@@ -49,6 +49,7 @@ class FactResult:
 class Convention:
     """A choice that implementations of attention make differently, such as the scale.
 
+    name      name of the choice, such as "scale"
     value     the measured choice
     declared  the choice that the options declare; None if the options declare no choice
     """
@@ -61,6 +62,12 @@ class Convention:
 @dataclass(frozen=True)
 class Report(TextDisplay):
     """The result of `check`. `print(report)` shows it.
+
+    subject      name of the checked attention or decoder
+    kind         "attention" or "decoder"
+    facts        the result of each tested fact
+    conventions  the measured conventions
+    file, line   where the subject is defined
 
     >>> report = check(torch.nn.functional.scaled_dot_product_attention, only=["scale"])
     >>> report.ok, len(report.failures)
@@ -222,9 +229,11 @@ def failure_text(result: FactResult) -> str:
 
 
 def _wrap(start: str, words: str, width: int, style: str = "") -> list[Text]:
-    """Wrap text after a label; the following lines are indented by the width of the label.
+    """Wrap text after a label at a width; the following lines are indented by the width of the label.
 
     start  the label
+    words  the text
+    width  largest number of characters of a line
     """
     lines = wrap(words, max(width - len(start), 20), break_long_words=False) or [""]
     return [Text(f"{start if not n else ' ' * len(start)}{line}", style=style) for n, line in enumerate(lines)]

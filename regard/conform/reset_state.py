@@ -20,9 +20,9 @@ STATELESS_MODULES = ("torch", "triton", "functools", "builtins")  # modules whos
 class StateReset:
     """Resets an attention to the state that it had before its first call.
 
-    make_probe  function that wraps the attention again, as `as_probe` does
-    reset       function that sets the state of the attention to the saved state
-    restore     function that puts back the original state objects after the test
+    make_probe  function that wraps the attention again with `as_probe`
+    reset       function that sets the state of the attention to the state before its first call
+    restore     function that sets the saved state again after the test, with the original objects in place of copies
     """
 
     make_probe: Callable[[], Probe]
@@ -32,7 +32,8 @@ class StateReset:
     def fresh_probe(self) -> Probe:
         """Return the attention, wrapped as a `Probe`, in the state before its first call.
 
-        Call a module with inputs of the dtype `fresh_dtype(probe)`, because it was never called in this dtype before.
+        If the attention is a module, the caller must use inputs of the dtype `fresh_dtype(probe)`, because the module
+        was never called in this dtype before.
         """
         probe = self.make_probe()
         self.reset()
@@ -42,9 +43,9 @@ class StateReset:
 def find_reset(fn: object, make_probe: Callable[[], Probe]) -> StateReset | None:
     """Return the `StateReset` of an attention module, function or object; None if the state cannot be reset.
 
-    A module needs no reset: `make_probe` wraps it with a copy for each dtype, and only the copy in the module's
-    own dtype has been called. For an object, the attributes are restored. For a function, the dicts, lists and
-    sets to which it refers by name are restored.
+    A module needs no reset: `make_probe` wraps it with a copy for each dtype, and only the copy in the module's own
+    dtype has been called. For another object, its attributes are reset. For a function, the contents of all dicts,
+    lists and sets that it refers to by name are reset.
     """
     if isinstance(fn, Probe):
         return None
@@ -73,9 +74,9 @@ def _containers(fn: FunctionType) -> list[Any]:
 
 
 def _refill(saved: list[tuple[Any, Any]]) -> None:
-    """Restore containers in place: replace the contents of each by its saved contents.
+    """Reset dicts, lists and sets in place: replace the contents of each by its saved contents.
 
-    saved  pairs of a container and its saved contents
+    saved  pairs of a dict, list or set and its saved contents
     """
     for each, contents in saved:
         each.clear()

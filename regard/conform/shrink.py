@@ -24,8 +24,8 @@ class Violation:
     """What is wrong for some inputs of the attention.
 
     words     describes what is wrong
-    got       the value that the call returned
-    expected  the value that it should return
+    got       the value that was found, such as the output of the call
+    expected  the value that should have been found
     lines     function that writes the code of an example; None if the example is a plain call, whose output is
               wrong
     grade     grade of the failure; "" for the grade of the fact
@@ -49,15 +49,15 @@ def detect_lines(
     expected: object = None,
     raises: str = "",
 ) -> Detect:
-    """Return a function of inputs that runs lines of code, and returns a violation if the value is wrong, else None.
+    """Return a function of inputs that runs Python code and returns a violation if the last value is wrong, else None.
 
-    The value is the result of the last line.
+    The last value is the one that the last line of the code assigns.
 
     words     describes what is wrong; {} in this text is replaced by the largest difference
-    write     function that returns the lines, given a `CallWriter`
-    same      function that compares the value with the expected value
-    expected  the expected value; None if the lines assign it to the variable `expected`
-    raises    description of the violation if the lines raise an exception; "" does not catch exceptions
+    write     function that returns the lines of code, given a `CallWriter`
+    same      function that compares the last value with the expected value
+    expected  the expected value; None if the code assigns it to the variable `expected`
+    raises    description of the violation if the code raises an exception; "" does not catch exceptions
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:
@@ -91,6 +91,7 @@ def smallest_failure(
 
     Returns None if `inputs` do not break the rule.
 
+    inputs   inputs that may break the rule, from which the search starts
     detect   function that returns a violation for inputs that break the rule, else None
     found    description of the failure; "" uses the description of the violation
     declare  options of `check` that declare this behaviour as intended
@@ -116,9 +117,9 @@ def smallest_failure(
 def failure_of(
     a: AttentionUnderTest, inputs: AttentionInputs, detect: Detect, found: str, declare: str = "", **options: Any
 ) -> Failure:
-    """Return the failure of a rule that is known to be broken, with an example as in `smallest_failure`.
+    """Return the failure of a rule that is known to be broken, with an example made as by `smallest_failure`.
 
-    If `inputs` do not break the rule, the failure has no example.
+    If `inputs` do not break the rule, the failure has no example. The arguments are those of `smallest_failure`.
     """
     return smallest_failure(a, inputs, detect, found, declare, **options) or Failure(
         found, declare=declare, grade=options.get("grade", "")
@@ -126,11 +127,11 @@ def failure_of(
 
 
 def _same_kind(detect: Detect, first: Violation) -> Detect:
-    """Wrap a detect function so that it ignores violations of another kind than the first one.
+    """Wrap a detect function so that it returns only violations of the same kind as the first one.
 
-    Smaller inputs can break the attention in a different way, which must not replace the failure that was found. A
-    violation by NaN is ignored if the first violation had no NaN. A violation by an exception is ignored unless the
-    first violation was an exception of the same type.
+    Smaller inputs can break the attention in a different way, which must not replace the failure that was found. If the
+    first violation had no NaN, violations by NaN are ignored. Violations by an exception are ignored unless the first
+    violation was an exception of the same type.
     """
 
     def kind(violation: Violation) -> object:
@@ -152,8 +153,8 @@ def _use_seeds(
 ) -> tuple[AttentionInputs, Violation, Seeds]:
     """Replace large tensors by random tensors from a seed, if the random tensors break the rule too.
 
-    An example can then contain the seed in place of many numbers. Returns the inputs, the violation, and the seeds by
-    the name of the tensor; there are no seeds if nothing was replaced.
+    An example can then contain the seed in place of many numbers. Returns the inputs, the violation that they cause,
+    and the seed and factor of each replaced tensor by its name.
     """
     large = {name: getattr(inputs, name) for name in _unreadable(inputs)}
     for first in range(0, 4 * SEEDS_TRIED, 4) if large else ():
@@ -166,7 +167,10 @@ def _use_seeds(
 
 
 def _magnitude(x: Tensor) -> float:
-    """Return the standard deviation of a tensor, rounded to one digit; 1 if it is between 0.3 and 3."""
+    """Return the standard deviation of a tensor, rounded to one digit, or 1 if it is between 0.3 and 3.
+
+    Random numbers are multiplied by it to be about as large as the numbers of the tensor.
+    """
     size = x.double().std().item()
     return 1.0 if 0.3 < size < 3 else float(f"{size:.1g}")
 
@@ -251,9 +255,10 @@ def _simpler_numbers(inputs: AttentionInputs) -> Iterator[AttentionInputs]:
 
 
 def _simplicity(x: Tensor) -> int:
-    """Return how simple a tensor's numbers are: 4 for zeros, 3 for ones, 2 for integers, 1 for tenths, else 0.
+    """Return a number that is higher the simpler the entries of a tensor are.
 
-    NaN counts as zero.
+    The number is 4 if all entries are zero, 3 for ones, 2 for integers, 1 for multiples of 0.1, else 0. NaN counts as
+    zero.
     """
     x = x.nan_to_num()
     if bool((x == 0).all()):

@@ -21,12 +21,12 @@ def ulp(reference: Tensor, dtype: torch.dtype) -> float:
 
 
 def max_error(actual: Tensor, reference: Tensor) -> float:
-    """Return the largest absolute difference; NaN if either tensor has a NaN."""
+    """Return the largest absolute difference of two tensors; NaN if either tensor has a NaN."""
     return (actual.double() - reference.double()).abs().max().item() if reference.numel() else 0.0
 
 
 def distance(x: Tensor, y: Tensor) -> float:
-    """Return the largest absolute difference; infinity if the shapes differ or a difference is NaN."""
+    """Return the largest absolute difference of two tensors; infinity if the shapes differ or a difference is NaN."""
     return (x.double() - y.double()).abs().nan_to_num(torch.inf).max().item() if x.shape == y.shape else float("inf")
 
 

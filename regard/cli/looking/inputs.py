@@ -26,12 +26,15 @@ LONGEST_TEXT = 4000  # characters of a prompt that a report repeats
 class ModelInput:
     """The inputs of one forward pass, and the Python code that builds them.
 
-    prompt  the text or the image file
-    size    description of the input, such as "12 tokens"
-    code    Python code that makes the arguments of `call`
-    call    Python code that calls the model
-    sides   function from an attention record to the labels of its queries and keys
-    pixels  the image before normalisation; None for text
+    inputs   the tensors to pass to the model
+    prompt   the text or the path of the image file
+    size     description of the input, such as "12 tokens"
+    imports  import lines that `code` needs
+    code     Python code that builds the arguments of `call`
+    call     Python code that calls the model
+    sides    function from an attention record to the labels of its queries and keys
+    pixels   the image before normalisation; None for text
+    notes    notes for the report
     """
 
     inputs: tuple["Tensor", ...]
@@ -46,7 +49,7 @@ class ModelInput:
 
 
 def path_exists(path: str) -> bool:
-    """Return whether a file or folder exists; False for a text that is no valid path."""
+    """Return whether a file or folder exists at this path; False for a text that cannot be a path."""
     try:
         return Path(path).exists()
     except (OSError, ValueError):
@@ -141,11 +144,11 @@ def tokenizer_code(loaded: "LoadedModel", tokenizer: Path | None) -> tuple[tuple
 
 
 def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides":
-    """Return the labels of the queries and keys of an attention record.
+    """Return the labels of the queries and keys of an attention record, such as the texts of the tokens.
 
-    The labels are numbers if there are not as many positions as tokens.
+    If there are not as many positions as tokens, the labels are the numbers of the positions.
 
-    words  labels of the source and the target tokens, or of the only text, by name
+    words  by name, the labels of the source tokens and of the target tokens, or of the tokens of the only text
     """
     from regard.see.record import attention_role
     from regard.see.report import Sides, TokenLabels
@@ -165,7 +168,7 @@ def token_sides(record: "Record", words: Mapping[str, "TokenLabels"]) -> "Sides"
 def check_tokens(loaded: "LoadedModel", name: str, tokens: list[int]) -> None:
     """Raise ConfigError if there are no tokens, too many tokens, or tokens that are not in the vocabulary.
 
-    name  what the tokens are, for the error message
+    name  what the tokens are, for the error message, such as "target"
     """
     what = "text" if name == "tokens" else name
     if not tokens:

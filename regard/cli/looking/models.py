@@ -18,10 +18,14 @@ KINDS = {"GPT": "text", "BERT": "text", "Transformer": "pair", "RNN": "pair", "V
 class LoadedModel:
     """A loaded model, the kind of input it takes, and the Python code that loads it.
 
+    name         name or folder of the model
     folder       folder of its files; None for a preset
-    weights      where the weights are from, in words
+    model        the model
+    weights      text that says where the weights are from
     code         Python code that loads the model, after `imports`
+    imports      import lines that `code` needs
     kind         the kind of input: "text", "pair" (source and target text) or "image"
+    vocab        size of the vocabulary; 0 for a model of images
     max_length   the largest number of tokens; None if there is no limit
     input_names  names of the keyword arguments, if transformers loaded the model; otherwise empty
     """

@@ -21,8 +21,9 @@ PATCHES = "from regard.see.relevance import patch_map, rollout\n\n"
 class RelevanceResult:
     """The relevance of input tokens or image patches for the output, with notes on what could not be computed.
 
-    relevance  relevance of each token
-    overlays   maps over the image
+    relevance  relevance of each token, for models of text
+    overlays   maps over the image, for models of images
+    notes      sentences on what could not be computed
     """
 
     relevance: "tuple[TokenRelevance, ...]" = ()
@@ -42,7 +43,8 @@ def compute_relevance(
 
     seen      the recorded attention
     sides     labels of the queries and keys of each layer
-    head      the head to draw
+    table     statistics of all heads
+    head      the head whose attention weights are drawn
     complete  whether all layers and rows were recorded, which attention rollout needs
     """
     if table.nonfinite:
@@ -66,9 +68,9 @@ def no_relevance(reason: object) -> RelevanceResult:
 
 
 def text_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResult:
-    """Compute attention rollout from the output token over the input tokens.
+    """Compute the relevance of each input token for the output of one token, by attention rollout.
 
-    The output token is the last one in a causal model such as GPT, else the first one, as in BERT.
+    This token is the last one in a causal model such as GPT, else the first one, as in BERT.
     """
     from regard.see.heads import count_visible_keys
     from regard.see.relevance import rollout
@@ -111,7 +113,8 @@ def pair_relevance(seen: "Seen", sides: "Mapping[str, Sides]") -> RelevanceResul
 def patch_relevance(loaded: "LoadedModel", seen: "Seen", head: "HeadSummary") -> RelevanceResult:
     """Compute two maps over the patches of a ViT: attention rollout, and the weights of the chosen head.
 
-    Each map has the values of the class token or, in a model without one, the mean over all patches.
+    Each map shows the values for the class token as the query or, in a model without a class token, the mean over all
+    patches as queries.
     """
     from regard.see.relevance import patch_map, rollout
     from regard.see.report import Overlay
@@ -145,8 +148,8 @@ def patch_relevance(loaded: "LoadedModel", seen: "Seen", head: "HeadSummary") ->
 def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", head: "HeadSummary") -> RelevanceResult:
     """Compute a map over the image for DaViT: the attention weight that each position receives in its window.
 
-    The head is the chosen one if it is in a window layer, else the head with the least spread. Attention
-    rollout does not apply to windows and channels.
+    The head is `head` if it is in a layer with window attention, else the head with the least spread in such a layer.
+    Attention rollout cannot be computed for attention in windows and over channels.
     """
     from regard.nn.windows import merge
     from regard.see.report import Overlay
@@ -171,7 +174,11 @@ def window_relevance(loaded: "LoadedModel", seen: "Seen", table: "HeadTable", he
 def grid_side(image: int, stage: int) -> int:
     """Return the number of positions along a side of the image in a stage of a DaViT.
 
-    Stage 0 has a quarter of the number of pixels; each further stage has half as many positions, rounded up.
+    In stage 0 each position covers 4 pixels along a side. Each further stage has half as many positions along a side,
+    rounded up.
+
+    image  number of pixels along a side
+    stage  number of the stage, from 0
     """
     side = (image - 1) // 4 + 1
     for _ in range(stage):

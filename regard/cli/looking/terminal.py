@@ -97,7 +97,10 @@ def relevance_bars(relevance: "TokenRelevance", width: int) -> list[Text]:
 
 
 def overlay_shades(overlay: "Overlay", width: int) -> list[Text]:
-    """Draw a map over the image as shade characters, averaged to fit the width of the terminal."""
+    """Draw a map over the image as shade characters. Neighbouring values are averaged to fit the terminal.
+
+    width  width of the terminal in characters
+    """
     from torch.nn.functional import adaptive_avg_pool2d
 
     rows, columns = (min(size, MOST_CELLS, max(1, width // 2)) for size in overlay.values.shape)
@@ -108,5 +111,8 @@ def overlay_shades(overlay: "Overlay", width: int) -> list[Text]:
 
 
 def shade_rows(shares: "Tensor", wide: int) -> list[str]:
-    """Convert each row of numbers from 0 to 1 to shade characters, `wide` characters for a number."""
+    """Convert each row of numbers from 0 to 1 to one line of shade characters.
+
+    wide  number of characters for each number
+    """
     return ["".join(shade(share) * wide for share in row) for row in shares.tolist()]

@@ -1,4 +1,9 @@
-"""The facts that `check` tests on an attention, one function each, in the order in which they are tested.
+"""The facts that `check` tests, one function each, in the order in which they are tested.
+
+A fact is a rule that a correct attention or decoder follows. The docstring of its function has three paragraphs: the
+rule in words for a student, the rule in words for an engineer, and the usual causes of a failure. The sizes of the
+tensors have the same letters everywhere: b batch size, h query heads, g key heads, i queries, j keys, c width of
+queries and keys, e width of values.
 
 Facts whose failure explains many others come first. For example, the scale of an attention that mixes sequences cannot
 be measured.

@@ -45,10 +45,11 @@ def raised_by(a: AttentionUnderTest, inputs: AttentionInputs) -> Raised | None:
 def runs(a: MeasuredAttention) -> Failure | None:
     """Attention returns numbers for queries, keys and values of matching shapes.
 
-    An ordinary call (b=2, h=4, i=j=6, c=e=4) does not raise, and its output is not NaN everywhere.
+    A call with batch size 2, 4 heads, 6 queries, 6 keys and head width 4 does not raise, and its output is not NaN
+    everywhere.
 
-    Usual causes: a shape hard-coded for one model, a required argument, another layout than (b h n c); for NaN, a
-    softmax over scores that are all -inf, or uninitialised memory (torch.empty)
+    Usual causes: a shape hard-coded for one model, a required argument, inputs whose axes are not (batch, head,
+    position, width); for NaN, a softmax over scores that are all -inf, or uninitialised memory (torch.empty)
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:
@@ -68,7 +69,7 @@ def runs(a: MeasuredAttention) -> Failure | None:
 def output_shape(a: MeasuredAttention) -> Failure | None:
     """Each query gets one output, as wide as the values.
 
-    (b h i c), (b g j c), (b g j e) -> (b h i e).
+    With q (b h i c), k (b g j c) and v (b g j e), the output has the shape (b h i e).
 
     Usual causes: a missing or extra transpose or reshape at the end, or an axis lost by squeeze()
     """
@@ -93,7 +94,8 @@ def _wrong_shape(a: MeasuredAttention, what: str, inputs: AttentionInputs) -> Vi
 def dropout_in_eval(a: MeasuredAttention) -> Failure | None:
     """Dropout is for training. In eval mode every output is exact.
 
-    Without a dropout argument, or in eval(), no visible weight is zero and two seeds give the same numbers.
+    Without a dropout argument, or after eval(), no visible key has weight zero, and two random seeds give the same
+    output.
 
     Usual causes: F.dropout(p) without training=self.training, a default of dropout_p that is not 0 (pytorch#124464)
     """
@@ -139,7 +141,7 @@ def determinism(a: MeasuredAttention) -> Failure | None:
     Two calls with equal inputs are equal bit for bit, whatever the seeds of torch, numpy and random are.
 
     Usual causes: noise left over from an experiment, uninitialised memory (torch.empty), random features that are
-    redrawn
+    sampled again in every call
     """
     inputs, (first, again, *others) = outputs_by_seed(a)
     for other in others:
@@ -153,8 +155,8 @@ def determinism(a: MeasuredAttention) -> Failure | None:
 def random_state(a: MeasuredAttention) -> Failure | None:
     """A call does not reset the random numbers of the rest of the program.
 
-    Random numbers that are drawn after a call depend on the seed that was set before the call, in torch, numpy
-    and random, with dropout and in training mode too.
+    Random numbers that are drawn after a call depend on the seed that was set before the call. This holds for torch,
+    numpy and random, also with dropout and in training mode.
 
     Usual causes: torch.manual_seed() inside the attention, so that dropout and shuffling repeat at every step
     """
@@ -195,7 +197,8 @@ def _output(a: AttentionUnderTest, inputs: AttentionInputs, seed: int = 0) -> Te
 def state_between_calls(a: MeasuredAttention) -> Failure | None:
     """An output depends on the inputs, not on earlier calls.
 
-    f(y) as the first call and f(y) after f(x) are equal bit for bit, whatever the lengths and widths of x are.
+    A call gives the same output, bit for bit, as the first call and after a call with other inputs, whatever the
+    lengths and widths of those inputs are.
 
     Usual causes: a mask or cache kept from an earlier call, such as a larger one, and cut to size; a scale kept
     from the first width; a buffer that is updated in forward()
@@ -231,7 +234,7 @@ def _differs_from_first_call(a: MeasuredAttention) -> Failure | None:
 
 
 def _fresh(a: MeasuredAttention) -> MeasuredAttention:
-    """Return the attention, reset to its state before the first call if that is possible, else unchanged."""
+    """Return the attention in its state before the first call; if this is not possible, return it unchanged."""
     return a if a.reset is None else replace(a, probe=a.reset.fresh_probe())
 
 
@@ -248,11 +251,13 @@ EARLIER_CALLS = (  # how q, k and v are written in a call before the one that ch
 
 
 def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words: str) -> Failure:
-    """Return a failure whose example shows a call whose output changes if another call is made before it.
+    """Return a failure whose example makes two calls; the output of the second differs from the output it has alone.
 
-    The calls in EARLIER_CALLS are tried as the call before, and the inputs are made as small as possible.
+    The changed inputs of EARLIER_CALLS are tried for the first call. The failure has no example if none of them changes
+    the output.
 
-    words  describes the failure
+    inputs  the inputs of the second call, which are made as small as possible
+    words   describes the failure
     """
     if a.probe.module is None and a.code.name == "attend":
         return Failure(words)  # as_probe calls a function before the example does, so its state is not fresh there
@@ -276,7 +281,7 @@ def _failure_after_another(a: MeasuredAttention, inputs: AttentionInputs, words:
 def inputs_changed(a: MeasuredAttention) -> Failure | None:
     """A call does not change its inputs.
 
-    q, k and v, and a mask if one is passed, hold the same numbers after the call as before.
+    q, k, v and the mask, if one is passed, have the same entries after the call as before.
 
     Usual causes: an in-place operation on an argument: q *= scale, k.masked_fill_(...), mask.logical_not_()
     """
@@ -328,9 +333,9 @@ STRIDES = {
 def memory_layout(a: MeasuredAttention) -> Failure | None:
     """The output depends on the numbers, not on their order in memory.
 
-    Transposed, sliced and column-major views give the outputs of contiguous copies.
+    Transposed, sliced and column-major views give the same outputs as contiguous copies.
 
-    Usual causes: view() or as_strided() on a tensor that is not contiguous, a kernel that assumes strides
+    Usual causes: view() or as_strided() on a tensor that is not contiguous, a kernel that assumes contiguous strides
     """
 
     def lines(form: str, call: CallWriter) -> list[str]:
@@ -366,9 +371,9 @@ def _test_lengths(a: MeasuredAttention, lengths: list[tuple[int, int]], what: st
 def one_query(a: MeasuredAttention) -> Failure | None:
     """One query may attend to many keys.
 
-    i = 1 works with j > 1, as in every step of decoding.
+    A call with one query (i = 1) and several keys (j > 1) works, as in every step of decoding.
 
-    Usual causes: squeeze() without an axis; i taken from k.shape
+    Usual causes: squeeze() without an axis; the number of queries taken from k.shape
     """
     return _test_lengths(a, [(1, 6)], "one query and several keys")
 
@@ -377,7 +382,7 @@ def one_query(a: MeasuredAttention) -> Failure | None:
 def odd_lengths(a: MeasuredAttention) -> Failure | None:
     """Any length works, not only even numbers or powers of two.
 
-    n = 3, 5, 7, 13, 17, 33 and 65 work, not only multiples of a block.
+    Sequences of 3, 5, 7, 13, 17, 33 and 65 positions work, not only multiples of a block size.
 
     Usual causes: a block size that has to divide the length, a reshape into pairs
     """

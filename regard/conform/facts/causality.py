@@ -38,10 +38,10 @@ def detect_difference(
 ) -> Detect:
     """Return a function of inputs that returns a violation if the output differs from the expected output, else None.
 
-    changes  function that returns, for given inputs, the conventions to use in place of the measured
+    changes  function that returns, for given inputs, fields of `ExpectedAttention` to use in place of the measured
              conventions
     words    describes the failure
-    most     largest allowed relative error
+    most     largest allowed difference, relative to the largest expected output or, if that is below 1, absolute
     """
 
     def detect(inputs: AttentionInputs) -> Violation | None:
@@ -64,7 +64,8 @@ def _wrong_band(a: MeasuredAttention, n: int, words: str, declare: str = "", cau
     n        number of queries and keys
     words    describes the failure
     declare  options of `check` that declare this behaviour as intended
-    causal   whether to expect that no query sees a later key, whatever is declared
+    causal   True to expect that no query sees a later key, whatever is declared; False to expect what is declared or
+             measured
     """
     causal = causal or bool(
         a.declared.causal is not False and (a.declared.causal or a.uses_causal_argument or a.causal)
@@ -107,8 +108,9 @@ def diagonal_hidden(a: MeasuredAttention) -> Failure | None:
 def causal_off_by_one(a: MeasuredAttention) -> Failure | None:
     """A token does not see the next token, which it has to predict.
 
-    Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. A mask that shows all
-    earlier keys and exactly one later key is reported here, unless causal=False or window_after=1 is declared.
+    Under a causal mask row i does not see key i + 1: the mask is j <= i, not j <= i + 1. This fact also fails without a
+    causal mask if each query sees all earlier keys and exactly one later key, unless causal=False or window_after=1 is
+    declared.
 
     Usual causes: the diagonal of the mask: triu(diagonal=2), tril(diagonal=1); or targets not shifted by one
     """
@@ -127,7 +129,7 @@ def causality(a: MeasuredAttention) -> Failure | None:
 
     Under a causal mask no output row depends on later keys or values, at any length.
 
-    Usual causes: is_causal dropped on a fast path, a mask that is never applied, or one built for another length
+    Usual causes: is_causal ignored by a fast path, a mask that is never applied, or one built for another length
     (transformers#45811, pytorch#99282); tril in place of triu
     """
     require_causal(a)
@@ -152,7 +154,7 @@ def causality(a: MeasuredAttention) -> Failure | None:
 
 
 def finite_mask(a: MeasuredAttention, number: float, words: str, declare: str) -> Failure:
-    """Return the failure of an attention that hides keys by adding a finite number, which leaves them some weight.
+    """Return the failure of an attention that hides keys by adding a finite number, so that their weight is not zero.
 
     number   the number that is added to the scores
     words    describes the failure
@@ -187,15 +189,14 @@ def _window_length(a: MeasuredAttention) -> int:
 
 @fact(FACTS, "window", explained_by="causality causal-off-by-one")
 def window(a: MeasuredAttention) -> Failure | None:
-    """A window of four neighbours shows four neighbours and the token itself; without a window everything is visible.
+    """In a window of four neighbours a token sees four neighbours and itself; without a window it sees every token.
 
-    The visible band is the declared band: window_before=W shows W earlier keys and the key at the position of
-    the query. Without a declared window every earlier key is visible, and every key if causal=False is
-    declared.
+    If window_before=W is declared, each query sees W earlier keys and the key at its own position. Without a declared
+    window each query sees every earlier key, and if causal=False is declared every later key too.
 
     Usual causes: W taken for the number of visible keys, or for both sides (transformers#39408, vllm#3385); the window
-    dropped when another mask is passed, counted in blocks, or applied to one side only; a causal mask left on in an
-    encoder, top-k or a threshold on weights
+    ignored when another mask is passed, counted in blocks, or applied to one side only; a causal mask left on in an
+    encoder; only the k largest weights kept, or weights below a threshold set to zero
     """
     if not a.declared.windowed and a.declared.causal is None:
         raise NotApplicableError("neither a window nor causal was declared")
@@ -225,13 +226,13 @@ def _declaration(found: VisibleBand | None) -> str:
 
 @fact(FACTS, "mask-pattern", explained_by=MASK_FACTS)
 def mask_pattern(a: MeasuredAttention) -> Failure | None:
-    """All heads, all tokens and all lengths follow the same rule of what is visible.
+    """Which keys a token sees follows the same rule for all heads, all tokens and all lengths.
 
-    The visible keys are one band around the diagonal, the same in every head and row, and at 7, 11, 13, 37, 67, 131 and
-    301 keys, unless mask_pattern='any' is declared.
+    The visible keys are one band around the diagonal. It has the same width in every head and row, and with 7, 11, 13,
+    37, 67, 131 and 301 keys, unless mask_pattern='any' is declared.
 
     Usual causes: a mask that is applied to one head only; an index that is off in some rows or blocks; a block that is
-    never visited; keys cut off at a block or at a context length
+    never visited; keys hidden beyond the end of a block or beyond a context length
     """
     if a.declared.mask_pattern == "any":
         raise NotApplicableError("mask_pattern='any' was declared: heads, rows or lengths see different keys")
@@ -261,7 +262,7 @@ def _inconsistent_mask(
     """Return the failure of an attention whose visible keys differ between heads, rows or lengths.
 
     n        number of queries and keys
-    changes  function that returns, for given inputs, the conventions to use in place of the measured
+    changes  function that returns, for given inputs, fields of `ExpectedAttention` to use in place of the measured
              conventions
     words    describes the failure
     """
@@ -270,11 +271,11 @@ def _inconsistent_mask(
 
 
 def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Tensor, VisibleBand]:
-    """Return which of j keys the last i of j queries see, in a decoding step and in one pass, and the visible band.
+    """Return two masks of what the last i of j queries see, in a decoding step and in one pass, and the visible band.
 
-    In the decoding step, i queries are passed with j keys, as with a KV cache. In one pass, j queries are passed with j
-    keys. The first two results are Boolean masks. Raises NotApplicableError if the attention cannot decode in steps, or
-    if its visible keys form no band.
+    The decoding step has i queries and j keys, as with a KV cache. The one pass has j queries and j keys, and its mask
+    is cut to the last i queries. Raises NotApplicableError if the attention cannot decode in steps, if every key is
+    visible, or if the visible keys form no band.
     """
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")
@@ -284,10 +285,12 @@ def _visible_in_steps(a: MeasuredAttention, i: int, j: int) -> tuple[Tensor, Ten
 
 
 def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: Tensor, declare: str = "") -> Failure:
-    """Return the failure of a wrong mask for i queries and j > i keys; the example shows which keys head 0 sees.
+    """Return the failure of a wrong mask for i queries and a larger number j of keys.
+
+    The example shows which keys head 0 sees.
 
     words     describes the failure
-    expected  the keys that should be visible
+    expected  Boolean mask of the keys that should be visible
     declare   options of `check` that declare this behaviour as intended
     """
     inputs = a.random_inputs(i, j, b=1, h=1, dtype=torch.float32).neutral()
@@ -302,12 +305,12 @@ def _wrong_in_steps(a: MeasuredAttention, i: int, j: int, words: str, expected: 
 def mask_in_decode(a: MeasuredAttention) -> Failure | None:
     """With a KV cache, a new token sees the same tokens as in one pass without a cache, and no later token.
 
-    i queries with j keys, of which j - i are cached, see the keys that the last i of j queries see (bottom-right), or
-    that the first i queries see (top-left, as with torch's is_causal). If an alignment is declared, it has to be that
-    one.
+    With i queries and j keys, of which j - i are cached, the queries see the same keys as the last i of j queries
+    (alignment bottom-right) or as the first i of j queries (alignment top-left, as with torch's is_causal). If an
+    alignment is declared, only that one is correct.
 
     Usual causes: the position of the first query is the length of the cache plus or minus one (transformers#30417); a
-    path for i = 1 without the window (nanochat#452); causal only if i = j, or switched off if there is a cache
+    code path for one query that ignores the window (nanochat#452); a causal mask only if i = j, or only without a cache
     """
     wanted = a.declared.alignment or ("top-left" if a.alignment == "top-left" else "bottom-right")
     for i, j in STEPS:

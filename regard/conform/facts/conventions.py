@@ -31,11 +31,10 @@ FACTS: Registry[Fact] = Registry("fact")
 def grouping(a: MeasuredAttention) -> Failure | None:
     """If several query heads share one key head, they are neighbouring query heads.
 
-    Query head h uses key head h // (h_count / g_count), the order repeat (0 0 1 1), unless the order tile (0 1 0 1) is
-    declared.
+    With H query heads and G key heads, query head h uses key head h // (H / G), unless grouping='tile' is declared. For
+    H = 4 and G = 2 the order is 0 0 1 1, called repeat; the order tile is 0 1 0 1.
 
-    Usual causes: k.repeat(1, n, 1, 1) in place of repeat_interleave(n, 1) (onnx#7274), for both or for one of k and
-    v
+    Usual causes: k.repeat(1, n, 1, 1) in place of repeat_interleave(n, 1) (onnx#7274), for both or for one of k and v
     """
     if a.grouping is None:
         raise NotApplicableError("it has as many key heads as query heads")
@@ -55,11 +54,12 @@ def grouping(a: MeasuredAttention) -> Failure | None:
 def key_order(a: MeasuredAttention) -> Failure | None:
     """The order of the keys does not matter, unless positions are added on purpose.
 
-    At q = 0 all visible keys have the same weight, or weights by ALiBi with its usual slopes, unless bias='any' is
-    declared; with bias='none', only the same weight is correct. A bias is the same at every width of heads.
+    With queries of zero, all visible keys have the same weight, or the weights that ALiBi with its usual slopes gives.
+    If bias='none' is declared, only the same weight is correct; if bias='any' is declared, every position bias is. A
+    position bias is the same at every head width.
 
-    Usual causes: a bias by index, a decay, or keys paired with the values of other rows; a bias that is added
-    before the scores are divided by sqrt(c); keys hidden by a small number such as -100 in place of -inf
+    Usual causes: a bias or a decay that depends on the position, or keys paired with the values of other rows; a bias
+    that is added before the scores are divided by sqrt(c); keys hidden by a small number such as -100 in place of -inf
     """
     wanted, name = a.declared.bias, a.bias_name
     raw = a.measurement().raw
@@ -92,9 +92,9 @@ def key_order(a: MeasuredAttention) -> Failure | None:
 
 
 def _bias_changes_with_width(a: MeasuredAttention) -> Failure | None:
-    """Return a failure if the position bias depends on the head width, else None.
+    """Return a failure if the position bias depends on the head width c, else None.
 
-    A bias that is divided by sqrt(c) together with q . k depends on the head width c.
+    It depends on c if it is divided by sqrt(c) together with q . k.
     """
     c, inputs = a.random_inputs(c=4).sizes[5], a.random_inputs(5, 5, b=1, c=12)
     h, other = inputs.sizes[1], inputs.sizes[5]
@@ -124,10 +124,12 @@ def _alibi(inputs: AttentionInputs) -> Tensor:
 def scores(a: MeasuredAttention) -> Failure | None:
     """The weight of a key depends on its product with the query, and on nothing else.
 
-    log(weight[j] / weight[j']) = scale q . (k[j] - k[j']) for all pairs, with one scale.
+    For every query q and two visible keys k[j] and k[m], log(weight[j] / weight[m]) = scale * q . (k[j] - k[m]), with
+    one scale for all.
 
-    Usual causes: q or k normalised, projected or rounded, rotary on one of them alone, top-k, scores clamped, two
-    softmaxes, another function than exp, an undeclared soft-cap, values permuted against keys
+    Usual causes: q or k normalised, projected or rounded, rotary positions on one of them alone, only the k largest
+    scores kept, scores clamped, softmax applied twice, another function than exp, an undeclared soft-cap, values in
+    another order than keys
     """
     early = _softcap_before_scale(a)
     if a.scores_fit and not early and not share_without_weight(a):
@@ -154,7 +156,8 @@ def scores(a: MeasuredAttention) -> Failure | None:
 def _softcap_before_scale(a: MeasuredAttention) -> str:
     """Describe a soft-cap that is applied before the scale instead of after the scale; "" if there is none.
 
-    In this case the measured soft-cap varies with the head width, or it equals the declared soft-cap times the scale.
+    It is recognised by a measured soft-cap that varies with the head width, or that equals the declared soft-cap times
+    the scale.
     """
     caps = {c: a.measurement(c=c).scores.softcap for c in (a.random_inputs(c=width).sizes[5] for width in (4, 12))}
     cap, *others = caps.values()
@@ -212,7 +215,7 @@ def scale(a: MeasuredAttention) -> Failure | None:
 def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
     """Return a failure if the scale argument of the attention has no effect, else None.
 
-    The value 0 is tried too, since the argument may be boolean.
+    The value 0 is tried too, because the argument may be a Boolean.
     """
     name = a.scale_argument
     if name is None:
@@ -234,16 +237,17 @@ def _scale_argument_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def usual_rotation(a: MeasuredAttention, inputs: AttentionInputs) -> Rotation | None:
-    """Return a rotary embedding with the declared pairing and base 10000; None if no pairing is declared."""
+    """Return a rotary embedding with the declared rotary pairing and base 10000; None if no pairing is declared."""
     found = (each for each in usual_rotations(inputs.sizes[5]) if each.pairing == a.declared.rotary)
     return next(found, None)
 
 
 @fact(FACTS, "rotary-pairing")
 def rotary_pairing(a: MeasuredAttention) -> Failure | None:
-    """Rotary positions rotate pairs of coordinates: which two coordinates form a pair is a convention.
+    """Rotary positions rotate pairs of coordinates. Which two coordinates form a pair is a convention.
 
-    The pairs are those of the declared pairing: (k, k + c/2) for half, (2k, 2k + 1) for interleaved.
+    Two coordinates form a pair as declared. At head width c, pair n is (n, n + c/2) for half, and (2n, 2n + 1) for
+    interleaved.
 
     Usual causes: weights or code from a project with the other pairing (transformers#25199)
     """
@@ -261,11 +265,11 @@ def rotary_pairing(a: MeasuredAttention) -> Failure | None:
 def last_queries_alone(a: MeasuredAttention) -> Failure | None:
     """A token has the same position whether it is passed alone or with the tokens before it.
 
-    The last i of j queries, passed alone with all j keys, give the same output as together with the other queries,
+    The last i of j queries, passed with all j keys, give the same output alone as together with the other queries,
     unless alignment='top-left' is declared.
 
-    Usual causes: positions of queries counted from 0: a bias or rotary phase that ignores the length of the cache,
-    as rotary(q) and rotary(k) that both start at 0 in a step of decoding
+    Usual causes: positions of queries counted from 0 in a step of decoding, so that a bias or rotary(q) ignores the
+    length of the cache
     """
     if not a.free_lengths:
         raise NotApplicableError("queries and keys have the same length, so there are no decoding steps")

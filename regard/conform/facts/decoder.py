@@ -47,7 +47,7 @@ def runs(d: DecoderUnderTest) -> Failure | None:
 
     A call with tokens of shape (2, 9) does not raise.
 
-    Usual causes: a required argument, a smaller vocabulary or a shorter context
+    Usual causes: a required argument, a vocabulary smaller than declared, a maximum length below 9 tokens
     """
     tokens = d.random_tokens()
     try:
@@ -65,9 +65,10 @@ def runs(d: DecoderUnderTest) -> Failure | None:
 def output_shape(d: DecoderUnderTest) -> Failure | None:
     """Every token gets a score for each possible next token.
 
-    tokens (b n) -> logits (b n w).
+    Tokens of shape (b, n) give logits of shape (b, n, w), where w is the size of the vocabulary.
 
-    Usual causes: only the last position is returned, or (b w n) as a loss function takes it
+    Usual causes: only the logits of the last position are returned, or logits of shape (b, w, n), as a loss function
+    takes them
     """
     tokens = d.random_tokens(7, 3)
     out = d(tokens)
@@ -87,7 +88,7 @@ def inputs_changed(d: DecoderUnderTest) -> Failure | None:
 
     The tokens hold the same numbers after the call as before.
 
-    Usual causes: an in-place shift or fill of the argument
+    Usual causes: an in-place operation that shifts or fills the argument
     """
     tokens = d.random_tokens()
     given = tokens.clone()
@@ -101,7 +102,7 @@ def inputs_changed(d: DecoderUnderTest) -> Failure | None:
 def dropout_in_eval(d: DecoderUnderTest) -> Failure | None:
     """Dropout is for training. In eval mode every output is exact.
 
-    In eval() two calls with different seeds are equal bit for bit.
+    After eval(), two calls with different random seeds return outputs that are equal bit for bit.
 
     Usual causes: F.dropout(x, p) without training=self.training; a part that eval() does not reach (pytorch#124464)
     """
@@ -121,9 +122,9 @@ def dropout_in_eval(d: DecoderUnderTest) -> Failure | None:
 def state_between_calls(d: DecoderUnderTest) -> Failure | None:
     """An output depends on the tokens, not on earlier calls.
 
-    f(x), f(y), f(x): the first and the last are equal bit for bit.
+    If the decoder is called with x, then y, then x again, the first and the last output are equal bit for bit.
 
-    Usual causes: a cache that is not emptied, a mask kept from another length
+    Usual causes: a cache that is not emptied, a mask kept from a call with another length
     """
     words = "the same tokens give other logits after a call with other tokens"
 
@@ -138,7 +139,8 @@ def state_between_calls(d: DecoderUnderTest) -> Failure | None:
 def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
     """Return a Boolean matrix (n, n): entry [t, s] is True if the logits at position t change when token s changes.
 
-    sizes  number of tokens of each decoding step with a KV cache; a single number is one pass without a cache
+    sizes  number of tokens of each decoding step with a KV cache; a tuple with one number means a single forward pass
+           without a cache
     """
 
     def run(tokens: Tensor) -> Tensor:
@@ -158,8 +160,8 @@ def dependence(d: DecoderUnderTest, sizes: tuple[int, ...] = (9,)) -> Tensor:
 def targets_leaked(d: DecoderUnderTest) -> Failure | None:
     """A decoder that sees the next token copies it in place of predicting it.
 
-    Logits at position t predict token t + 1 and do not change with token t + 1. This fact also covers logits that
-    change with a few more tokens: if each layer shows one later token, L layers show L later tokens.
+    Logits at position t predict token t + 1 and do not change with token t + 1. This fact also fails if the logits
+    change with a few more later tokens: if each layer shows one later token, L layers show L later tokens.
 
     Usual causes: the diagonal of the causal mask, triu(diagonal=2) or tril(diagonal=1), which shows one more token
     in every layer; inputs and targets not shifted against each other (attention-is-all-you-need-pytorch#19)
@@ -175,9 +177,10 @@ def targets_leaked(d: DecoderUnderTest) -> Failure | None:
 
 
 def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
-    """Return the number of later tokens on which the logits of each position depend.
+    """Return the number of later tokens that the logits of each position depend on.
 
-    Returns None if logits depend on no later token, on all later tokens, or on later tokens with gaps between them.
+    Returns None if logits depend on no later token or on all of them, or if some later token between those is without
+    effect.
     """
     seen = dependence(d)
     later = seen.triu(1)
@@ -200,7 +203,9 @@ def _visible_later_tokens(d: DecoderUnderTest) -> int | None:
 
 
 def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
-    """Return a failure whose example, with as few tokens as possible, changes the last token and shows earlier logits.
+    """Return the failure of a decoder whose logits depend on later tokens.
+
+    The example changes the last token and shows that earlier logits change. It has as few tokens as possible.
 
     words  describes the failure
     """
@@ -209,7 +214,7 @@ def _show_later_token(d: DecoderUnderTest, words: str) -> Failure:
 
 
 def _changed_from(d: DecoderUnderTest, words: str, tokens: Tensor, cut: int) -> Failure | None:
-    """Return a failure if changing the tokens from position `cut` on changes logits before `cut`, else None.
+    """Change all tokens from position `cut` on; return a failure if logits before `cut` change, else None.
 
     words  describes the failure
     """
@@ -221,9 +226,9 @@ def _changed_from(d: DecoderUnderTest, words: str, tokens: Tensor, cut: int) -> 
 def causality(d: DecoderUnderTest) -> Failure | None:
     """A token does not see the tokens after it.
 
-    Logits at t do not change with any token after t.
+    Logits at position t do not change with any token after t.
 
-    Usual causes: no causal mask in some layer, a norm or mean over the sequence, a mask dropped on a fused path
+    Usual causes: no causal mask in some layer, a norm or mean over the sequence, a mask ignored by a fused kernel
     (transformers#45811)
     """
     _require_causal(d)
@@ -245,7 +250,7 @@ def causality(d: DecoderUnderTest) -> Failure | None:
 def causality_by_gradient(d: DecoderUnderTest) -> Failure | None:
     """Logits have no gradient with respect to later tokens.
 
-    The gradient of logits at t with respect to embeddings after t is exactly zero.
+    The gradient of the logits at position t with respect to the embeddings of tokens after t is exactly zero.
 
     Usual causes: a leak that is too small to see in the logits, or a hand-written backward pass
     """
@@ -277,7 +282,7 @@ def causality_by_gradient(d: DecoderUnderTest) -> Failure | None:
 def context_ignored(d: DecoderUnderTest) -> Failure | None:
     """The prediction of the next token depends on earlier tokens.
 
-    The last logits change with the token before the last.
+    The logits at the last position change with the token before the last one.
 
     Usual causes: attention that is never added to the residual stream, a mask that hides everything but the
     diagonal
@@ -298,7 +303,8 @@ def batch_mixed(d: DecoderUnderTest) -> Failure | None:
 
     Changing one sequence of a batch does not change the logits of the other sequences.
 
-    Usual causes: a norm or mean over axis 0, reshape in the wrong order, position ids shared by accident
+    Usual causes: a norm or mean over axis 0, a reshape that mixes the axes of batch and position, position ids shared
+    by accident
     """
     words = "changing the last sequence changes the logits of others"
     got, expected = f"{logits_code(d, 'other')}[:2]", f"{logits_code(d)}[:2]"
@@ -309,7 +315,7 @@ def batch_mixed(d: DecoderUnderTest) -> Failure | None:
 def batch_size(d: DecoderUnderTest) -> Failure | None:
     """Logits do not depend on the size of the batch.
 
-    Five sequences give the same logits in one batch as one at a time, up to rounding.
+    Five sequences give the same logits in one batch as in five calls with one sequence each, up to rounding.
 
     Usual causes: another code path for batches, padding to a common size without a mask (transformers#26869)
     """
@@ -331,7 +337,8 @@ def _require_cache(d: DecoderUnderTest) -> DecoderCache:
 def static_cache_unmasked(d: DecoderUnderTest) -> Failure | None:
     """Empty slots of a cache are not attended to.
 
-    A cache with more slots than tokens gives the logits of one pass; the contents of later slots change nothing.
+    A KV cache with more slots than tokens gives the same logits as one forward pass without a cache. The contents of
+    slots after the current position do not change the logits.
 
     Usual causes: unused slots take part in the softmax with scores of zero, as if a step of one token needed no
     mask (transformers#30417)
@@ -357,7 +364,7 @@ def static_cache_unmasked(d: DecoderUnderTest) -> Failure | None:
 def _later_slots_seen(d: DecoderUnderTest) -> Failure | None:
     """Return a failure if the contents of the cache slots 5 and 6 change the logits of token 3, else None.
 
-    This is for decoders that keep their KV cache inside and take `start_pos`.
+    This tests decoders that store their KV cache in the module and take an argument `start_pos`.
     """
     tokens = d.random_tokens(7, 1)
     if difference(logits_in_steps(d, tokens, [3, 1, 1, 2]), d(tokens)) <= 1:
@@ -385,7 +392,7 @@ def _later_slots_seen(d: DecoderUnderTest) -> Failure | None:
 def longer_input_changes_prefix(d: DecoderUnderTest) -> Failure | None:
     """Adding a token does not change the logits of earlier tokens.
 
-    The logits of a prefix are those of the whole sequence, for every prefix.
+    The first n tokens alone give the same logits as within the whole sequence, for every n.
 
     Usual causes: a norm, scale or bias that depends on the length; positions counted from the end
     """
@@ -407,11 +414,11 @@ SMALL_PADDING = ((1, 2), (2, 3), (1, 4), (3, 5), (5, 7))  # real tokens, and tok
 
 
 def _smallest_padding(test: Callable[[int, int, int], Failure | None]) -> Failure | None:
-    """Test padding of 5 tokens to 9 in a batch of 2; if it fails, return a failure with the smallest sizes that fail.
+    """Test a batch of 2 sequences whose 5 tokens are padded to 9; return a failure with the smallest sizes that fail.
 
-    Returns None if this first test passes.
+    Returns None if this first test passes. Otherwise smaller sizes are tried.
 
-    test  function that returns a failure or None for (real tokens, padded length, batch size)
+    test  function of the number of real tokens, the padded length and the batch size, which returns a failure or None
     """
     found = test(5, 9, 2)
     smaller = (test(real, n, b) for real, n in SMALL_PADDING for b in (1, 2))
@@ -422,7 +429,7 @@ def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) 
     """Return a failure if padding `real` tokens to n tokens changes the logits of the real tokens, else None.
 
     side  side of the padding: "left" or "right"
-    b     batch size; the second sequence is not padded
+    b     batch size, 1 or 2; the first sequence is padded, the second is not
     """
     tokens, given = d.random_tokens(n, b), padding_code(d, [real, n][:b], n, side)
     rows = slice(0, real) if side == "right" else slice(n - real, n)
@@ -442,7 +449,9 @@ def _padding_differs(d: DecoderUnderTest, side: str, real: int, n: int, b: int) 
 def _padding_seen(d: DecoderUnderTest, real: int, n: int, b: int) -> Failure | None:
     """Return a failure if the logits of `real` tokens depend on the padding tokens before them, else None.
 
-    n, b  padded length and batch size
+    real  number of real tokens
+    n     number of tokens with padding
+    b     batch size, 1 or 2; the first sequence is padded, the second is not
     """
     given = padding_code(d, [real, n][:b], n, "left")
     # NaN in padded rows is allowed
@@ -461,8 +470,8 @@ def _require_padding(d: DecoderUnderTest) -> None:
 def padding_leaks(d: DecoderUnderTest) -> Failure | None:
     """Padding does not change the logits of real tokens.
 
-    Tokens padded on the right, with a padding mask, give the same logits as without padding. With padding on the left,
-    the contents of the padding change no logits of real tokens.
+    With padding on the right and a padding mask, the logits of real tokens are the same as without padding. With
+    padding on the left, the contents of the padding do not change the logits of real tokens.
 
     Usual causes: the padding mask is not passed on (with padding on the right, a causal mask conceals this); or it
     replaces the causal mask
@@ -476,9 +485,10 @@ def padding_leaks(d: DecoderUnderTest) -> Failure | None:
 def left_padding(d: DecoderUnderTest) -> Failure | None:
     """With padding on the left, positions are counted from the first real token.
 
-    Tokens padded on the left, with positions that count real tokens, give the same logits as without padding.
+    With padding on the left, and position ids that count the real tokens, the logits of real tokens are the same as
+    without padding.
 
-    Usual causes: positions counted from the padding on, position ids ignored or not passed on (transformers#18388,
+    Usual causes: positions that count the padding too, position ids ignored or not passed on (transformers#18388,
     #22161, trl#6800)
     """
     _require_padding(d)
@@ -489,9 +499,10 @@ def left_padding(d: DecoderUnderTest) -> Failure | None:
 def packed_documents_leak(d: DecoderUnderTest) -> Failure | None:
     """Documents that are packed into one row do not see each other.
 
-    Packed documents, with document ids, give the same logits as each document alone.
+    Several documents in one row, with document ids, give the same logits as each document alone.
 
-    Usual causes: document ids not passed on, positions not restarted (transformers#46634, pytorch#177378)
+    Usual causes: document ids not passed on, positions that do not start at 0 in each document (transformers#46634,
+    pytorch#177378)
     """
     tokens, ids = d.random_tokens(9, 1), f"torch.tensor({[[0] * 4 + [1] * 5]})"
     name = d.find_parameter(DOCUMENT_NAMES)
@@ -518,11 +529,11 @@ STEPS = ((1,) * 9, (4, 5), (5, 1, 3))
 
 
 def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Tensor], changes: bool) -> Failure | None:
-    """Return a failure if logits depend on different tokens with a KV cache than in one forward pass, else None.
+    """Return a failure if logits depend on other tokens in steps with a KV cache than in one forward pass, else None.
 
-    wrong    function of two Boolean matrices of `dependence`, in one pass and in steps with a cache, that returns a
-             Boolean matrix of the wrong pairs (position, token)
-    changes  True if a wrong pair is one where the logits depend on the token in steps only, False if in one pass only
+    wrong    function of two Boolean matrices (position, token), which say on which tokens the logits depend in one
+             forward pass and in steps; it returns a Boolean matrix of the wrong pairs
+    changes  whether the logits of a wrong pair depend on the token in steps
     """
     _require_cache(d)
     whole = dependence(d)
@@ -548,7 +559,7 @@ def _differs_in_steps(d: DecoderUnderTest, wrong: Callable[[Tensor, Tensor], Ten
 def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
     """With a KV cache, new tokens see all cached tokens and themselves.
 
-    With a cache, logits at position t depend on every token on which they depend in one pass without a cache.
+    With a cache, logits at position t depend on all tokens that they depend on in one forward pass without a cache.
 
     Usual causes: the newest or oldest slot of the cache is masked (transformers#30417)
     """
@@ -557,11 +568,12 @@ def cache_mask_off_by_one(d: DecoderUnderTest) -> Failure | None:
 
 @fact(FACTS, "window-in-decode", explained_by="static-cache-unmasked causality targets-leaked")
 def window_in_decode(d: DecoderUnderTest) -> Failure | None:
-    """The window is as wide in decoding as in one pass.
+    """The sliding window is as wide in decoding steps as in one forward pass.
 
-    With a cache, logits at position t depend only on tokens on which they depend in one pass without a cache.
+    With a cache, logits at position t depend on no token that they do not depend on in one forward pass without a
+    cache.
 
-    Usual causes: a decode path without the window or without the causal mask (nanochat#452)
+    Usual causes: a decoding path without the window or without the causal mask (nanochat#452)
     """
     return _differs_in_steps(d, lambda whole, steps: steps & ~whole, True)
 
@@ -572,9 +584,9 @@ def window_in_decode(d: DecoderUnderTest) -> Failure | None:
     explained_by="static-cache-unmasked cache-mask-off-by-one window-in-decode causality targets-leaked",
 )
 def cache(d: DecoderUnderTest) -> Failure | None:
-    """A KV cache gives the logits of one pass.
+    """Decoding with a KV cache gives the same logits as one forward pass without a cache.
 
-    Passing the tokens through the cache in steps of any size gives the logits of one pass.
+    This holds for steps of any number of tokens.
 
     Usual causes: positions that start at 0 in every step, keys stored before they are rotated, the newest key
     masked, a cache shared by layers

@@ -28,7 +28,7 @@ FACTS: Registry[Fact] = Registry("fact")
 def softmax_axis(a: MeasuredAttention) -> Failure | None:
     """The weights sum to one over the keys for each query, not over the queries for each key.
 
-    Weights sum to one over the axis j, not over b, h or i.
+    Weights of shape (b, h, i, j), for i queries and j keys, sum to one over the axis j, not over another axis.
 
     Usual causes: softmax(dim=-2), softmax(dim=1), or F.softmax without dim (detr#247)
     """
@@ -54,11 +54,11 @@ def softmax_axis(a: MeasuredAttention) -> Failure | None:
 def input_ignored(a: MeasuredAttention) -> Failure | None:
     """Queries and keys decide how much of each value is used in the output.
 
-    The output changes with q, with k and with v. A layer computes q from its query, k from its key or memory, and
-    v from its value or memory.
+    The output changes with q, with k and with v. A layer computes q from the sequence passed as queries, k from the one
+    passed as keys or memory, and v from the one passed as values or memory.
 
-    Usual causes: attend(q, v, v), attend(k, k, v) or attend(q, k, k): a mistyped name; a projection assigned twice,
-    or applied to another input
+    Usual causes: a mistyped name, as in attend(q, v, v), attend(k, k, v) or attend(q, k, k); a projection assigned
+    twice, or applied to another input
     """
     if (found := _find_wrong_source(a)) is not None:
         return found
@@ -116,7 +116,7 @@ def _find_ignored(a: MeasuredAttention, name: str) -> Failure | None:
 
 
 def _last_row(inputs: AttentionInputs) -> Tensor:
-    """Compute the output of the last query with scale 1.
+    """Compute the attention output of the last query, with scale 1.
 
     The last query is used because it sees all keys even under a causal mask.
     """
@@ -131,7 +131,7 @@ def k_and_v_swapped(a: MeasuredAttention) -> Failure | None:
     The output is linear in v, with scores computed from q and k; it is not linear in k, with scores computed
     from q and v.
 
-    Usual causes: q, v, k = qkv.chunk(3): unpacked in another order; arguments in another order
+    Usual causes: projections unpacked in the wrong order, as in q, v, k = qkv.chunk(3); arguments in another order
     """
 
     detect_linear = detect_lines(
@@ -167,7 +167,7 @@ def _detect_nonlinear(a: MeasuredAttention, name: str) -> Detect:
 def linear_in_v(a: MeasuredAttention) -> Failure | None:
     """Twice the values give twice the output: attention is a weighted sum of values.
 
-    f(q, k, 8 v - 4 u) = 8 f(q, k, v) - 4 f(q, k, u).
+    For two tensors of values v and u, f(q, k, 8 v - 4 u) = 8 f(q, k, v) - 4 f(q, k, u).
 
     Usual causes: an activation, clamp or norm on v or on the output, v used in the scores, an output bias
     """
@@ -180,9 +180,9 @@ def linear_in_v(a: MeasuredAttention) -> Failure | None:
 
 
 def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, found: Violation) -> bool:
-    """Return whether a violation of linearity is explained by rounding the output to few digits.
+    """Return whether rounding the output to few digits explains that the output is not linear in v.
 
-    The difference must be small, and outputs for values times 0 and times 4 must be exact.
+    This is the case if the difference is small, and if the outputs for values times 0 and times 4 are exact.
     """
     assert isinstance(found.got, Tensor)
     assert isinstance(found.expected, Tensor)
@@ -196,10 +196,10 @@ def _only_rounds(a: MeasuredAttention, inputs: AttentionInputs, found: Violation
 def weights_sum(a: MeasuredAttention) -> Failure | None:
     """The weights of a query sum to one.
 
-    With V = 1 the output is 1 in every row that sees a key, at 7, 67 and 301 keys.
+    If all values are 1, the output is 1 in every row that sees a key. This holds with 7, 67 and 301 keys.
 
     Usual causes: exp() without division by its sum, a mask applied after the softmax, an undeclared sink; in a
-    blockwise softmax, a running sum that is not rescaled when a larger score comes
+    blockwise softmax, a running sum that is not rescaled when a later block has a larger score
     """
     inputs = a.random_inputs(7, 7)
     if a.declared.sink:
@@ -238,7 +238,10 @@ def weights_sum(a: MeasuredAttention) -> Failure | None:
 
 
 def _rotates_values(a: MeasuredAttention) -> bool:
-    """Return whether the attention rotates values by position: a value keeps its length and changes its direction."""
+    """Return whether the attention rotates values by position.
+
+    A rotated value keeps its length and changes its direction.
+    """
     inputs = a.random_inputs(5, 5, b=1)
     v = torch.zeros_like(inputs.v).expand(5, *inputs.v.shape[1:]).clone()
     v[range(5), :, range(5), 0] = 1.0  # in sequence n only key n has a value, which points along the first axis
@@ -249,12 +252,15 @@ def _rotates_values(a: MeasuredAttention) -> bool:
 
 
 def row_sums(a: MeasuredAttention, inputs: AttentionInputs) -> Tensor:
-    """Return the output for V = 1, which is the sum of the attention weights of each row."""
+    """Return the output if all values are 1, which is the sum of the attention weights of each row."""
     return a(replace(inputs, v=torch.ones_like(inputs.v))).detach()
 
 
 def _has_sink(a: MeasuredAttention, inputs: AttentionInputs) -> bool:
-    """Return whether an attention sink (an extra score for all queries) explains weights that do not sum to 1."""
+    """Return whether an attention sink explains weights that do not sum to 1.
+
+    A sink is an extra score in the softmax, with no key and no value.
+    """
     with_sink = replace(a, declared=replace(a.declared, sink=True))
     try:
         return max_error(a(inputs).detach(), with_sink.reference(inputs)) <= 1e-4
@@ -269,7 +275,7 @@ def batch_mixed(a: MeasuredAttention) -> Failure | None:
     Changing q, k and v of one batch entry does not change the outputs of the other entries.
 
     Usual causes: a mean, norm or softmax over axis 0; reshape(b * n, ...) in the wrong order; batch_first=True
-    missing, or another layout than (b h n c)
+    missing; inputs whose axes are not (batch, head, position, width)
     """
     found, layout = _find_mixing(a, 0, "batch entry", QKV), a.probe.other_layout
     if found is None or not layout:
@@ -285,7 +291,8 @@ def heads_mixed(a: MeasuredAttention) -> Failure | None:
 
     Changing q, k and v of one head does not change the outputs of the other heads.
 
-    Usual causes: reshape(b, h, n, c) in place of view(b, n, h, c).transpose(1, 2), or the same on the way back
+    Usual causes: reshape(b, h, n, c) in place of view(b, n, h, c).transpose(1, 2), or the same mistake where the heads
+    are joined
     """
     return _find_mixing(a, 1, "head", QKV)
 
@@ -314,9 +321,9 @@ def q_and_k_swapped(a: MeasuredAttention) -> Failure | None:
 
 
 def _residual(weights: Tensor, products: Tensor) -> float:
-    """Fit log(weights) as a multiple of the products q . k, both centred per row; return the relative residual.
+    """Fit log(weights) by a multiple of the products q . k, both with mean zero in each row.
 
-    The result is 1 if the fitted factor is not positive.
+    Returns the residual norm divided by the norm of the log(weights), or 1 if the fitted factor is not positive.
     """
     visible = weights > 0
     logs = torch.where(visible, weights, 1.0).double().log()
@@ -341,8 +348,9 @@ def queries_mixed(a: MeasuredAttention) -> Failure | None:
 def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str, ...]) -> Failure | None:
     """Change the last entry along an axis; return a failure if outputs of other entries change, else None.
 
-    name     name of an entry of the axis, such as "head", for the description
-    changed  which of q, k and v to change
+    axis     axis of q, k and v: 0 for the batch, 1 for heads, 2 for positions
+    name     what an entry of this axis is called in the description, such as "head"
+    changed  names of the tensors to change, among q, k and v
     """
     inputs, last = a.random_inputs(5, 5, b=3), f"[{':, ' * axis}-1]"
     if inputs.q.shape[axis] < 2:
@@ -368,7 +376,7 @@ def _find_mixing(a: MeasuredAttention, axis: int, name: str, changed: tuple[str,
 def batch_size(a: MeasuredAttention) -> Failure | None:
     """An output does not depend on the size of the batch.
 
-    Nine sequences give the same outputs in one batch as one at a time, up to rounding.
+    Nine sequences give the same outputs in one batch as in nine calls with one sequence each, up to rounding.
 
     Usual causes: another code path for large batches, padding to a common size, statistics over the batch
     (transformers#26869)
@@ -403,8 +411,8 @@ def _same_in_batch(dtype: torch.dtype, together: Tensor, alone: Tensor) -> bool:
 def memory_ignored(a: MeasuredAttention) -> Failure | None:
     """In cross-attention, keys and values come from the other sequence that is passed to the layer.
 
-    If a layer takes a memory besides x, keys and values are computed from the memory: outputs change with the
-    memory, and no row of the output changes with another row of x.
+    If a layer takes a second sequence (the memory) besides its input x, keys and values are computed from the memory:
+    outputs change with the memory, and no row of the output changes with another row of x.
 
     Usual causes: context = x, or k or v projected from x: the memory is not passed on
     """
@@ -431,7 +439,7 @@ def memory_ignored(a: MeasuredAttention) -> Failure | None:
 
 
 def memory_argument(a: MeasuredAttention) -> str | None:
-    """Return the argument of a self-attention layer that takes another sequence as keys and values, or None."""
+    """Return the argument of a layer, besides its input x, that takes another sequence for keys and values, or None."""
     probe = a.probe
     name = a.find_parameter(MEMORIES)
     if name is None or probe.module is None or known_projections(probe.module) is None or "b n" not in probe.layout:
@@ -450,8 +458,9 @@ def memory_argument(a: MeasuredAttention) -> str | None:
 def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple[Any, list[str]]:
     """Execute lines of Python code that call a layer with a memory.
 
-    In the lines, `module` is the layer and `x` is a random sequence. The memory is a longer random sequence.
-    Returns the value that the last line assigns, and all lines including those that create the inputs.
+    In the lines, `module` is the layer and `x` is a random input. The memory is a longer random sequence, from which
+    keys and values should be computed. Returns the value that the last line assigns, and all lines including those that
+    create the inputs.
 
     name  name of the memory, as an argument of the layer and as a variable in the lines
     """
@@ -475,9 +484,10 @@ def _run_with_memory(a: MeasuredAttention, name: str, lines: list[str]) -> tuple
 
 
 def all_ones(x: Tensor) -> bool:
-    """Return whether all entries are 1 up to 1e-4; zeros and NaN, from rows that see no key, are ignored.
+    """Return whether all entries are 1, with an error of at most 1e-4.
 
-    The result is False if there are no other entries.
+    Zeros and NaN, which rows without a visible key give, are ignored. The result is False if there are no other
+    entries.
     """
     known = x[~x.isnan() & (x != 0)].double()
     return bool(((known - 1).abs() < 1e-4).all()) and bool(len(known))

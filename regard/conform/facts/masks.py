@@ -45,7 +45,7 @@ def require_working_mask(a: MeasuredAttention) -> MaskArgument:
 def random_mask(a: MeasuredAttention, inputs: AttentionInputs) -> AttentionInputs:
     """Return the inputs with a random mask under which every row sees a key.
 
-    The mask differs along those of the axes batch, head and query that the mask argument supports.
+    The mask differs between batch entries, heads and queries, as far as the mask argument has these axes.
     """
     b, h, i, j = inputs.pair_shape
     source, axes = torch.Generator().manual_seed(a.declared.seed + 5), require_mask_argument(a).axes
@@ -62,9 +62,10 @@ def detect_wrong_output(
     most: float = 1e-3,
     tested: AttentionUnderTest | None = None,
 ) -> Violation | None:
-    """Return a violation if the output differs from the expected output by `most` or more, else None.
+    """Return a violation if the output differs from the expected output, else None.
 
     words   describes the violation
+    most    smallest absolute difference that is a violation
     tested  the attention to call; None is `a`
     """
     expected, got = a.reference(inputs), (tested or a)(inputs).detach()
@@ -77,8 +78,9 @@ def mask_ignored(a: MeasuredAttention) -> Failure | None:
 
     A key that the mask hides has a weight of exactly zero. Column 1 of the mask hides key 1, not query 1.
 
-    Usual causes: the mask is not passed on, a mask of 1 and 0 is multiplied with the scores or added to them, or it
-    is combined with another mask by OR in place of AND; mask.transpose(-2, -1), (b j) expanded to [:, :, None]
+    Usual causes: the mask is not passed on; a mask of 1 and 0 is multiplied with the scores or added to them; the mask
+    is combined with another mask by OR in place of AND; the axes of queries and keys are exchanged, as in
+    mask.transpose(-2, -1), or in mask[:, :, None] for a mask of shape (b, j)
     """
     argument = require_mask_argument(a)
     if argument.polarity == "transposed":
@@ -99,7 +101,7 @@ def _hides_key_one(
 ) -> Failure:
     """Return the failure of an attention that does not obey a mask hiding key 1.
 
-    The example shows the weights for zero queries.
+    The example shows the attention weights for queries of zero.
 
     words     describes the failure
     argument  the mask argument to use; None uses the mask argument of the attention
@@ -137,7 +139,8 @@ def boolean_mask_added(a: MeasuredAttention) -> Failure | None:
 def mask_polarity_fact(a: MeasuredAttention) -> Failure | None:
     """Whether True means visible or hidden is a convention.
 
-    True means keep (SDPA, flex) or drop (nn.MultiheadAttention), as declared; keep is expected by default.
+    True means that a key is visible (keep, as in SDPA and FlexAttention) or hidden (drop, as in nn.MultiheadAttention),
+    as the options declare. Without a declaration, keep is expected.
 
     Usual causes: a mask made for the other convention; a missing or extra ~mask (pytorch#170400)
     """
@@ -164,10 +167,12 @@ def masked_outputs(a: MeasuredAttention) -> Failure | None:
     """With a mask the output is the weighted mean of the visible values, for every query and sequence.
 
     Under a random mask, which differs along all axes of the mask, the error of the output compared with float64 is at
-    most twice the error of the naive method, plus one ulp.
+    most twice the error of the naive method (attention by its definition, in the dtype of the inputs), plus one unit in
+    the last place.
 
-    Usual causes: mask[..., :1, :], mask[0] or mask[:, 0]; heads and batch entries flattened in the other order; a mask
-    applied after the softmax, transposed, or used only if i = j
+    Usual causes: the mask of one query, sequence or head used for all, as in mask[..., :1, :], mask[0] or mask[:, 0];
+    heads and batch entries flattened in the other order; a mask applied after the softmax, transposed, or used only if
+    there are as many queries as keys
     """
     require_working_mask(a)
     # several blocks of a fast kernel are tested with few queries, if that is possible
@@ -202,9 +207,9 @@ def _detect_masked(a: MeasuredAttention, inputs: AttentionInputs) -> Violation |
 def additive_mask_scaled(a: MeasuredAttention) -> Failure | None:
     """An additive mask is added to the scores unchanged.
 
-    An additive mask of finite numbers is added to scale q . k: it is neither scaled nor clamped.
+    An additive mask of finite numbers is added to scale * q . k. The mask itself is neither scaled nor clamped.
 
-    Usual causes: (q . k + mask) / sqrt(c) in place of q . k / sqrt(c) + mask, so that biases are too small
+    Usual causes: (q . k + mask) / sqrt(c) in place of q . k / sqrt(c) + mask, so that the added numbers are too small
     """
     argument = replace(require_working_mask(a), values="additive")
     inputs = a.random_inputs(5, 5, b=1, h=1, causal=False).neutral()
@@ -281,8 +286,8 @@ def _require_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> None:
 def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
     """A query that sees no key does not make gradients NaN.
 
-    If a row is fully masked, no gradient of q, k or v is NaN. (nan_to_num on the output removes NaN only from the
-    forward pass.)
+    If a row is fully masked, the gradients of q, k and v contain no NaN. (nan_to_num on the output removes NaN from the
+    forward pass only.)
 
     Usual causes: softmax(-inf, ...) followed by nan_to_num or where (pytorch#103749)
     """
@@ -303,7 +308,10 @@ def fully_masked_row_gradient(a: MeasuredAttention) -> Failure | None:
 
 
 def _hidden_from_all(inputs: AttentionInputs) -> Tensor:
-    """Return a Boolean mask (b, 1, j, 1) of the keys that no query sees, to be applied to k and v."""
+    """Return a Boolean mask of the keys that no query sees, to be applied to k and v.
+
+    The mask has the shape (b, 1, j, 1).
+    """
     assert inputs.visible is not None
     return ~inputs.visible.any(2)[:, :1, :, None]
 
@@ -314,11 +322,11 @@ def _hidden_from_all(inputs: AttentionInputs) -> Tensor:
     explained_by="masked-outputs mask-ignored fully-masked-row gradients",
 )
 def masked_gradient(a: MeasuredAttention) -> Failure | None:
-    """A key that is not seen gets no gradient.
+    """A key that no query sees gets no gradient.
 
-    A key that no query sees gets gradients of exactly zero in k and v.
+    If a mask hides a key from all queries, the gradients of k and v are exactly zero at this key.
 
-    Usual causes: a backward pass without the mask; a finite mask value
+    Usual causes: a backward pass without the mask; a finite mask value in place of -inf
     """
     require_working_mask(a)
     inputs = hide_later_half(a.random_inputs(5, 5, b=1, causal=False, dtype=torch.float32))
@@ -339,11 +347,11 @@ def masked_gradient(a: MeasuredAttention) -> Failure | None:
 def nan_in_masked_input(a: MeasuredAttention) -> Failure | None:
     """A hidden key or value may contain anything, even NaN.
 
-    NaN in a key or value that the mask hides from all queries reaches no output, unless masked_nan='propagates' is
-    declared.
+    If a mask hides a key from all queries, NaN in this key or its value reaches no output, unless
+    masked_nan='propagates' is declared.
 
     Usual causes: weight 0 times NaN is NaN (pytorch#101967); the mask is added to the scores (NaN - inf is NaN) in
-    place of replacing them; padding and unused cache slots hold anything
+    place of replacing them; padding and unused cache slots, which may hold any number
     """
     require_working_mask(a)
     if a.declared.masked_nan == "propagates":
@@ -371,11 +379,11 @@ def _masked_nan(a: MeasuredAttention, name: str, what: str, grade: str) -> Failu
 
 @fact(FACTS, "causal-with-mask", explained_by="causality")
 def causal_with_mask(a: MeasuredAttention) -> Failure | None:
-    """With a causal mask and another mask, both hold.
+    """With a causal mask and another mask, a key that either of them hides is hidden.
 
-    If a mask is passed too, the causal argument still hides later keys, or the call raises an error.
+    If a mask is passed together with the causal argument, later keys are still hidden, or the call raises an error.
 
-    Usual causes: if mask is not None: ... else: causal (pytorch#118972, x-transformers)
+    Usual causes: a causal mask that is applied only if no mask is passed (pytorch#118972, x-transformers)
     """
     argument = require_working_mask(a)
     if not a.uses_causal_argument and not a.declared.causal:
@@ -405,7 +413,7 @@ def causal_with_mask(a: MeasuredAttention) -> Failure | None:
 def padding_leaks(a: MeasuredAttention) -> Failure | None:
     """Padding does not change the output of real tokens.
 
-    Padded keys and values change no output row of a real token.
+    Keys and values at padded positions do not change the output rows of real tokens.
 
     Usual causes: the padding mask is used for the first sequence or layer only, is inverted, or is dropped if a
     causal mask is there
@@ -427,9 +435,10 @@ def padding_leaks(a: MeasuredAttention) -> Failure | None:
 def packed_documents_leak(a: MeasuredAttention) -> Failure | None:
     """Documents that are packed into one row do not see each other.
 
-    With document ids, no row sees a key of another document.
+    If document ids are passed, no query sees a key of another document.
 
-    Usual causes: ids not passed on, compared along one axis only, or only the boundaries reset (transformers#46634)
+    Usual causes: ids not passed on, ids compared along one axis only, or a reset only at the boundaries of documents
+    (transformers#46634)
     """
     name = a.find_parameter(DOCUMENT_NAMES)
     if name is None:

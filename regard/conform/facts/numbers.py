@@ -67,7 +67,7 @@ def accepted_shapes(a: MeasuredAttention) -> list[dict[str, Any]]:
 
 
 def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
-    """Return a violation if the error of the output exceeds the tolerance, else None."""
+    """Return a violation if the error of the output, compared with float64, exceeds the tolerance, else None."""
     expected = a.expected(inputs)
     reference = expected.reference(inputs)
     got = a(inputs).detach()
@@ -92,8 +92,9 @@ def detect_error(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | N
 
 
 def _rounded_frequencies(expected: ExpectedAttention, inputs: AttentionInputs, got: Tensor, most: float) -> str:
-    """Return a description of the error if rotary frequencies in half precision explain the outputs, else "".
+    """Return a description of the error if it comes from rotary frequencies in half precision, else "".
 
+    got   the outputs of the attention
     most  the largest allowed error of the outputs
     """
     if expected.rotation is None:
@@ -117,7 +118,7 @@ def off_by(error: float, most: float) -> str:
 def one_key(a: MeasuredAttention) -> Failure | None:
     """With a single key the output is the value of this key.
 
-    A call with i = j = 1 works, and a single key has weight 1.
+    A call with one query and one key works, and the key has weight 1.
 
     Usual causes: squeeze() without an axis, a loop that starts at 1, a variance over one number
     """
@@ -140,10 +141,10 @@ def one_key(a: MeasuredAttention) -> Failure | None:
 def outputs(a: MeasuredAttention) -> Failure | None:
     """The output is the weighted mean of the values.
 
-    The error of the output compared with float64 is at most twice the error of the naive method in the same dtype, plus
-    one ulp.
+    The error of the output compared with float64 is at most twice the error of the naive method (attention by its
+    definition, in the dtype of the inputs), plus one unit in the last place.
 
-    Usual causes: an approximation, accumulation in lower precision, or a fault that has no name of its own here
+    Usual causes: an approximation, sums accumulated in lower precision, or a mistake that no other fact tests
     """
     calls = [(a.dtype, sizes) for sizes in accepted_shapes(a) if sizes not in KERNEL_SHAPES]
     calls += [(torch.float32, sizes) for sizes in accepted_shapes(a)]
@@ -156,9 +157,9 @@ def outputs(a: MeasuredAttention) -> Failure | None:
 def gradient_mode(a: MeasuredAttention) -> Failure | None:
     """The output is the same with and without autograd.
 
-    The output is the same under torch.no_grad(), with q, k and v that require gradients, and in an ordinary call.
+    The output is the same under torch.no_grad(), with inputs that require gradients, and with inputs that do not.
 
-    Usual causes: a fused path that is taken only without gradients and computes something else (pytorch#97111)
+    Usual causes: a fused kernel that is used only without gradients and computes something else (pytorch#97111)
     """
 
     def without(call: CallWriter) -> list[str]:
@@ -176,9 +177,10 @@ def gradient_mode(a: MeasuredAttention) -> Failure | None:
 
 @fact(FACTS, "rotary-precision", grade=INEXACT, explained_by="outputs output-dtype")
 def rotary_precision(a: MeasuredAttention) -> Failure | None:
-    """Rotary angles need enough digits, otherwise positions far from the start look alike.
+    """Rotary angles need enough digits, because otherwise positions far from the start have the same angles.
 
-    Rotary phases are float32 at least, whatever the dtype of q: positions 200 and 201 differ in bfloat16 too.
+    Rotary angles are computed in float32 or float64, whatever the dtype of q. For example, positions 200 and 201 have
+    different angles also if q is bfloat16.
 
     Usual causes: positions or frequencies cast to the dtype of the model (transformers#25681)
     """
@@ -199,8 +201,8 @@ def rotary_precision(a: MeasuredAttention) -> Failure | None:
 def half_precision(a: MeasuredAttention) -> Failure | None:
     """With half-precision inputs, sums are still computed in higher precision.
 
-    In bfloat16 and float16, the error compared with float64 is at most twice the error of the naive method in that
-    dtype.
+    In bfloat16 and float16, the error compared with float64 is at most twice the error of the naive method (attention
+    by its definition, in the same dtype), plus one unit in the last place.
 
     Usual causes: sums of products or of weights accumulated in half precision; scores rounded several times
     """
@@ -218,8 +220,8 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
 
     A hidden key with score 0 has a weight of exactly zero even if every visible score is -3e5 or -1e10.
 
-    Usual causes: masked_fill(-1e9) or -1e4 in place of -inf, or adding (1 - mask) * -1e4: a hidden key beats visible
-    scores below that (TransformerLens#385)
+    Usual causes: masked_fill with -1e9 or -1e4 in place of -inf, or adding (1 - mask) * -1e4, so that a hidden key gets
+    more weight than visible keys with lower scores (TransformerLens#385)
     """
     hides = a.band is not None and (a.band.before is not None or a.band.after is not None)
     mask = a.mask if a.mask is not None and a.mask.works else None
@@ -252,7 +254,10 @@ def finite_mask_value(a: MeasuredAttention) -> Failure | None:
         calls += [_mark_keys(hidden, slice(3, None))]
 
     def scaled(inputs: AttentionInputs, size: float) -> AttentionInputs:
-        """Return the inputs with constant q and k: scores are 0 for the marked keys and about -size for the others."""
+        """Return the inputs with constant q and k.
+
+        Scores are 0 for keys with a nonzero value, and about -size for the other keys.
+        """
         root = (size / (inputs.q.shape[-1] * max(a.scale(inputs), 1e-9))) ** 0.5
         marked = (inputs.v != 0).any(-1, keepdim=True)
         k = torch.full_like(inputs.k, root).masked_fill(marked, 0.0)
@@ -300,7 +305,7 @@ def _detect_extreme(a: MeasuredAttention, words: str, inputs: AttentionInputs) -
 def extreme_scores(a: MeasuredAttention) -> Failure | None:
     """If one score is far larger than the others, the output is the value of that key.
 
-    Scores of 1e4 and of 1e7 give what float64 gives, up to the rounding of float32 scores.
+    Scores of 1e4 and of 1e7 in float32 give the output that float64 gives, up to the rounding of the scores.
 
     Usual causes: scores clamped or capped, a temperature or epsilon added to the sum
     """
@@ -320,11 +325,11 @@ def extreme_scores(a: MeasuredAttention) -> Failure | None:
 def overflow(a: MeasuredAttention) -> Failure | None:
     """Large scores do not overflow: weights stay between 0 and 1.
 
-    Scores of 1e4 in float32, scores of about -1e3 for all keys, and scores of 40 and 4e4 in float16 give what float64
-    gives. In the last case, q . k exceeds the largest float16 number before it is scaled.
+    Scores of 1e4 in float32, scores of about -1e3 for all keys in float32, and scores of 40 and of 4e4 in float16 give
+    the output that float64 gives. With scores of 4e4, q . k exceeds the largest float16 number before it is scaled.
 
-    Usual causes: exp(scores) without subtracting the maximum of the row, or a running maximum that starts at 0 in
-    place of -inf; (q @ k.mT) * scale in float16, in place of (q * scale) @ k.mT
+    Usual causes: exp(scores) without subtracting the maximum of the row; a running maximum that starts at 0 in place of
+    -inf; (q @ k.mT) * scale in float16, in place of (q * scale) @ k.mT
     """
     low = _scale_scores(a, torch.float32, 1e3)
     low = low.with_tensors(q=low.q.abs(), k=-low.k.abs())
@@ -349,7 +354,7 @@ def with_gradients(inputs: AttentionInputs) -> AttentionInputs:
 def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs) -> dict[str, Tensor]:
     """Return the gradients of q, k and v by name, for a fixed gradient of the output.
 
-    run  function that computes the output
+    run  function that computes the output, such as the attention or its float64 reference
     """
     leaves = with_gradients(inputs)
     out = run(leaves)
@@ -365,7 +370,7 @@ def gradients(run: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs)
 
 
 def gradient_lines(name: str) -> WriteLines:
-    """Return a function that returns lines of Python code, which compute the gradient of q, k or v.
+    """Return a function that writes Python code, which computes the gradient of the output with respect to q, k or v.
 
     name  "q", "k" or "v"
     """
@@ -402,11 +407,11 @@ def _detect_gradients(a: MeasuredAttention, inputs: AttentionInputs) -> Violatio
 def gradients_of_inputs(a: MeasuredAttention) -> Failure | None:
     """The gradients of q, k and v are the derivatives of the output.
 
-    The error of the gradients of q, k and v compared with float64 is at most three times the error of the naive method,
-    plus one ulp.
+    The error of the gradients of q, k and v compared with float64 is at most three times the error of the naive method
+    (attention by its definition, in the dtype of the inputs), plus one unit in the last place.
 
-    Usual causes: q, k or v detached or cast; a hand-written backward pass (pytorch#158212, #146377); shared key heads
-    whose query heads are not all summed; weights dropped or masked forward and not backward
+    Usual causes: q, k or v detached or cast; a hand-written backward pass (pytorch#158212, #146377); gradients of
+    a shared key head that are not summed over all its query heads; weights dropped or masked in the forward pass only
     """
     if not a.has_gradients:
         raise NotApplicableError("its output has no gradient")
@@ -425,9 +430,10 @@ def gradients_of_inputs(a: MeasuredAttention) -> Failure | None:
 def dropout(a: MeasuredAttention) -> Failure | None:
     """Dropout scales the weights that it keeps, so that the mean output stays the same.
 
-    With dropout p, or in train(), a fraction p of weights is zero and the others are divided by 1 - p.
+    With dropout probability p, a fraction p of the weights is zero and the others are divided by 1 - p. In a module
+    with dropout this holds after train().
 
-    Usual causes: weights dropped without scaling, dropout on scores, values or the output, or on whole keys
+    Usual causes: weights dropped without scaling the others; dropout of scores, values, outputs or whole keys
     """
     name = a.dropout_argument
     if name is None:
@@ -485,10 +491,10 @@ def _dropout_changes(a: MeasuredAttention, inputs: AttentionInputs, keywords: di
 
 
 def _training_dropout(a: MeasuredAttention) -> Failure | None:
-    """Test dropout in training mode of a module whose dropout probability is unknown.
+    """Test the dropout of a module in training mode if its dropout probability is unknown.
 
-    Returns a failure if the fraction of dropped weights and the scale of the kept weights do not belong to one
-    dropout probability, else None.
+    Returns None if one probability p explains both the fraction of dropped weights, which is p, and the scale of the
+    kept weights, which is 1 / (1 - p). Otherwise returns a failure.
     """
     found = a.measurement().dropout
     if found is None:
@@ -522,7 +528,7 @@ def train_and_eval(a: MeasuredAttention) -> Failure | None:
 
     A module with dropout 0 gives the same numbers after train() and after eval().
 
-    Usual causes: a fast path that is taken in eval() only and computes something else (pytorch#97111)
+    Usual causes: a fast path that is used in eval mode only and computes something else (pytorch#97111)
     """
     module = a.probe.module
     if module is None:
@@ -561,7 +567,7 @@ def _train_lines(call: CallWriter) -> list[str]:
 def compiled(a: MeasuredAttention) -> Failure | None:
     """torch.compile does not change the output.
 
-    torch.compile with backend="aot_eager" gives the numbers of the plain call.
+    After torch.compile with backend="aot_eager" a call gives the same output as without torch.compile.
 
     Usual causes: a branch on torch.compiler.is_compiling(), Python state read while tracing
     """

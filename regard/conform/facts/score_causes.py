@@ -31,7 +31,7 @@ def name_score_cause(a: MeasuredAttention) -> str:
 
 
 def share_without_weight(a: MeasuredAttention) -> float:
-    """Return the fraction of query-key pairs whose weight is zero although the definition gives a nonzero weight."""
+    """Return the fraction of query-key pairs whose weight is zero although the expected weight is more than 1e-6."""
     found = a.weights(a.random_inputs(7, 7, b=1))
     expected = _weights(a, a.scale(a.random_inputs(7, 7, b=1)))
     wrong = (found == 0) & (expected > 1e-6)
@@ -41,8 +41,8 @@ def share_without_weight(a: MeasuredAttention) -> float:
 def _clamped_ends(a: MeasuredAttention) -> str:
     """Return where scores are clamped: "below", "above", "below and above", or "" if they are not clamped.
 
-    Scores are clamped below (above) if at least two keys share the lowest (highest) weight in the last row of
-    every head.
+    Scores count as clamped below if, in the last row of every head, at least two keys have the lowest weight. They
+    count as clamped above if at least two keys have the highest weight.
     """
     inputs = a.random_inputs(11, 11, b=1)
     weights = a.weights(inputs.with_tensors(q=20 * inputs.q)).double()[..., -1, :]
@@ -56,7 +56,7 @@ def _clamped_ends(a: MeasuredAttention) -> str:
 
 
 def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h i j"]]]:
-    """Yield possible mistakes in computing scores: a description, and the attention weights that result."""
+    """Yield usual mistakes in computing scores: a description of each, and the attention weights that it gives."""
     inputs = a.random_inputs(7, 7, b=1)
     scale = a.expected_scale(inputs)
     yield "the softmax is applied twice", _weights(a, scale).softmax(-1)
@@ -87,7 +87,10 @@ def _hypotheses(a: MeasuredAttention) -> Iterator[tuple[str, Float[Tensor, "1 h 
 
 
 def _wrong_phases(rotation: Rotation) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield possible mistakes in the phases of a rotation: a description, and the cosines and sines (7, width)."""
+    """Yield usual mistakes in rotary angles: a description of the mistake, and the wrong cosines and sines.
+
+    Both tensors have the shape (7, width), for positions 0 to 6.
+    """
     frequencies, positions = torch.tensor(rotation.frequencies, dtype=torch.float64), torch.arange(7.0)
     angles = positions[:, None].double() * frequencies
     halves, neighbours = torch.cat((angles, angles), -1), angles.repeat_interleave(2, -1)
@@ -104,7 +107,10 @@ def _wrong_phases(rotation: Rotation) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _rotate(rotation: Rotation, x: Float[Tensor, "b h n c"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b h n c"]:
-    """Return x after a rotary embedding with the given cosines and sines (n, c), in the pairing of `rotation`."""
+    """Return x after a rotary embedding with the given cosines and sines, in the pairing of `rotation`.
+
+    Both tensors have the shape (n, c), for n positions.
+    """
     a, b = rotation.pairs()
     turned = torch.empty_like(x)
     turned[..., a], turned[..., b] = -x[..., b], x[..., a]
@@ -125,9 +131,10 @@ def _prepare_inputs(a: MeasuredAttention) -> tuple[Tensor, Tensor, Tensor]:
 def _weights(
     a: MeasuredAttention, scale: float, q: Tensor | None = None, k: Tensor | None = None
 ) -> Float[Tensor, "1 h i j"]:
-    """Return the attention weights of q and k under the measured mask and bias.
+    """Return the attention weights of q and k with the measured mask and bias.
 
-    q, k  if they are None, random inputs with the measured rotary embedding are used
+    scale  factor of q . k
+    q, k   queries and keys after rotary embedding; None for random ones with the measured rotary embedding
     """
     expected = a.expected(a.random_inputs(7, 7, b=1))
     if q is None or k is None:
