@@ -1,4 +1,4 @@
-"""The folder of a run. Its run.json has the recipe, settings and data, and is checked when a run starts or resumes."""
+"""The folder of a run. Its run.json has the recipe, settings and a hash of the data; a resumed run must have the same."""
 
 import hashlib
 import json
