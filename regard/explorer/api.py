@@ -1,7 +1,8 @@
 """The web server of the explorer (FastAPI): the page, and the computations that need Python.
 
-Without a token, the server accepts only connections from this machine. The Host header of a request must be an allowed
-host, and the request must come from the explorer's own page: requests from other web pages are refused.
+`regard explore` requires a secret token, unless it listens on an address that only this machine can reach. The Host
+header of a request must be an allowed host, and the request must come from the explorer's own page: requests from other
+web pages are refused.
 """
 
 import asyncio

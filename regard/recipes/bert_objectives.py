@@ -206,8 +206,8 @@ def mask_words(
 ) -> PretrainingExample:
     """Mask words of an example for masked language modelling; `words` of the result has the tokens to predict.
 
-    Each word is chosen with probability `share`; at least one is chosen. Of the chosen words about 80 % are
-    replaced by the mask token, 10 % by a random token, and 10 % are kept.
+    A word is any token that is not special. Each word is chosen with probability `share`; at least one is chosen. Of
+    the chosen words about 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept.
     """
     maskable = (example.tokens >= len(SPECIAL)).nonzero().flatten()
     chosen = maskable[torch.rand(len(maskable), generator=draws) < share]
@@ -374,6 +374,9 @@ def score_answers(answers: Int[Tensor, "records m"], truth: Int[Tensor, "records
 
     Answers in one row were made from the same sentence pair and are not independent, so the interval is
     computed from the variation between rows.
+
+    answers  predicted class of each example
+    truth    correct class of each example; where it is IGNORED, the answer does not count
     """
     labelled = truth != IGNORED
     hits, sizes = ((answers == truth) & labelled).sum(1).double(), labelled.sum(1).double()
@@ -409,7 +412,7 @@ def _matching_indices(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "
 
 
 def _predict(objective: str, out: BERTOutput, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-    """Return the predictions of the model for an objective, and the labels."""
+    """Return the predicted classes of a batch of examples of one objective, and the labels."""
     if len(batch.choices):
         fits = half_similarity(out, batch)
         return fits.argmax(-1), _matching_indices(fits)

@@ -57,8 +57,8 @@ class BirthplaceSettings:
     phrase_share         fraction of masked spans that are a whole capitalised phrase, in pretraining
     question_share       fraction of questions among the examples of pretraining
     self_training_share  fraction of questions among the examples of self-training
-    reading_share        fraction of the examples of pretraining that are a question after the text with its answer
-                         (reading comprehension)
+    reading_share        fraction of the examples of pretraining in which a question follows the text that contains its
+                         answer (reading comprehension)
     counterfactuals      number of copies of each reading-comprehension question in which another name replaces the
                          correct answer in the text and becomes the answer. The model then has to read the answer from
                          the text
@@ -351,7 +351,7 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Return metrics: exact-match accuracies, the fraction of questions that are answered, and the accuracy of these.
+    """Return metrics: exact-match accuracies, the fraction of answered questions, and the accuracy on these.
 
     A question is answered if the confidence of the model reaches the calibrated threshold.
     """

@@ -105,7 +105,7 @@ class QuestionAnswerer:
     def learn(
         self, location: RunLocation, steps: int = LEARNING_STEPS, lr: float = 3e-4
     ) -> tuple[list[StoredFact], dict[str, float]]:
-        """Train the model on the stored facts and save it; return the facts it now answers correctly, and the metrics.
+        """Train the model on the stored facts and save it; return the new facts it answers correctly, and the metrics.
 
         Texts and questions of earlier training are mixed in, so that the model does not forget them.
         """
