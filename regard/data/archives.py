@@ -20,7 +20,9 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 class Archive:
     """The files of a folder or of a tar archive.
 
+    path     the folder or the archive
     members  for each file name, the path of the file inside the folder or archive
+    tar      bytes of the archive, decompressed; empty for a folder
     """
 
     path: Path

@@ -33,7 +33,9 @@ class BirthplaceQuestion:
 
 @dataclass(frozen=True)
 class Birthplaces:
-    """The birthplaces data set: biographies, the person each is about, and questions for training and development.
+    """The birthplaces data set: biographies, and questions for training and development.
+
+    subjects  for each biography in `documents`, the name of the person that it is about
 
     >>> question = BirthplaceQuestion("Where was Ada born?", "London")
     >>> len(Birthplaces(("Ada was born in London.",), ("Ada",), (question,), ()).documents)

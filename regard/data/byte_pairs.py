@@ -43,9 +43,9 @@ CHARACTER_TO_BYTE = {character: byte for byte, character in BYTE_TO_CHARACTER.it
 
 @dataclass(frozen=True)
 class BytePairTokenizer(JSONTokenizer):
-    """A tokenizer with byte pair encoding (BPE). Special tokens have the ids from 0 on, all other tokens follow.
+    """A tokenizer with byte pair encoding (BPE). The ids of special tokens begin at 0, all other tokens follow.
 
-    symbols  the tokens before any merge: bytes or characters
+    symbols  the tokens before any merge: bytes (each written as one printable character) or characters
     merges   the merged pairs of tokens, in the order in which they were learned
     special  names of special tokens
     words    False: tokens are made of bytes, and decoding restores the text exactly. True: tokens are made of
@@ -84,7 +84,8 @@ class BytePairTokenizer(JSONTokenizer):
         vocab            maximum number of tokens, special ones included; small texts give fewer
         special          names of special tokens
         words            whether tokens are made of characters instead of bytes, as described in the class
-        replace_unknown  with words=True: encode unknown characters as the replacement character instead of raising
+        replace_unknown  with words=True: encode unknown characters as the replacement character U+FFFD. If False,
+                         they raise DataError
         """
         from tokenizers import Tokenizer, models, trainers
 
@@ -125,7 +126,7 @@ class BytePairTokenizer(JSONTokenizer):
     def pieces(self) -> tuple[str, ...]:
         """The text of each token except special tokens, in the order of the ids.
 
-        Different merges that give the same text make one token.
+        If different merges give the same text, this text is one token.
         """
         return tuple(dict.fromkeys([*self.symbols, *(left + right for left, right in self.merges)]))
 
@@ -153,7 +154,7 @@ class BytePairTokenizer(JSONTokenizer):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """A readable name of each token.
+        """A readable name of each token, in the order of the ids.
 
         </w> marks the end of a word. Bytes that are not valid UTF-8 are shown in hexadecimal, such as <0xFF>.
         """
@@ -214,16 +215,16 @@ def _word_symbols(texts: Sequence[str], replace_unknown: bool) -> tuple[str, ...
 
 
 def _placeholders(symbols: Sequence[str]) -> dict[str, str]:
-    """Return a private-use Unicode character, different from all symbols, for each symbol that ends a word."""
+    """Return a dict from each symbol that ends a word to a private-use Unicode character that is no symbol."""
     taken = set(symbols)
     free = (chr(code) for code in range(0xF0000, 0x110000) if chr(code) not in taken)
     return {symbol: next(free) for symbol in symbols if symbol.endswith(WORD_END)}
 
 
 def _replace_word_ends(text: str, ends: Mapping[str, str]) -> str:
-    """Replace the last character of each word by the placeholder that `_placeholders` returned for its symbol.
+    """Replace the last character of each word by a placeholder.
 
-    ends  placeholder of each symbol that ends a word
+    ends  dict from each symbol that ends a word to its placeholder, as `_placeholders` returns it
     """
     return WORD_END.join(word[:-1] + ends[word[-1] + WORD_END] for word in text.split(WORD_END)) if text else ""
 

@@ -19,8 +19,11 @@ from regard.data.tokenizers import (
 class CharacterTokenizer(JSONTokenizer):
     """A character tokenizer: one token for each character of an alphabet, after the special tokens.
 
-    If the alphabet contains the replacement character, characters outside the alphabet are encoded as the replacement
+    If the alphabet contains the replacement character U+FFFD, characters outside the alphabet are encoded as this
     character. Otherwise they raise DataError.
+
+    alphabet  the characters, in the order of their ids
+    special   names of special tokens, which have the ids from 0
 
     >>> CharacterTokenizer.from_texts("abba").encode("ab")
     [0, 1]
@@ -39,7 +42,8 @@ class CharacterTokenizer(JSONTokenizer):
     def from_texts(*texts: str, special: tuple[str, ...] = (), replace_unknown: bool = False) -> "CharacterTokenizer":
         """Return a tokenizer with all characters of the texts, sorted.
 
-        replace_unknown  add the replacement character, which stands for all other characters
+        special          names of special tokens
+        replace_unknown  add the replacement character U+FFFD, as which all other characters are encoded
         """
         seen = set().union(*texts) | ({REPLACEMENT} if replace_unknown else set())
         if not seen:
@@ -56,7 +60,7 @@ class CharacterTokenizer(JSONTokenizer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A readable name of each token."""
+        """A readable name of each token, in the order of the ids."""
         return (*map(format_special, self.special), *self.alphabet)
 
     def token(self, name: str) -> int:

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 in their original formats: binary files and Python batches.
 
 A binary record begins with one label byte (CIFAR-10), or a byte for the coarse and one for the fine label (CIFAR-100).
-3072 bytes of pixels follow: red, then green, then blue, each row by row. Python batches are pickles, which are read
-without running any code.
+3072 bytes of pixels follow: red, then green, then blue, each row by row. Python batches are pickle files, which are
+read without running code from them.
 """
 
 import re
@@ -60,7 +60,7 @@ def read_cifar(archive: Archive, split: str = "train") -> Images:
 
 
 def _check_batch_names(folder: Path, names: list[str]) -> None:
-    """Raise DataError unless each numbered batch file exists exactly once."""
+    """Raise DataError unless batch files such as data_batch_1 have all numbers from 1 to the last, each once."""
     found = sorted(int(number[1]) for name in names if (number := re.search(r"data_batch_(\d+)", name)))
     if not found and len(names) > 1:
         raise DataError(f"{folder} has {', '.join(names)}; expected one file for a split, so pass or keep one of them")
@@ -104,7 +104,7 @@ def _read_binary(where: str, data: bytes, classes: tuple[str, ...] | None) -> Im
 
 
 def _infer_class_count(where: str, data: bytes) -> int:
-    """Return the number of classes, 10 or 100, from the size of a binary file; DataError if both or none fit."""
+    """Return the number of classes, 10 or 100, that fits the size of a binary file; DataError if both or none fit."""
     counts = [count for count, label_bytes in LABEL_BYTES.items() if not len(data) % (PIXELS + label_bytes)]
     if len(counts) == 1:
         return counts[0]
@@ -147,7 +147,7 @@ def _check_labels(where: str, labels: Any, count: int, kind: str = "label") -> N
 
 
 def _read_class_names(archive: Archive) -> tuple[str, ...] | None:
-    """Return the class names from the text or meta file of the data set; None if there is no such file."""
+    """Return the class names from a file such as batches.meta.txt or meta; None if there is no such file."""
     for name, count in CLASS_NAMES.items():
         if name in archive:
             text = decode_text(archive.full_path(name), archive.read(name))

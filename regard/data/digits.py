@@ -18,7 +18,7 @@ from regard.data.images import Images
 
 @cache
 def read_digits() -> tuple[UInt8[Tensor, "1797 8 8"], Int[Tensor, "1797"]]:
-    """Read the built-in handwritten digits. Returns the pixels, 17 shades from 0 to 16, and the labels."""
+    """Read the built-in handwritten digits. Returns the pixels, integers from 0 to 16, and the labels."""
     with numpy.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         return torch.from_numpy(stored["images"]), torch.from_numpy(stored["labels"]).long()
 

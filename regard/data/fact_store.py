@@ -39,7 +39,7 @@ class StoredFact:
 class FactStore:
     """A store of questions and answers in an SQLite file.
 
-    Every call is one transaction, so several processes can use the file at once.
+    Every method call is one transaction, so several processes can use the file at once.
     """
 
     file: Path
@@ -47,7 +47,7 @@ class FactStore:
     def answer(self, question: str) -> str | None:
         """Return the stored answer to a question; None if there is none.
 
-        Case, blanks and final punctuation are ignored.
+        Questions that differ only in case, blanks or final punctuation are the same question.
         """
         found = self._read("SELECT answer FROM facts WHERE question = ?", normalize_question(question))
         return str(found[0][0]) if found else None
@@ -79,8 +79,9 @@ class FactStore:
             store.executemany("UPDATE facts SET learned = 1 WHERE question = ? AND answer = ?", pairs)
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        """Return the rows of an SQL query, or an empty list if the file does not exist. The file is not created or
-        changed.
+        """Return the rows that an SQL query selects, or an empty list if the file does not exist.
+
+        The file is opened for reading only.
         """
         if not self.file.exists():
             return []

@@ -10,12 +10,12 @@ SYSTEM_FILES = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
 def check_all_read(read: Collection[Path], files: Iterable[Path], expected: str) -> None:
-    """Raise DataError if a folder has files that are not part of the data set, such as an unfinished download.
+    """Raise DataError if a folder has files that are not read, such as an unfinished download.
 
     Descriptions of the data set, such as a README, need not be read.
 
-    read      files that are read
-    files     all files of the data set
+    read      files that are read as data
+    files     all files of the folder
     expected  what files were expected, for the error message
     """
     for file in files:
@@ -50,8 +50,8 @@ def list_folders(folder: Path) -> list[Path]:
 def walk_files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Yield the files in a folder and in all its subfolders, without system files.
 
-    above  resolved paths of the folders that contain `folder`. A link to one of these would be a cycle, so it raises
-           DataError
+    above  folders that contain `folder`, as absolute paths without links. A link to one of them would be a cycle, so
+           it raises DataError
     """
     own = folder.resolve()
     if own in above:

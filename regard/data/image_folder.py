@@ -1,4 +1,4 @@
-"""Image files in a folder for each class (ImageFolder)."""
+"""Image data sets with one folder of image files for each class, as in torchvision's ImageFolder."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,9 @@ class ImageCollector:
 
 
 def read_image_folder(folder: Path, size: tuple[int, int] | None = None) -> Images:
-    """Read the images in the subfolders of a folder as RGB, in the order of their names. Each subfolder is a class.
+    """Read the images in the subfolders of a folder as RGB. Each subfolder is a class.
+
+    Classes and images are in the order of their names.
 
     size  height and width to resize every image to; None requires images of one size
     """

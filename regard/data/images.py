@@ -56,7 +56,10 @@ def concatenate_images(parts: Sequence[Images], names: Sequence[str]) -> Images:
 
 
 def select_split(folder: Path, names: Sequence[str], split: str) -> list[str]:
-    """Return the file names that belong to a split. If no name contains a split, all files belong to "train"."""
+    """Return the file names that contain the name of a split. If no name contains one, all files belong to "train".
+
+    folder  folder of the files, for error messages
+    """
     splits = {name: split_from_name(name) for name in names}
     if not any(splits.values()):
         if split != "train":
@@ -72,9 +75,10 @@ def select_split(folder: Path, names: Sequence[str], split: str) -> list[str]:
 
 
 def names_of_split(folder: Path, splits: Mapping[str, str | None], split: str) -> list[str]:
-    """Return the names that belong to a split; raise DataError if there are none.
+    """Return the file names that belong to a split; raise DataError if there are none.
 
-    splits  the split of each name
+    folder  folder of the files, for error messages
+    splits  the split of each file name, or None
     """
     found = [name for name, part in splits.items() if part == split]
     if not found:

@@ -1,7 +1,7 @@
 """Log-mel spectrograms of whole sounds and of streams.
 
-Frame i depends on samples i * hop_length up to i * hop_length + window_length only, so a stream gives the same frames
-as the whole sound. There is no padding and no normalisation over a recording.
+Frame i depends only on the samples from i * hop_length to i * hop_length + window_length - 1, so a stream gives the
+same frames as the whole sound. There is no padding and no normalisation over a recording.
 """
 
 import math
@@ -27,6 +27,8 @@ class LogMel:
     f_min        lowest frequency in hertz
     f_max        highest frequency in hertz; None is half the sample rate
     floor        power that is added to every mel band before the logarithm, so that the result is finite in silence
+
+    One second of sound has 98 complete frames of 25 ms that begin every 10 ms:
 
     >>> log_mel(torch.randn(8000), LogMel(mels=20)).shape
     torch.Size([98, 20])
@@ -105,7 +107,7 @@ class LogMel:
 def log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b frames mels"]:
     """Return the log-mel spectrogram of a sound with samples from -1 to 1.
 
-    A sound that is shorter than a frame has no frames.
+    A sound that is shorter than a frame has no frames. One second at 8000 Hz has 98 frames:
 
     >>> log_mel(torch.zeros(8000), LogMel()).shape
     torch.Size([98, 40])
@@ -119,6 +121,8 @@ def log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b
 
 class LogMelStream:
     """Streaming log-mel spectrogram: `push` takes the next samples of a sound and returns the newly complete frames.
+
+    Here 1000 samples (125 ms) complete 11 frames of 25 ms that begin every 10 ms:
 
     >>> stream = LogMelStream(LogMel())
     >>> stream.push(torch.zeros(1000)).shape

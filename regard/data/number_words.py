@@ -54,6 +54,8 @@ def number_words(
 ) -> tuple[SentencePairs, SentencePairs, SentencePairs]:
     """Return random disjoint splits of `number_pairs`: train, validation and test.
 
+    first  smallest number
+    last   largest number (inclusive)
     valid  number of validation pairs
     test   number of test pairs
 
@@ -84,7 +86,7 @@ def _english_below_1000(number: int) -> list[str]:
 def _german_below_1000(number: int, before: bool) -> list[str]:
     """Return the German words of a number below a thousand.
 
-    before  whether other words follow: the number one is `ein` before other words and `eins` at the end
+    before  True if other words, such as `tausend`, follow. Then a final digit 1 is `ein`, otherwise `eins`
     """
     hundreds, rest = divmod(number, 100)
     words = [_german_digit(hundreds, before=True), "hundert"] if hundreds else []

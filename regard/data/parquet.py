@@ -83,7 +83,7 @@ class _ParquetReader:
         self.classes = self._classes(schema.metadata or {})
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the image and the label of each row; images are not decoded."""
+        """Yield the image and the label of each row; the image is an undecoded cell of the table."""
         batches = self._opened.iter_batches(BATCH_ROWS, columns=[self.image, self.label])
         row = 0
         while True:
@@ -136,7 +136,7 @@ def _check_label(where: str, label: Any, column: str, classes: tuple[str, ...] |
 
 
 def _image_bytes(where: str, image: Any, column: str) -> bytes:
-    """Return the encoded bytes of an image cell, which contains the bytes, or a dict with bytes and a path."""
+    """Return the bytes of an image file from a table cell, which is these bytes or a dict with the key "bytes"."""
     data = image.get("bytes") if isinstance(image, dict) else image
     if isinstance(data, bytes):
         return data
@@ -148,7 +148,7 @@ def _image_bytes(where: str, image: Any, column: str) -> bytes:
 
 
 def _check_shards(folder: Path, names: Sequence[str]) -> None:
-    """Check that numbered files such as train-00000-of-00002.parquet are complete, else raise DataError."""
+    """Check that no file is missing of those numbered as train-00000-of-00002.parquet, else raise DataError."""
     numbered = {name: found for name in names if (found := SHARD.search(name))}
     if not numbered:
         return

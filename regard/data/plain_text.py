@@ -58,7 +58,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def check_utf8(text: str) -> str:
-    """Check that a text can be encoded as UTF-8 and return the text; raise DataError if it has lone surrogates."""
+    """Return a text unchanged, or raise DataError if UTF-8 cannot encode it because it has lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ R = TypeVar("R", bound="Records")
 
 
 class Records:
-    """Base class of data sets in columns: each field named in `PER_RECORD` has one entry for each record."""
+    """Base class of data sets in columns: each field named in `PER_RECORD` has one entry per record (example)."""
 
     PER_RECORD: ClassVar[tuple[str, ...]]
 

@@ -1,7 +1,8 @@
 """The built-in text for induction heads: random strings, each written twice.
 
-In the first copy, each next character is random. In the second copy, a model can predict the next character: find the
-previous occurrence of the current character, and copy the character after it. Olsson et al. 2022, arXiv:2209.11895.
+In the first copy, each next character is random. In the second copy, a model can predict the next character by
+induction: it finds the previous occurrence of the current character, and copies the character after it. Olsson et al.
+2022, arXiv:2209.11895.
 """
 
 import torch
@@ -19,9 +20,8 @@ LENGTH = (8, 48)  # shortest and longest string
 def repeated_text(characters: int = 1_000_000, *, seed: int = 0) -> str:
     """Return a text of random strings, each written twice in a row; the text has `characters` characters.
 
-    The characters of a string are all different.
-
-    The strings have random lengths, so that a model cannot find the copy at a fixed distance.
+    The characters of a string are all different. The strings have random lengths, so that a model cannot find the copy
+    at a fixed distance.
 
     >>> len(repeated_text(1000))
     1000

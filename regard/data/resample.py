@@ -16,8 +16,8 @@ PASSBAND = 0.95  # share of the band below half the lower rate; the window needs
 def resample(sound: Float[Tensor, "*b n"], rate: int, to: int) -> Float[Tensor, "*b m"]:
     """Resample a sound from sample rate `rate` to sample rate `to`.
 
-    A low-pass filter removes frequencies above half of the lower sample rate. It also attenuates the highest 5 % of the
-    frequencies below.
+    A low-pass filter removes frequencies above half of the lower of the two rates. It also attenuates the frequencies
+    between 95 % of this limit and the limit.
 
     >>> resample(torch.zeros(8000), rate=8000, to=16000).shape
     torch.Size([16000])

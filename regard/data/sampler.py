@@ -20,6 +20,7 @@ def sampler_generator(seed: int, step: int, *names: str) -> torch.Generator:
 
     Equal arguments always give the same random numbers.
 
+    step   number of the training step, or of a record or epoch
     names  name of the purpose, such as "crop"; different names give independent random numbers
 
     >>> torch.rand(2, generator=sampler_generator(0, 7, "crop")).shape
@@ -43,6 +44,8 @@ class ShuffledOrder:
     size   number of records
     batch  number of records in a batch
 
+    Here the third batch has the last record of the first epoch and the first record of the second:
+
     >>> order = ShuffledOrder(size=5, batch=2, seed=0)
     >>> [order.at(step).tolist() for step in range(5)]  # two epochs
     [[3, 0], [2, 1], [4, 0], [3, 2], [4, 1]]
@@ -58,9 +61,11 @@ class ShuffledOrder:
         check_integer("ShuffledOrder(batch)", self.batch, 1, "records")
 
     def at(self, step: int, part: int = 0, of: int = 1) -> Int64[Tensor, "_"]:
-        """Return the record indices of micro-batch `part` of the batch at `step`, both counted from 0.
+        """Return the record indices of one micro-batch of a training step.
 
-        The batch is split into `of` equal micro-batches; by default the micro-batch is the whole batch.
+        step  number of the step, from 0
+        part  index of the micro-batch, from 0
+        of    number of equal micro-batches into which the batch is split; by default it is not split
         """
         of = check_integer("ShuffledOrder.at(of)", of, 1, "shares")
         if not check_integer("ShuffledOrder.at(part)", part, 0) < of:

@@ -31,7 +31,7 @@ def read_sentence_pairs(
     *,
     preprocessing: str = "",
 ) -> SentencePairs:
-    """Read sentence pairs from a folder with a file for each language, such as `train.en` and `train.de`.
+    """Read sentence pairs from a folder with a file for each split and language, such as `train.en` and `train.de`.
 
     split          "train", "val" or the name of a test split
     source         language of the sentences

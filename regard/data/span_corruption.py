@@ -2,8 +2,8 @@
 
     prefix + MASK + suffix + MASK + content + padding
 
-This is the span corruption of T5 (Raffel et al. 2019, arXiv:1910.10683) in one string of characters. A question is a
-text whose masked span is at its end, and the answer is the content of the span.
+This is the span corruption of T5 (Raffel et al. 2019, arXiv:1910.10683), with input and target in one string of
+characters. A question is the prefix, with an empty suffix, and its answer is the content of the masked span.
 """
 
 import re
@@ -43,7 +43,7 @@ def mask_span(prefix: str, content: str, suffix: str, length: int, *, whole_text
 
     The result is prefix, mask, suffix, mask, content, padding.
 
-    whole_text  whether the model learns to predict the whole text, or only the content
+    whole_text  True: the loss is computed on the whole text. False: only on the content
     """
     text = f"{prefix}{MASK}{suffix}{MASK}{content}"
     if len(text) >= check_integer("length", length, 1):
@@ -66,10 +66,10 @@ def corrupt_spans(
 
     length      number of characters of the result, padding included
     draws       random generator
-    phrases     probability that the span is a whole phrase; otherwise it is a random part of the text
+    phrases     probability that the span is a whole phrase, if the text has one; else it is a random part of the text
     phrase      pattern of a phrase; by default capitalised words in a row, such as a name
     share       mean length of a span that is not a phrase, as a fraction of the text
-    whole_text  whether the model learns to predict the whole text, or only the content of the span
+    whole_text  True: the loss is computed on the whole text. False: only on the content of the span
     """
     check_range("phrases", phrases, 0, 1)
     check_range("share", share, 0, 0.5, above=True)
@@ -98,7 +98,7 @@ def encode_question(question: str, answer: str, length: int) -> MaskedText:
 
 
 def question_prompt(question: str) -> str:
-    """Return the prompt of a question, which the model continues with the answer."""
+    """Return the prompt of a question: the question and two masks. The model continues it with the answer."""
     return question + MASK + MASK
 
 
@@ -119,7 +119,7 @@ def encode_text(text: str, alphabet: str) -> list[int]:
 
 
 def collate(texts: Sequence[MaskedText], alphabet: str) -> tuple[Int64[Tensor, "b n"], Int64[Tensor, "b n"]]:
-    """Return a batch of input tokens and next-token targets; the target is IGNORED at positions without a loss.
+    """Return a batch of input tokens and next-token targets. At positions without a loss the target is IGNORED (-100).
 
     alphabet  all characters; the index of a character is its token id
     """

@@ -50,7 +50,7 @@ class Recordings(Records):
     sample_rate: int
 
     def split(self, *held_out: int, seed: int = 0) -> tuple["Recordings", ...]:
-        """Split the recordings at random into a part for training and one part for each size in `held_out`."""
+        """Split the recordings at random into disjoint parts: all others, then one part for each size in `held_out`."""
         return tuple(self.select(part) for part in random_split(len(self), held_out, seed))
 
 
@@ -99,9 +99,9 @@ def make_digit_strings(
     seed: int = 0,
     pause: tuple[float, float] = PAUSE,
 ) -> DigitStrings:
-    """Make `count` digit strings; each concatenates random recordings of one speaker, with silences.
+    """Make `count` digit strings: random recordings of one speaker, concatenated with silences.
 
-    String i does not depend on `count`.
+    The first strings are the same for every `count`.
 
     length  minimum and maximum number of digits
     pause   minimum and maximum seconds of silence before, between and after digits
@@ -136,7 +136,7 @@ def make_digit_strings(
 
 
 def check_pause(pause: tuple[float, float]) -> None:
-    """Check the minimum and maximum seconds of silence around digits, else raise ConfigError."""
+    """Raise ConfigError unless `pause` is a minimum and a maximum number of seconds, in this order and not negative."""
     if not 0 <= check_number("pause (minimum)", pause[0]) <= check_number("pause (maximum)", pause[1]) < math.inf:
         raise ConfigError(f"pause={pause} is the minimum and maximum silence in seconds, 0 or more, in this order")
 

@@ -1,7 +1,7 @@
 """Synthetic biographies of invented people, and questions about where they were born.
 
-All biographies are training texts. The training questions ask about one half of the people, so a model can learn the
-birthplaces of the other half from the biographies only. Unknown people have questions but no biography, so a model
+All biographies are training texts, but the training questions ask about only one half of the people. A model can learn
+the birthplaces of the other half only from the biographies. Unknown people have questions but no biography, so a model
 cannot know the answers.
 """
 
@@ -52,7 +52,13 @@ QUESTION = "Where was {name} born?"
 
 @dataclass(frozen=True)
 class Person:
-    """An invented person of the synthetic biographies."""
+    """An invented person of the synthetic biographies.
+
+    place  place of birth
+    craft  profession
+    home   another place, where the person lived
+    year   a year in which the person lived there
+    """
 
     name: str
     place: str  # place of birth
@@ -78,12 +84,14 @@ class Biographies:
     """A synthetic data set: texts, and questions about the people in them.
 
     texts           the biographies in random order
-    subjects        the name of the person each text is about
+    subjects        for each text, the name of the person that it is about
     training        questions about one half of these people
     evaluation      questions about the other half
     unknown_people  questions about people in no text
-    people          people with a text, those of `training` first, then unknown people
-    places          possible places of birth, the most frequent first
+    people          all people: first those of `training`, then those of `evaluation`, then the unknown people
+    places          possible places of birth, the most probable first
+
+    Six people have six texts each, and half of them are in `training`:
 
     >>> found = biographies(people=6)
     >>> len(found.texts), len(found.training), len(found.evaluation)
@@ -121,7 +129,8 @@ def biographies(
     places                number of places of birth
     informative_surnames  fraction of people whose surname ending depends on the place of birth; the surname
                           endings of the other people are random
-    one_sentence          make biographies of one sentence with the place of birth only
+    one_sentence          make each biography one sentence with the place of birth; else a sentence about the later
+                          life follows
 
     >>> biographies(people=6).training[0].text
     'Where was Jonas Ketoski born?'
@@ -161,7 +170,7 @@ def biographies(
 
 
 def surname_ending(place: str, places: Sequence[str]) -> str:
-    """Return the surname ending of people with an informative surname who were born in a place.
+    """Return the ending of informative surnames (see `biographies`) for a place of birth.
 
     places  all places of birth
     """

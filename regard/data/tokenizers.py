@@ -69,7 +69,7 @@ class ByteTokenizer(JSONTokenizer):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A readable name of each token, in order of the ids.
+        """A readable name of each token, in the order of the ids.
 
         A byte is shown as its character, or as <0xFF> if the byte alone is not a character. A special token is
         shown as <name>.
@@ -146,7 +146,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def tokenizer_from_json(data: Mapping[str, Any]) -> Tokenizer:
-    """Create a tokenizer from the dict that its `to_json` method returned.
+    """Create a tokenizer from the dict that the `to_json` method of a tokenizer returned.
 
     The entry "kind" is the name of the class: CharacterTokenizer, ByteTokenizer or BytePairTokenizer.
 
@@ -197,7 +197,7 @@ class TextStreamer:
 
 
 def check_special(special: Sequence[str]) -> None:
-    """Check that the names of special tokens are nonempty strings and not repeated, else raise ConfigError."""
+    """Raise ConfigError unless the names of special tokens are nonempty strings, each only once."""
     for name in special:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"special tokens have names such as 'pad', not {name!r}")

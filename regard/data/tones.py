@@ -39,13 +39,14 @@ def tones(
 ) -> DigitStrings:
     """Generate `count` sounds of random digit strings, each digit as a telephone (DTMF) tone.
 
-    String i does not depend on `count`.
+    The first strings are the same for every `count`.
 
     length         minimum and maximum number of digits
     noise          standard deviation of the noise; tones have amplitudes of 0.1 to 0.4
     silence_share  fraction of the strings that get long silences before, between or after digits, and less noise
                    or none
-    max_seconds    maximum duration of a string with its long silences; strings that are longer without them get none
+    max_seconds    maximum seconds of a string after long silences are inserted; a string that is longer without them
+                   gets none
 
     >>> tones(3).labels[0].tolist()
     [4, 8, 3, 9, 1, 2]
@@ -85,7 +86,7 @@ def tones(
 
 
 def check_length(length: tuple[int, int]) -> tuple[int, int]:
-    """Check the minimum and maximum number of digits, at least 1 and in this order, and return both."""
+    """Return the minimum and maximum number of digits; raise ConfigError if they are below 1 or in the wrong order."""
     fewest, most = length
     if check_integer("length (maximum)", most, 1, "digits") < check_integer("length (minimum)", fewest, 1, "digits"):
         raise ConfigError(f"length=({fewest}, {most}) is the minimum and maximum number of digits, in this order")
@@ -95,11 +96,11 @@ def check_length(length: tuple[int, int]) -> tuple[int, int]:
 def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[tuple[int, int]]:
     """Choose one or two gaps of a digit string at random, and the number of silent samples to insert in each.
 
-    Returns pairs (gap index, samples), the last gap first. The inserted samples are between half and all of the spare
-    samples.
+    Returns pairs (gap index, samples), the last gap first. In total, between half of `spare` and `spare` samples are
+    inserted.
 
-    gaps   number of gaps: before the first digit, between digits, and after the last digit
-    spare  number of samples that may be added to the string
+    gaps   number of gaps in the string: before the first digit, between digits, and after the last digit
+    spare  maximum number of samples to insert in total
     """
     chosen = sorted(torch.randperm(gaps, generator=draw)[: 1 + int(_uniform((0, 2), draw))].tolist(), reverse=True)
     samples = int(_uniform((0.5, 1), draw) * max(spare, 0))
@@ -110,8 +111,8 @@ def sample_long_silences(gaps: int, spare: int, draw: torch.Generator) -> list[t
 def _sample_noise_level(noise: float, draw: torch.Generator) -> float:
     """Return a random standard deviation for the noise of a sound.
 
-    The result is 0 with probability 1/3. Otherwise it is uniform in decibels between MIN_NOISE_SHARE * noise
-    and `noise`.
+    The result is 0 with probability 1/3. Otherwise its logarithm is uniform, and the result is between
+    MIN_NOISE_SHARE * noise and `noise`.
     """
     share = _uniform((-0.5, 1), draw)
     return 0.0 if share < 0 else noise * MIN_NOISE_SHARE**share

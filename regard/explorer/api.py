@@ -1,7 +1,8 @@
 """The web server of the explorer (FastAPI): the page, and the computations that need Python.
 
-Without a token, the server accepts only connections from this machine. The Host header of a request must be an allowed
-host, and the request must come from the explorer's own page: requests from other web pages are refused.
+`regard explore` requires a secret token, unless it listens on an address that only this machine can reach. The Host
+header of a request must be an allowed host, and the request must come from the explorer's own page: requests from other
+web pages are refused.
 """
 
 import asyncio
@@ -37,7 +38,11 @@ _COOKIE = "regard-token"
 
 
 class ExplainRequest(BaseModel):
-    """The HTTP request to explain which kernel runs an `attend` call with this mask and these sizes."""
+    """The HTTP request to explain which kernel runs an `attend` call with this mask and these sizes.
+
+    queries, keys  lengths of the sequences
+    width          size of each head
+    """
 
     model_config = ConfigDict(extra="forbid")
     mask: Annotated[str, Field(max_length=5000)]
@@ -48,7 +53,13 @@ class ExplainRequest(BaseModel):
 
 
 class KernelResponse(BaseModel):
-    """The work and memory of one attention kernel for an `attend` call, or the reasons why the kernel cannot run it."""
+    """The cost of one attention kernel for an `attend` call, or the reasons why the kernel cannot run it.
+
+    reasons  why the kernel cannot run the call; empty if it can
+    work     estimated number of scores to compute, weighted by the time per score; None if the kernel cannot run
+             the call
+    memory   bytes that the kernel needs in addition to inputs and output
+    """
 
     kernel: str
     reasons: list[str]
@@ -57,7 +68,11 @@ class KernelResponse(BaseModel):
 
 
 class ExplainResponse(BaseModel):
-    """The responses of all attention kernels for an `attend` call, and the name of the kernel that would run."""
+    """The responses of all attention kernels for an `attend` call.
+
+    chosen   name of the kernel that would run; None if no kernel can run the call
+    answers  the response of each kernel
+    """
 
     chosen: str | None
     answers: list[KernelResponse]
@@ -67,7 +82,14 @@ Index = Annotated[int, Field(ge=0, le=999)]
 
 
 class EditRequest(BaseModel):
-    """One intervention on a layer, such as an ablation; it changes one head, or all heads if `head` is None."""
+    """One intervention on a layer, such as an ablation; it changes one head, or all heads if `head` is None.
+
+    kind   "ablate" replaces the output of the head by 0, and "mean" by its mean over sequences and positions; "beta"
+           multiplies the inverse temperature by `value`; "hide" hides the key with the index `value`; "patch" takes
+           the output from a run on another text
+    layer  index of the attention layer, from 0
+    value  number for "beta" and "hide"; the other kinds need none
+    """
 
     model_config = ConfigDict(extra="forbid")
     kind: Literal["ablate", "mean", "beta", "hide", "patch"]
@@ -77,7 +99,17 @@ class EditRequest(BaseModel):
 
 
 class ModelRequest(BaseModel):
-    """The HTTP request of the explorer's Models page: a model, an input text, and what to show of it."""
+    """The HTTP request of the explorer's Models page: a model, an input text, and what to show of it.
+
+    layer, head  the head to show in detail
+    edits        interventions on the model
+    source       other text, from which edits of the kind "patch" take head outputs
+    position     position whose prediction is shown; None takes the last
+    target       the predicted token or class whose logit is explained; "" takes the most likely one
+    row          query whose exact weights are shown for a long text; None takes the last
+    brush        (layer, head) pairs to ablate, each alone and all together; [] ablates every head alone
+    why          key of a number on the page to explain, such as "logit.TOKEN"
+    """
 
     model_config = ConfigDict(extra="forbid")
     model: Annotated[str, Field(max_length=400)]
@@ -97,7 +129,11 @@ class ModelRequest(BaseModel):
 class WorkRequest(BaseModel):
     """The HTTP request for a worked attention calculation, with a student's answer for one step.
 
-    Matrices are strings such as `1,0;0,1`.
+    Matrices are strings such as `1,0;0,1`, with rows separated by semicolons.
+
+    beta    inverse temperature: 1, or 1 / sqrt(size of a head)
+    step    which step the answer is for
+    answer  the student's matrix for this step; "" checks nothing
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -112,7 +148,7 @@ class WorkRequest(BaseModel):
 
 
 class ClaimRequest(BaseModel):
-    """The HTTP request to run a lab claim, by its name."""
+    """The HTTP request to run a claim of the lab, an experiment that tests a published statement, by its name."""
 
     model_config = ConfigDict(extra="forbid")
     claim: Annotated[str, Field(max_length=60)]
@@ -122,10 +158,10 @@ class ClaimRequest(BaseModel):
 class Content:
     """The models, tasks and files that the explorer's server offers.
 
-    models  returns the models that a client can open: {"name", "what", "example"}
-    own     name of the model to open first
-    tasks   returns the long computations by name. `tasks` must be a function at the top of a module, because the worker
-            process imports it
+    models  function that returns the models that a client can open, as dicts with the keys "name", "what", "example"
+    own     name of the model to open first; None opens the start page
+    tasks   function that returns the long computations by name. It must be defined at the top level of a module,
+            because the worker process imports it
     lesson  path of a lesson of the user, in Markdown
     report  path of a report that `regard check --save` wrote
     """
@@ -141,7 +177,7 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
     """Create the FastAPI application of the explorer.
 
     hosts    values of the Host header that are accepted, such as "127.0.0.1:8765"
-    token    a secret that the first URL must contain; None serves every client that can connect
+    token    a secret that the first URL of a client must contain; None serves every client that can connect
     content  models, tasks and files to offer
     """
     app = FastAPI(title="regard explorer", docs_url=None, redoc_url=None)
@@ -241,7 +277,7 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
         return await start("claim", asked, request)
 
     async def start(name: str, asked: BaseModel, request: Request) -> Response:
-        """Start a task in the worker and stream its messages as server-sent events.
+        """Start a task in the worker process and stream its messages as server-sent events.
 
         A client can run one task at a time; a second one is answered with status 409 after 5 seconds.
         """
@@ -272,7 +308,7 @@ def create_app(hosts: set[str], token: str | None = None, content: Content | Non
 
 
 def start_address(content: Content) -> str:
-    """Return the URL fragment (after #) of the view to open first: a lesson, a report or a model."""
+    """Return the URL fragment (after #) of the view to open first: a lesson, a report or a model, in this order."""
     if content.lesson is not None:
         return "lessons"
     if content.report is not None:

@@ -1,4 +1,4 @@
-"""Random noise as in the explorer's Plane view, so that the Python code that the view shows gives the same numbers."""
+"""Noisy keys as in the explorer's Plane view, so that the Python code shown by the view gives the same numbers."""
 
 import math
 from collections.abc import Iterator
@@ -24,14 +24,18 @@ def standard_deviation(
     length: float,
     seed: int,
 ) -> float:
-    """Return the standard deviation of the output over 200 draws of noisy keys; several heads are averaged.
+    """Return the standard deviation of the attention output over 200 draws of noisy keys.
+
+    The output is averaged over heads. The variances of its components are added before the square root.
 
     q       one query for each head
     beta    inverse temperature
     spread  standard deviation of the noise of every component of a key
-    along   index of the key whose length varies around 1; -1 is none
-    length  standard deviation of this length
+    along   index of a key that is also multiplied by a random factor with mean 1; -1 for none
+    length  standard deviation of this factor
     seed    seed of the draws
+
+    Here the query is equally similar to both keys, and the noise shifts weight from one to the other:
 
     >>> one = torch.tensor([[2.0, 2.0]]).double()
     >>> keys = torch.eye(2).double()
@@ -57,7 +61,10 @@ def _draw_keys(
 
 
 def _normals(seed: int) -> Iterator[float]:
-    """Yield normally distributed random numbers: mulberry32 and Box-Muller, as `generator` in static/maths.js."""
+    """Yield standard normal random numbers, the same as `generator` in static/maths.js.
+
+    The generator mulberry32 makes uniform numbers, and the Box-Muller transform makes them normal.
+    """
     state = seed & _MASK
 
     def uniform() -> float:

@@ -1,4 +1,4 @@
-"""`regard.show`: a mask, two masks, a recorded forward pass or a report as a view of the explorer in a notebook."""
+"""`regard.show`: show a mask, two masks, a recorded forward pass or a report in a notebook, as the explorer does."""
 
 import tempfile
 import webbrowser
@@ -29,14 +29,14 @@ HEIGHT = 720
 
 
 class Page(ABC):
-    """Base class of explorer views that a notebook shows in a frame and a web browser opens."""
+    """Base class of views of the explorer. A notebook shows them in a frame, and a web browser can open them."""
 
     @abstractmethod
     def data(self) -> dict[str, Any] | None:
         """Return the data that the page shows; None if there is too much for one page."""
 
     def save(self, path: str | Path) -> Path:
-        """Write the view as a page that needs no server."""
+        """Write the view to an HTML file that needs no server, and return its path."""
         data = self.data()
         if data is None:
             raise ConfigError(f"a page shows masks of up to {MOST_DRAWN} keys, and no more queries than keys")
@@ -113,9 +113,11 @@ def show(
              a tokenizer; a mask_mod; a BlockMask; the mask of a Hugging Face model; the `seen` of `regard.watch`; or
              a report of `regard.check`
     against  another mask of any of these kinds, to compare
-    queries  number of queries of a mask; default that of a tensor, or 12
-    keys     number of keys of a mask; default that of a tensor, or `queries`
+    queries  number of queries of a mask; by default that of a tensor, or 12 for a mask without sizes
+    keys     number of keys of a mask; by default that of a tensor, or `queries` for a mask without sizes
     tokens   labels of the positions of a recorded pass, or its token ids
+
+    Here a causal mask is compared with one that also hides each query's own key:
 
     >>> print(regard.show(causal(), against=torch.ones(3, 3).tril(-1).bool()).summary)
     3 cells differ; the first is query 0, key 0: visible in causal(), hidden in boolean (3, 3)
@@ -135,9 +137,10 @@ def show(
 
 
 def mask_data(masks: Sequence[Tensor], names: Sequence[str]) -> dict[str, Any] | None:
-    """Return the JSON data of the Masks view for one mask or two that are compared; None for masks that are too large.
+    """Return the JSON data of the Masks view for one mask, or for two to compare; None if they are too large.
 
-    names  names of the masks; a name that is a mask expression is computed by the page itself, any other is a label
+    names  names of the masks. If a name is a mask expression such as "causal()" and gives this mask, the page computes
+           the mask from it
     """
     queries, size = masks[0].shape
     if size > MOST_DRAWN or queries > size:
@@ -156,7 +159,7 @@ def mask_data(masks: Sequence[Tensor], names: Sequence[str]) -> dict[str, Any] |
 
 
 def _is_expression(name: str, visible: Tensor) -> bool:
-    """Return whether a name is a mask expression that shows exactly these pairs."""
+    """Return whether a name is a mask expression, such as "causal()", whose mask equals `visible`."""
     try:
         matrix = parse_mask(name).dense(*visible.shape)
     except RegardError:

@@ -1,7 +1,7 @@
 """The explorer as one self-contained HTML page: scripts, style sheet and data, with a Content-Security-Policy.
 
-The page loads nothing: its script and style are allowed by their hash. The same page is served by `regard explore`
-and written by `regard explore --export`.
+The page loads no other files: the policy allows only its own script and style, by their hashes. The same page is
+served by `regard explore` and written by `regard explore --export`.
 """
 
 import base64
@@ -47,7 +47,7 @@ def build_page(data: dict[str, Any] | None = None) -> str:
 
 
 def content_policy(style: str, script: str) -> str:
-    """Return the Content-Security-Policy of the page.
+    """Return the Content-Security-Policy for a page with this style sheet and this script.
 
     The policy allows this script, this style, images in data: and blob: URLs, and requests to the page's own server.
     """

@@ -1,7 +1,7 @@
-"""The worker process of the explorer, so that a computation can be cancelled and cannot exhaust the server.
+"""The worker process of the explorer, so that a computation can be cancelled and cannot use up the server's memory.
 
-The process keeps loaded models between jobs. A cancelled job that does not finish soon is killed with its process; the
-next job starts another. A job that needs too much memory is killed too.
+The process keeps loaded models between tasks. If a cancelled task does not finish soon, or if a task needs too much
+memory, the process is killed. The next task starts a new process.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ class Worker:
     def __init__(self, tasks: Callable[[], dict[str, Task]]) -> None:
         """Create the worker; its process starts with the first task.
 
-        tasks  returns the tasks by name. `tasks` must be a function at the top of a module, because the worker
-               process imports it
+        tasks  function that returns the tasks by name. It must be defined at the top level of a module, because the
+               worker process imports it
         """
         self._tasks, self._lock = tasks, asyncio.Lock()
         self._process: Any = None
@@ -49,11 +49,11 @@ class Worker:
     async def run(self, name: str, body: dict[str, Any], gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[Message]:
         """Run a task in the worker process and yield its messages: progress, then a result or an error.
 
-        The task is stopped if the client disconnects or the process needs too much memory.
+        The task is stopped if the client disconnects, or if the process needs more than LARGEST bytes of memory.
 
         name  name of the task
         body  argument of the task
-        gone  returns whether the client has disconnected
+        gone  asynchronous function that returns whether the client has disconnected
         """
         while True:
             try:
@@ -100,8 +100,8 @@ class Worker:
     async def _settle(self) -> None:
         """Wait up to GRACE seconds for a task whose client disconnected, then kill the process.
 
-        If the process still imports torch, wait up to START seconds, because after a kill the next task would have
-        to import torch again.
+        If the process is still importing torch, wait up to START seconds instead: a new process would have to import
+        it again.
         """
         try:
             end = time.monotonic() + (GRACE if self._ready else START)
@@ -146,7 +146,8 @@ class Worker:
 def _serve(pipe: Connection, tasks: Callable[[], dict[str, Task]], parent: int) -> None:
     """Run the worker process: receive tasks from the pipe and send back their messages.
 
-    The process ends when the pipe closes, when the server process has ended, or when it uses more memory than LARGEST.
+    The process ends when the pipe closes, when the server process has ended, or when it uses more than LARGEST bytes
+    of memory after a task.
     """
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     known = tasks()

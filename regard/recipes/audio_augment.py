@@ -1,4 +1,4 @@
-"""Audio augmentation of a batch on its device: speed, gain, noise and SpecAugment masks.
+"""Audio augmentation of a batch, on the device of the batch: speed, gain, noise and SpecAugment masks.
 
 Random numbers are passed as tensors, so the augmentation of a sound does not depend on how a batch is divided among
 processes.
@@ -21,10 +21,11 @@ DRAWS = 4  # random numbers for each sound, before those of its masks
 class AudioAugmentation:
     """Settings of audio augmentation in training: speed, gain, noise and masks.
 
-    speed      maximum relative change of speed, which changes the pitch too (Ko et al. 2015)
-    gain_db    maximum change of loudness in decibels
+    speed      maximum relative change of speed, which changes the pitch too (Ko et al. 2015): 0.1 gives factors from
+               0.9 to 1.1
+    gain_db    maximum change of loudness in decibels, up or down
     snr_db     minimum and maximum signal-to-noise ratio of added noise in decibels; None adds no noise
-    masks      number of time masks, which is also the number of mel masks (SpecAugment)
+    masks      number of time masks for each sound, and also number of mel masks (SpecAugment)
     time_mask  maximum number of frames of a time mask
     mel_mask   maximum number of bands of a mel mask
     """
@@ -57,8 +58,8 @@ def augment_audio(
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
     """Change the speed and loudness of sounds and add noise. Returns the sounds and their new lengths.
 
-    samples  length of each sound
-    draws    uniform random numbers from 0 to 1, at least four for each sound
+    samples  number of samples of each sound, without padding
+    draws    uniform random numbers from 0 to 1; the first four of each sound are used
     seeds    seed of the noise of each sound
     """
     signed = 2 * draws - 1
@@ -76,8 +77,8 @@ def change_speed(
 ) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b"]]:
     """Change the speed of each sound by linear interpolation. Returns the sounds and their new lengths.
 
-    samples  length of each sound
-    speed    factor of the speed of each sound
+    samples  number of samples of each sound, without padding
+    speed    speed factor of each sound: 2 makes it half as long
     """
     positions = torch.arange(sounds.shape[1], device=sounds.device) * speed.double()[:, None]
     before = positions.long().clamp(max=sounds.shape[1] - 2)
@@ -94,9 +95,11 @@ def make_noise(
     tilt: Float[Tensor, "b"],
     seeds: Int[Tensor, "b"],
 ) -> Float[Tensor, "b n"]:
-    """Return random noise for each sound, at its signal-to-noise ratio. The noise is the same on every device.
+    """Return random noise for each sound, at a given signal-to-noise ratio.
 
-    samples  length of each sound
+    Equal seeds give equal noise on every device.
+
+    samples  number of samples of each sound, without padding
     snr      signal-to-noise ratio of each sound in decibels
     tilt     spectral tilt from -1 to 1: 0 is white noise, negative has more high frequencies, positive more low
              ones
@@ -118,7 +121,7 @@ def spec_augment(
 ) -> Float[Tensor, "b n mels"]:
     """Set random time spans and mel bands of spectrograms to 0 (SpecAugment; Park et al. 2019, arXiv:1904.08779).
 
-    lengths  number of real frames of each sequence
+    lengths  number of frames of each spectrogram, without padding
     draws    uniform random numbers from 0 to 1, four for each pair of a time mask and a mel mask
     """
     for first in range(0, draws.shape[1], 4):
@@ -139,11 +142,11 @@ def max_augmented_length(samples: int, speed: float) -> int:
 
 
 def _span_mask(size: int, width: Tensor, share: Tensor, within: Tensor) -> Tensor:
-    """Return a Boolean mask (b, size) that is True in one span of each row.
+    """Return a Boolean mask that is True in one span of each row. Its shape is (b, size).
 
     width   number of entries in the span of each row
-    share   start of the span in each row: 0 is the first possible start, 1 the last
-    within  number of entries of each row in which the span must be
+    share   start of the span in each row, from 0 (the first possible start) to 1 (the last one)
+    within  number of entries at the start of each row that may be in the span
     """
     begin = (share * (within - width + 1).clamp(min=1)).long()[:, None]
     positions = torch.arange(size, device=share.device)

@@ -5,13 +5,15 @@ next    next sentence prediction: whether the second sentence follows the first 
         (Devlin et al. 2018)
 order   sentence order prediction: whether two consecutive sentences are in the order of the text (0) or swapped (1)
         (Lan et al. 2019, arXiv:1909.11942)
-halves  contrastive matching: which of eight second halves belongs to the first half of a sentence, by the vectors of
-        separately encoded halves (after Logeswaran and Lee 2018, arXiv:1803.02893)
+halves  contrastive matching: which of eight second halves belongs to the first half of a sentence. The model encodes
+        every half separately, and the pooled vectors are compared (after Logeswaran and Lee 2018, arXiv:1803.02893)
 
-A sentence ends at a punctuation mark, commas included, and has at least six words. The first token names the objective.
-Binary objectives have as many positive as negative examples. Pairs are consecutive sentences of one passage, so the
-opening sentence of a passage is only the first of a pair, and the last sentence only the second. In a text without
-passages, every sentence would be first and second equally often, and would contain no information about the order.
+A sentence ends at a punctuation mark, commas included, and has at least six words. The first token of an example names
+the objective. The objectives `next` and `order` have as many examples with label 0 as with label 1.
+
+A passage is the text between two empty lines. A pair consists of two consecutive sentences of one passage, so the
+opening sentence of a passage is never the second of a pair, and the last sentence never the first. In a text without
+passages, every sentence would be first and second equally often, so a single sentence would not show its order.
 """
 
 import re
@@ -44,7 +46,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?;:,])\s+")
 def split_passages(text: str) -> list[list[str]]:
     """Split a text at empty lines into passages, and each passage into sentences.
 
-    A passage without a long enough sentence, such as a heading, is left out.
+    A passage of fewer than MIN_WORDS words, such as a heading, is left out.
     """
     found = []
     for passage in PASSAGE.split(text):
@@ -65,9 +67,10 @@ def split_passages(text: str) -> list[list[str]]:
 class SentenceCorpus:
     """The tokenised sentences of a text and the pairs of consecutive sentences, for the objectives of BERT.
 
-    pairs    for each pair, the index of its first sentence; the second sentence follows in the same passage
-    context  maximum number of tokens of an example. To shorten a pair, tokens are removed at the start of the first
-             sentence and at the end of the second
+    sentences  token ids of each sentence
+    pairs      for each pair, the index of its first sentence in `sentences`; the next sentence is its second
+    context    maximum number of tokens of an example. To shorten a pair, tokens are removed at the start of the first
+               sentence and at the end of the second
     """
 
     sentences: tuple[tuple[int, ...], ...]
@@ -79,7 +82,7 @@ class SentenceCorpus:
     def from_text(text: str, tokenizer: BytePairTokenizer, context: int) -> "SentenceCorpus":
         """Split a text into sentences, tokenise them and find the pairs of consecutive sentences.
 
-        Raise DataError if the text has fewer than CHOICES pairs or fewer than 2 passages with a pair.
+        Raise DataError if the text has too few pairs (fewer than CHOICES), or fewer than 2 passages with a pair.
         """
         found = split_passages(text)
         last = set(accumulate(map(len, found)))  # one after the last sentence of each passage
@@ -113,13 +116,13 @@ class SentenceCorpus:
         return tuple(found)
 
     def sample_other_passage(self, number: int, draws: torch.Generator) -> int:
-        """Return the index of a random sentence that is not in the passage of pair `number`."""
+        """Return the index of the first sentence of a random pair, from another passage than pair `number`."""
         here = self._same_passage[number]
         drawn = random_index(len(self.pairs) - len(here), draws)
         return self.pairs[drawn + len(here) * (drawn >= here.start)]
 
     def sample_choices(self, number: int, draws: torch.Generator) -> list[int]:
-        """Return the indices of CHOICES sentences for contrastive matching.
+        """Return the indices of the sentences of one group for contrastive matching, CHOICES in number.
 
         The first one is the first sentence of pair `number`; the others are first sentences of other random pairs.
         """
@@ -137,8 +140,8 @@ class PretrainingExample(NamedTuple):
 
     tokens    token ids
     segments  segment of each token: 0 for the first sentence, 1 for the second
-    words     token to predict at each position; IGNORED where no word is masked
-    pair      class of a sentence pair, 0 or 1; IGNORED in objectives without such a label
+    words     token id to predict at each position. Where no word is masked, it is IGNORED, which the loss skips
+    pair      label of the objectives `next` and `order`, 0 or 1; IGNORED for the other objectives
     """
 
     tokens: Int[Tensor, "n"]
@@ -203,8 +206,8 @@ def mask_words(
 ) -> PretrainingExample:
     """Mask words of an example for masked language modelling; `words` of the result has the tokens to predict.
 
-    Each word is chosen with probability `share`; at least one is chosen. Of the chosen words about 80 % are
-    replaced by the mask token, 10 % by a random token, and 10 % are kept.
+    A word is any token that is not special. Each word is chosen with probability `share`; at least one is chosen. Of
+    the chosen words about 80 % are replaced by the mask token, 10 % by a random token, and 10 % are kept.
     """
     maskable = (example.tokens >= len(SPECIAL)).nonzero().flatten()
     chosen = maskable[torch.rand(len(maskable), generator=draws) < share]
@@ -224,10 +227,10 @@ class PretrainingBatch(NamedTuple):
     """A batch of pretraining examples, padded to the same length.
 
     lengths  number of tokens of each example, without padding
-    words    token to predict at each position; IGNORED where no word is masked
-    pair     label of each sentence pair; IGNORED in objectives without such a label
-    choices  for each group of matching halves, the rows of the first halves in the batch, then the rows of the second
-             halves
+    words    token id to predict at each position; IGNORED where no word is masked
+    pair     label of each example of the objectives `next` and `order`, 0 or 1; IGNORED for the other objectives
+    choices  for each group of contrastive matching, the rows of its examples in this batch: the first halves, then the
+             second halves in the same order
     """
 
     tokens: Int[Tensor, "b n"]
@@ -243,7 +246,7 @@ def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCor
 
     All batches have the same width, so `torch.compile` compiles one shape.
 
-    records  groups of examples that an objective made from one sentence pair
+    records  lists of examples; each list was returned by one call of an objective
     """
     examples = [each for record in records for each in record]
     shape = len(examples), corpus.context
@@ -266,8 +269,9 @@ def collate(records: Sequence[Sequence[PretrainingExample]], corpus: SentenceCor
 
 @dataclass(frozen=True)
 class BERTPretrainingTask:
-    """Training task of BERT: examples use the four objectives in turn, and words are masked in all examples.
+    """Training task of BERT. The four objectives alternate as in OBJECTIVE_CYCLE; words are masked in all examples.
 
+    corpus          sentences for training
     validation      sentences for evaluation
     mask_share      fraction of words that are masked
     eval_sentences  maximum number of sentences for each objective in evaluation
@@ -298,8 +302,8 @@ class BERTPretrainingTask:
     def loss(self, model: nn.Module, batch: PretrainingBatch) -> Loss:
         """Return the loss, summed over examples.
 
-        The loss of an example is the mean cross-entropy of its masked words, plus the cross-entropy of its sentence
-        pair or, for matching halves, of choosing the matching second half.
+        The loss of an example is the mean cross-entropy of its masked words, plus the cross-entropy of the
+        label of its pair (`next`, `order`) or of the choice of the matching second half (`halves`).
         """
         out = run_bert(model, batch)
         assert out.logits is not None
@@ -335,7 +339,7 @@ class ObjectiveScore(NamedTuple):
 def evaluate_objectives(
     model: nn.Module, corpus: SentenceCorpus, mask_share: float, sentences: int, seed: int, batch_size: int = 16
 ) -> dict[str, ObjectiveScore]:
-    """Return the accuracy on each objective, by the name of the objective.
+    """Return the accuracy on each objective, as a dict from the name of the objective to the score.
 
     Words are masked for masked language modelling only.
 
@@ -370,6 +374,9 @@ def score_answers(answers: Int[Tensor, "records m"], truth: Int[Tensor, "records
 
     Answers in one row were made from the same sentence pair and are not independent, so the interval is
     computed from the variation between rows.
+
+    answers  predicted class of each example
+    truth    correct class of each example; where it is IGNORED, the answer does not count
     """
     labelled = truth != IGNORED
     hits, sizes = ((answers == truth) & labelled).sum(1).double(), labelled.sum(1).double()
@@ -387,7 +394,7 @@ def run_bert(model: nn.Module, batch: PretrainingBatch) -> BERTOutput:
 
 
 def half_similarity(out: BERTOutput, batch: PretrainingBatch) -> Float[Tensor, "g choices choices"]:
-    """Return, for each group, the scaled cosine similarity of each first half (row) with each second half (column)."""
+    """Return the scaled cosine similarities of the first halves (rows) and second halves (columns) of each group."""
     assert out.pooled is not None
     vectors = normalize(out.pooled.float(), dim=-1)[batch.choices]
     first, second = vectors[:, :CHOICES], vectors[:, CHOICES:]
@@ -398,12 +405,14 @@ def _matching_indices(fits: Float[Tensor, "g choices choices"]) -> Int[Tensor, "
     """Return, for each first half, the index of the matching second half.
 
     The indices are 0, 1, 2, ..., because first and second halves are in the same order.
+
+    fits  similarities from `half_similarity`; only their shape is used
     """
     return torch.arange(CHOICES, device=fits.device).expand(fits.shape[:2])
 
 
 def _predict(objective: str, out: BERTOutput, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-    """Return the predictions of the model for an objective, and the labels."""
+    """Return the predicted classes of a batch of examples of one objective, and the labels."""
     if len(batch.choices):
         fits = half_similarity(out, batch)
         return fits.argmax(-1), _matching_indices(fits)
@@ -415,9 +424,10 @@ def _predict(objective: str, out: BERTOutput, batch: PretrainingBatch) -> tuple[
 def _pair_example(
     corpus: SentenceCorpus, objective: str, first: Sequence[int], second: Sequence[int], pair: int
 ) -> PretrainingExample:
-    """Return the example of two tokenised sentences; the longer one is truncated until both fit into the context.
+    """Return the example of two tokenised sentences, truncated to the context.
 
-    The first sentence loses tokens at its start, the second at its end.
+    Only the longer sentence is truncated if this is enough, else both are truncated to half of the context. The first
+    sentence loses tokens at its start, the second at its end.
     """
     room = corpus.context - 3
     shorter = min(len(first), len(second), room // 2)
@@ -440,7 +450,7 @@ def _half_examples(
 def _make_example(
     corpus: SentenceCorpus, objective: str, *sentences: Sequence[int], pair: int = IGNORED
 ) -> PretrainingExample:
-    """Make an example of one or two sentences: the tokens [objective] first [between], then second [between]."""
+    """Make an example: [objective] sentence [between], or [objective] first [between] second [between]."""
     tokens, segments = [corpus.special_ids[objective]], [0]
     for number, each in enumerate(sentences):
         tokens += [*each, corpus.special_ids["between"]]
@@ -449,7 +459,7 @@ def _make_example(
 
 
 def _split_sentence(sentence: Sequence[int], draws: torch.Generator) -> tuple[Sequence[int], Sequence[int]]:
-    """Split a sentence in two, at a random position in its middle half."""
+    """Split a sentence in two, at a random position between its first and its last quarter."""
     quarter = len(sentence) // 4
     cut = quarter + 1 + random_index(max(1, len(sentence) - 2 * quarter - 1), draws)
     return sentence[:cut], sentence[cut:]

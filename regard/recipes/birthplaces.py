@@ -50,28 +50,29 @@ class BirthplaceSettings:
 
     model                configuration of the GPT; the characters of texts and questions determine the vocabulary size
     pretraining          training plan of span infilling on the texts; None trains on the questions only
-    self_training        training plan of self-training: the model answers questions about everybody with the
-                         text in its context, then learns these answers without the text. None leaves this phase
-                         out. Self-training needs reading_share above 0
+    self_training        training plan of self-training: the model answers the question about each person with the
+                         person's text in its context, and is then trained on these answers without the text. None
+                         leaves this phase out. Self-training needs reading_share above 0
     finetuning           training plan on the questions only; None leaves this phase out
     phrase_share         fraction of masked spans that are a whole capitalised phrase, in pretraining
     question_share       fraction of questions among the examples of pretraining
     self_training_share  fraction of questions among the examples of self-training
-    reading_share        fraction of the examples of pretraining that are a question after the text with its answer
-                         (reading comprehension)
-    counterfactuals      number of copies of each question after its text, in which another name replaces the correct
-                         answer, so that the model has to read the answer from the text
-    crop_share           fraction of texts that are cropped, in pretraining: to the name at the start of the text and
-                         a piece around the masked span
-    position_offset      position of the first character of a text. With learned positions, a model recognises a
-                         name only at positions where the name was in training; in a question the name starts at
-                         position ten
-    validation           number of training questions that are held out, to select and to calibrate the model;
-                         as many questions about unknown people are asked in addition
-    precision            target fraction of correct answers among the answers that the model gives; the model
-                         abstains from less confident answers
-    people               number of people with a biography in the built-in set; half of them are asked about in
-                         training
+    reading_share        fraction of the examples of pretraining in which a question follows the text that contains its
+                         answer (reading comprehension)
+    counterfactuals      number of copies of each reading-comprehension question in which another name replaces the
+                         correct answer in the text and becomes the answer. The model then has to read the answer from
+                         the text
+    crop_share           fraction of texts that are cropped in pretraining. Of a cropped text, the name at its start
+                         and a piece around the masked span are kept
+    position_offset      position of the first character of a text in the input; padding comes before it. With learned
+                         positions, a model recognises a name only at positions where the name was in training; in
+                         "Where was NAME born?" the name starts at position 10
+    validation           number of training questions that are held out for validation and to calibrate the confidence.
+                         As many questions about unknown people are added for the calibration
+    precision            target fraction of correct answers among the answers that the model gives. The model gives no
+                         answer if its confidence is below a threshold, which is chosen to reach this target
+    people               number of people with a biography in the built-in set; training has questions about half of
+                         them
     learned              questions that a finished model was taught by `regard ask --learn`; the model is not tested
                          on these questions
     """
@@ -184,7 +185,7 @@ VARIANTS = {"finetune": finetune, "synthesizer": synthesizer, "no_pretraining": 
 class BirthplaceSplits:
     """The data of the recipe: texts, and questions for training, validation and test.
 
-    subjects  the name of the person each text is about
+    subjects  for each text, the name of the person that it is about
     """
 
     texts: tuple[str, ...]
@@ -195,14 +196,14 @@ class BirthplaceSplits:
 
     @property
     def by_name(self) -> dict[str, str]:
-        """A text about each person, by the name of the person; of several texts, the last one."""
+        """A dict from the name of each person to a text about the person: the last one if there are several."""
         return {name: text for name, text in zip(self.subjects, self.texts, strict=True) if name}
 
     @property
     def title_lengths(self) -> tuple[int, ...]:
         """For each text, the number of characters of the name at its beginning, with the separator after the name.
 
-        The separator is a blank, or a full stop and a blank. 0 for a text that does not begin with the name.
+        The separator is a blank, or a full stop and a blank. A text that does not begin with the name has 0.
         """
         return tuple(
             len(name) + 1 + text.startswith(f"{name}. ") if name and text.startswith(name) else 0
@@ -297,6 +298,7 @@ def make_infilling_task(
 ) -> SpanInfillingTask:
     """Build the training task of span infilling on the texts, with questions mixed in.
 
+    batch  number of examples in a batch
     mixes  sets of questions, each with its fraction of the training examples
     """
     return SpanInfillingTask(
@@ -349,9 +351,9 @@ def run(settings: BirthplaceSettings, location: RunLocation) -> RecipeResult:
 def evaluate(
     settings: BirthplaceSettings, model: Model, tokenizer: CharacterTokenizer, location: RunLocation
 ) -> dict[str, float]:
-    """Return metrics: exact-match accuracies, the fraction of questions that are answered, and the accuracy of these.
+    """Return metrics: exact-match accuracies, the fraction of answered questions, and the accuracy on these.
 
-    A question is answered if the confidence of the model reaches the threshold.
+    A question is answered if the confidence of the model reaches the calibrated threshold.
     """
     assert isinstance(model, GPT)
     return evaluate_with_confidence(settings, model, tokenizer, load_data(location.data, settings))[0]
@@ -363,8 +365,8 @@ def evaluate_with_confidence(
     """Evaluate the model and calibrate its confidence. Returns the metrics and the calibrated confidence.
 
     The confidence is calibrated on the validation questions and on as many questions about unknown people, to which
-    every answer is wrong. Questions about other unknown people measure how often the model answers nevertheless. If
-    there are no questions about unknown people, the threshold is so high that the model never answers.
+    every answer is wrong. One metric is how often the model answers questions about other unknown people. If no
+    questions about unknown people can be made, the threshold is so high that the model never answers.
     """
     likelihoods, correct = predict_answers(model, tokenizer, splits.validation)
     unknown = [BirthplaceQuestion(each, "") for each in unknown_questions(settings, splits)]
@@ -403,9 +405,9 @@ def unknown_questions(settings: BirthplaceSettings, splits: BirthplaceSplits) ->
 def predict_answers(
     model: GPT, tokenizer: CharacterTokenizer, questions: Sequence[BirthplaceQuestion]
 ) -> tuple[list[AnswerLikelihood], list[bool]]:
-    """Answer questions; return the log-likelihoods of each answer, and whether the answer is exactly right.
+    """Answer questions; return the log-probabilities for each question, and whether each answer is exactly right.
 
-    The log-likelihoods are those of the generated answer and of the name in the question.
+    The log-probabilities are those of the generated answer and of the name in the question.
     """
     answers, correct = grade_answers(model, tokenizer, questions)
     names = name_log_likelihood(model, tokenizer, [each.text for each in questions])
@@ -441,7 +443,7 @@ def evaluate_with_answers(
 ) -> tuple[dict[str, float], list[AnsweredQuestion], ConstantBaseline]:
     """Return the metrics, up to `count` answered test questions, and the constant baseline.
 
-    Half of these answers are wrong, if there are enough right and enough wrong answers.
+    If possible, half of these answers are right and half are wrong.
     """
     assert isinstance(model, GPT)
     splits = load_data(location.data, settings)

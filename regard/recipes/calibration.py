@@ -41,11 +41,11 @@ class AnswerLikelihood(NamedTuple):
 class Confidence:
     """A calibrated confidence: a logistic regression on the log-probabilities of answer and name, and a threshold.
 
-    odds       weight of the log-odds of the answer
+    odds       weight of the log-odds of the answer in the regression
     name       weight of the log-probability of the name
-    offset     intercept
-    ceiling    maximum confidence: after n correct answers the next is correct with probability
-               (n + 1) / (n + 2)
+    offset     intercept of the regression
+    ceiling    maximum confidence: (n + 1) / (n + 2), if n calibration answers are correct. This is the probability that
+               the next answer is correct after n correct answers in a row (Laplace's rule of succession)
     precision  target fraction of correct answers among the answers that are given
     threshold  lowest confidence with which an answer is given, chosen to reach the precision on the calibration
                questions; above 1 if the precision cannot be reached
@@ -78,10 +78,11 @@ class Confidence:
 def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], precision: float) -> Confidence:
     """Fit the confidence to held-out answers, and choose the threshold that reaches the target precision.
 
-    The threshold is safe: for answers with at least this confidence, the one-sided 90 % lower bound of the fraction of
-    correct answers reaches the precision (Clopper and Pearson 1934). The threshold is never below the precision itself.
+    The threshold has a safety margin. Among the held-out answers with at least this confidence, the fraction of correct
+    answers reaches the precision, and so does its one-sided 90 % lower confidence bound (Clopper and Pearson 1934). The
+    threshold is never below the precision itself.
 
-    likelihoods  log-likelihoods of each answer
+    likelihoods  for each answer, its log-probability and that of the name in its question
     correct      whether each answer is correct
     precision    target fraction of correct answers among the answers that are given
     """
@@ -108,8 +109,8 @@ def calibrate(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[bool], 
 def exceeds_precision(hits: int, count: int, precision: float) -> bool:
     """Return whether the true fraction of correct answers exceeds `precision`, at a confidence level of 90 %.
 
-    This is a one-sided binomial test: at least `hits` correct answers have a probability of 10 % at most if the
-    true fraction of correct answers equals `precision`.
+    This is a one-sided binomial test. The result is True if, with a true fraction equal to `precision`, the probability
+    of `hits` or more correct answers would be at most 10 %.
 
     hits, count  number of correct answers, and of all answers
     """
@@ -126,8 +127,8 @@ def _fit_logistic(likelihoods: Sequence[AnswerLikelihood], correct: Sequence[boo
     intercept.
 
     Two answers are added to the data, so that a finite solution exists: a wrong answer with the lowest likelihoods, and
-    a correct answer with the highest likelihoods. A feature with a negative weight is left out, because a higher
-    likelihood must not lower the confidence.
+    a correct answer with the highest likelihoods. A feature whose weight is not positive is left out, because a
+    higher likelihood must not lower the confidence.
     """
     named = [(one.odds, one.name, hit) for one, hit in zip(likelihoods, correct, strict=True) if one.name > -math.inf]
     if not named:

@@ -20,17 +20,17 @@ TOLERANCE = 1e-3  # between logits of a stream and of one pass, in float32
 
 
 def algorithmic_latency(model: SpeechConfig, settings: LogMel) -> float:
-    """Return the algorithmic latency in seconds: the longest time between a sample and the output row that contains it.
+    """Return the algorithmic latency in seconds: how much sound after a sample its output row needs, at most.
 
-    An output row covers 4 frames. The row is final when its chunk and the chunks of the look-ahead are complete: the
-    last frame that the row needs begins `model.latency` hops after the first sample of the row. Computing time is not
-    included.
+    An output row has the logits for 4 frames together. It can be computed when its own chunk and the look-ahead chunks
+    are complete. The last frame of these chunks begins `model.latency` hops after the first sample of the row. The time
+    of computing is not included.
     """
     return (model.latency * settings.hop_length + settings.window_length) / settings.sample_rate
 
 
 def normalized_log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[Tensor, "*b frames mels"]:
-    """Return the log-mel spectrogram, scaled to a mean of about 0 and a standard deviation of about 1.
+    """Return the log-mel spectrogram, scaled so that speech has about mean 0 and standard deviation 1.
 
     This is the input of the model.
     """
@@ -41,7 +41,7 @@ def normalized_log_mel(sound: Float[Tensor, "*b n"], settings: LogMel) -> Float[
 class RecognizedWord:
     """A recognised word with its time.
 
-    at     position in the sound, in seconds: the first sample of the output row in which the word was
+    at     seconds from the start of the sound to the first sample of the output row in which the word was
            recognised
     shown  seconds of sound that had been received when the word was recognised
     """
@@ -74,17 +74,20 @@ class DigitListener:
         return self.words(self.last_rows())
 
     def rows(self, samples: Float[Tensor, "n"]) -> Float[Tensor, "1 r w"]:
-        """Add samples of the sound and return the logits (1, r, w) of the output rows that are now complete."""
+        """Add samples of the sound and return the logits of the output rows that are now complete.
+
+        The shape is (1, rows, vocabulary size).
+        """
         self.received += len(samples)
         frames = (self._frames.push(samples.to(self._device)) - MEAN) / SPREAD
         return self._stream.push(frames[None]) if len(frames) else self._none
 
     def last_rows(self) -> Float[Tensor, "1 r w"]:
-        """End the sound and return the logits (1, r, w) of the remaining output rows."""
+        """End the sound and return the logits of the remaining output rows, in the shape of `rows`."""
         return self._stream.finish() if self._stream.received else self._none
 
     def words(self, rows: Float[Tensor, "1 r w"]) -> list[RecognizedWord]:
-        """Convert new output rows to recognised words, by greedy CTC decoding."""
+        """Convert the logits of new output rows to recognised words, by greedy CTC decoding."""
         found = []
         rate = self.settings.sample_rate
         for row in range(rows.shape[1]):

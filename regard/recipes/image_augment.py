@@ -1,7 +1,7 @@
-"""Image augmentation of a batch on its device: shift, flip, TrivialAugment, random erasing, mixup and cutmix.
+"""Image augmentation of a batch: shift, flip, TrivialAugment, random erasing, mixup and cutmix.
 
-Pixels are from 0 to 1. Random numbers are passed as tensors, so the augmentation of an image does not depend on how a
-batch is divided among processes.
+It runs on the device of the batch. Pixels are from 0 to 1. Random numbers are passed as tensors, so the augmentation of
+an image does not depend on how a batch is divided among processes.
 """
 
 from dataclasses import dataclass
@@ -34,12 +34,13 @@ ERASED_VALUE = 0.5
 class ImageAugmentation:
     """Settings of image augmentation in training: shift, flip, random operations, erasing, mixup and cutmix.
 
-    shift       maximum pixels by which an image is shifted, vertically and horizontally
+    shift       maximum number of pixels by which an image is shifted, vertically and horizontally
     flip        fraction of images that are flipped horizontally
-    operations  number of random operations, such as rotation or contrast, for each image; one is TrivialAugment
-                (Müller and Hutter 2021, arXiv:2103.10158)
-    magnitude   maximum magnitude of the operations, as a fraction of the full one
-    erase       fraction of images with random erasing of a square (Zhong et al. 2017, arXiv:1708.04896)
+    operations  number of random operations, such as rotation or contrast, for each image; the value 1 gives
+                TrivialAugment (Müller and Hutter 2021, arXiv:2103.10158)
+    magnitude   maximum magnitude of the operations, from 0 to 1; 1 allows rotations of up to 30 degrees, for example
+    erase       fraction of images in which a random square becomes grey (random erasing; Zhong et al. 2017,
+                arXiv:1708.04896)
     mixup       fraction of images that are blended with another image (Zhang et al. 2017, arXiv:1710.09412)
     cutmix      fraction of images with a pasted square of another image (Yun et al. 2019, arXiv:1905.04899)
     """
@@ -74,11 +75,11 @@ class ImageAugmentation:
     ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
         """Augment a batch of images. Returns the images, and the weight of each image's own label.
 
-        With mixup and cutmix, 1 minus this weight is the weight of the label of the partner image; else the weight
-        is 1.
+        Without mixup and cutmix, the weight is 1. With them, the label of the partner image, which was blended or
+        pasted in, has 1 minus this weight.
 
         x      images with values from 0 to 1
-        draws  uniform random numbers from 0 to 1
+        draws  uniform random numbers from 0 to 1; `self.draws` of them for each image
         """
         down, across, mirror, whether, row, column, length, how, share, top, left, *drawn = draws.unbind(1)
         if self.shift >= min(x.shape[2:]):
@@ -106,7 +107,10 @@ class ImageAugmentation:
 def shift_images(
     x: Float[Tensor, "b channels y x"], down: Int[Tensor, "b"], across: Int[Tensor, "b"]
 ) -> Float[Tensor, "b channels y x"]:
-    """Shift each image by whole pixels, with reflection padding."""
+    """Shift each image by whole pixels, with reflection padding.
+
+    down, across  pixels to shift each image down and to the right; negative numbers shift up and to the left
+    """
     rows = _reflect_index(torch.arange(x.shape[2], device=x.device) - down[:, None], x.shape[2])
     columns = _reflect_index(torch.arange(x.shape[3], device=x.device) - across[:, None], x.shape[3])
     each = torch.arange(len(x), device=x.device)[:, None, None]
@@ -114,7 +118,7 @@ def shift_images(
 
 
 def flip_images(x: Float[Tensor, "b channels y x"], which: Bool[Tensor, "b"]) -> Float[Tensor, "b channels y x"]:
-    """Flip the images where `which` is True horizontally."""
+    """Flip images horizontally: those for which `which` is True."""
     return torch.where(_per_image(which), x.flip(-1), x)
 
 
@@ -204,10 +208,13 @@ def equalize(x: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b channels y 
 def apply_operation(
     x: Float[Tensor, "b channels y x"], which: Int[Tensor, "b"], magnitude: Float[Tensor, "b"]
 ) -> Float[Tensor, "b channels y x"]:
-    """Apply the operation `OPERATIONS[which]` to each image, with a magnitude from -1 to 1.
+    """Apply an operation such as a rotation to each image, with a magnitude from -1 to 1.
 
-    All operations are computed for all images, and one result is selected for each image. This avoids a synchronisation
-    of CPU and GPU.
+    `which` is the index of each image's operation in OPERATIONS. For an operation with a direction, such as a rotation,
+    a negative magnitude is the opposite direction.
+
+    All operations are computed for all images, and one result is selected for each image. So the CPU need not wait for
+    the GPU to know which operations are needed.
     """
     chosen = {name: which == number for number, name in enumerate(OPERATIONS)}
 
@@ -238,7 +245,7 @@ def apply_operation(
 def square_mask(
     x: Float[Tensor, "b channels y x"], row: Float[Tensor, "b"], column: Float[Tensor, "b"], side: Float[Tensor, "b"]
 ) -> Bool[Tensor, "b 1 y x"]:
-    """Return a Boolean mask (b 1 y x) that is True inside a square of each image.
+    """Return a Boolean mask that is True inside a square of each image. Its shape is (b, 1, y, x).
 
     row, column  center of the square, as fractions of the height and width of the image
     side         side of the square, as a fraction of the sides of the image
@@ -264,7 +271,7 @@ def mixup(
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
     """Blend each image with another image (mixup). Returns the images, and the weight of each image's own label.
 
-    share  weight of the image itself
+    share  weight of each image; the other image has the weight 1 - share
     """
     return torch.lerp(other, x, _per_image(share)), share
 
@@ -272,10 +279,9 @@ def mixup(
 def cutmix(
     x: Float[Tensor, "b channels y x"], other: Float[Tensor, "b channels y x"], inside: Bool[Tensor, "b 1 y x"]
 ) -> tuple[Float[Tensor, "b channels y x"], Float[Tensor, "b"]]:
-    """Paste pixels of another image into each image (cutmix). Returns the images, and the fraction of pixels that were
-    kept.
+    """Paste pixels of another image into each image (cutmix). Returns the images, and the kept fraction of each.
 
-    inside  where pixels of the other image are pasted
+    inside  True at the pixels that are pasted
     """
     return torch.where(inside, other, x), 1 - inside.to(x.dtype).mean((1, 2, 3))
 
@@ -283,7 +289,7 @@ def cutmix(
 def mix_labels(labels: Int[Tensor, "b"], share: Float[Tensor, "b"], classes: int) -> Float[Tensor, "b classes"]:
     """Return one-hot labels mixed with the labels of the partner images.
 
-    share  weight of the image's own label; the weight of the partner's label is 1 - share
+    share  weight of each image's own label; the weight of the partner's label is 1 - share
     """
     own = functional.one_hot(labels, classes).to(share.dtype)
     return torch.lerp(partner_images(own), own, share[:, None])
@@ -295,7 +301,7 @@ def _per_image(x: Tensor) -> Tensor:
 
 
 def _pixel_centers(size: int, like: Tensor) -> Float[Tensor, "size"]:
-    """Return the coordinates of pixel centres; the edges of the image are at -1 and 1."""
+    """Return the coordinates of the `size` pixel centres of one side; the edges of the image are at -1 and 1."""
     return (2 * torch.arange(size, dtype=like.dtype, device=like.device) + 1) / size - 1
 
 
@@ -305,5 +311,5 @@ def _random_pixels(drawn: Float[Tensor, "b"], most: int) -> Int[Tensor, "b"]:
 
 
 def _reflect_index(index: Int[Tensor, "b n"], size: int) -> Int[Tensor, "b n"]:
-    """Reflect indices beyond the edge back inside; the pixel at the edge is not repeated."""
+    """Map indices outside 0 to size - 1 back inside by reflection; the pixel at the edge is not repeated."""
     return (size - 1) - ((size - 1) - index.abs()).abs()

@@ -244,7 +244,7 @@ def split_text(text: str, share: float) -> Splits[str]:
 def train_tokenizer(settings: LanguageSettings, splits: Splits[str]) -> RecipeTokenizer:
     """Train a byte pair encoding (BPE) on the training text, or make a character tokenizer.
 
-    GPT uses the character tokenizer if `bpe_vocab` is None. It has all characters of the three splits.
+    GPT uses the character tokenizer if `bpe_vocab` is None. This tokenizer has all characters of the three splits.
     """
     if settings.architecture == "gpt" and settings.gpt.bpe_vocab is None:
         return CharacterTokenizer.from_texts(splits.train, splits.validation, splits.test)
@@ -260,8 +260,9 @@ class NextTokenTask:
 
     tokens      tokens of the training text
     validation  tokens of the validation text
-    characters  number of characters in the validation text, except the characters of the first token
-    fused       compute the loss without holding the logits of all tokens, which need much memory if the vocabulary
+    characters  number of characters in the validation text, except those of the first token, which is not predicted
+    context     number of tokens in a window
+    fused       compute the loss without storing the logits of all tokens, which need much memory if the vocabulary
                 is large
     """
 
@@ -274,7 +275,7 @@ class NextTokenTask:
     fused: bool = False
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and next-token targets (b n) of one micro-batch of a training step.
+        """Return the inputs and next-token targets of one micro-batch of a training step, each of shape (b, n).
 
         part  index of the micro-batch, from 0
         of    number of micro-batches of the step
@@ -296,7 +297,7 @@ class NextTokenTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the cross-entropy per character of the validation text, in nats and in bits.
 
-        The score is minus the nats per character.
+        The metric "score", which selects the best weights, is minus the nats per character.
         """
         nats = negative_log_likelihood(model, self.validation, self.context) / self.characters
         return {"score": -nats, "nats per character": nats, "bits per character": nats / math.log(2)}
@@ -304,7 +305,7 @@ class NextTokenTask:
 
 @torch.no_grad()
 def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context: int, batch_size: int = 64) -> float:
-    """Return the negative log-likelihood of all tokens but the first, in nats.
+    """Return the negative log-likelihood in nats, summed over all tokens but the first.
 
     The tokens are split into windows of `context` tokens that do not overlap. Each window is predicted without the
     tokens of earlier windows.
@@ -326,9 +327,9 @@ def negative_log_likelihood(model: nn.Module, tokens: Int[Tensor, "n"], context:
 class NGramModel:
     """A character n-gram model with Witten-Bell smoothing (Witten and Bell 1991), trained on a text.
 
-    The probability of a character after a context is interpolated with its probability after a context that is one
-    character shorter. The interpolation weight depends on how many different characters followed the context in the
-    text.
+    The context of a character is the order - 1 characters before it. The probability of a character after a context is
+    interpolated with its probability after the context without its first character. The interpolation weight depends on
+    how many different characters followed the context in the text.
 
     order     maximum number of characters of an n-gram
     alphabet  number of different characters
@@ -400,8 +401,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the metrics of the trained model on the test and validation text.
 
-    For GPT the metrics are the cross-entropy of the model and of n-gram models, for BERT the accuracies of the model
-    and the accuracies by chance.
+    For GPT the metrics are the cross-entropy of the model and of n-gram models. For BERT they are the accuracy of the
+    model on each objective, with its confidence interval, and the accuracy by chance.
     """
     splits = load_data(location.data, settings)
     texts = {"test": splits.test, "validation": splits.validation}
@@ -430,7 +431,8 @@ def evaluate(
 def evaluate_induction(model: Model, count: int = 64, length: int = 40, seed: int = 1) -> dict[str, float]:
     """Return the largest induction score of any head, and the fraction of tokens that the model copies correctly.
 
-    Both are measured on new random token sequences, each written twice.
+    Both are measured on `count` new sequences: `length` random tokens, then the same tokens again. The induction score
+    is the mean attention weight of a repeated token on the token after its previous occurrence.
     """
     assert isinstance(model, GPT)
     length = min(length, model.config.max_length // 2)

@@ -1,8 +1,8 @@
 """Name likelihood: the log-probability of the name in a question, which distinguishes known from unknown people.
 
-A name that occurred in training has a high probability under the model. An unknown name has a low probability, and so
-has a combination of two known names. The probability of the answer alone is not enough, because a model can give a
-probable answer about any person.
+A name that occurred in training has a high probability under the model. An unknown name has a low probability, even if
+it combines the names of two known people. The probability of the answer alone is not enough, because a model can give
+a probable answer about any person.
 """
 
 import math

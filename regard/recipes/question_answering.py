@@ -42,8 +42,9 @@ class Reply:
     """The reply to a question, with its source.
 
     answer      the answer; None if neither the model nor the fact store knows it
-    source      where the answer is from: "model", "store" or "nobody"
-    guess       the model's answer, regardless of its confidence; None if the model cannot read the question
+    source      where the answer is from: "model", "store" (the fact store), or "nobody" if there is no answer
+    guess       the model's answer, regardless of its confidence; None if the model cannot read the question or
+                generates no proper answer
     confidence  estimated probability that the guess is correct
     """
 
@@ -58,6 +59,10 @@ class QuestionAnswerer:
     """Answers questions with the model of a finished `birthplaces` run and with a store of facts that users taught.
 
     The model can be trained further on these facts.
+
+    folder      folder of the run
+    confidence  calibrated confidence of the model, with the threshold for giving an answer
+    store       the facts
     """
 
     folder: Path
@@ -81,7 +86,8 @@ class QuestionAnswerer:
     def guess(self, question: str) -> tuple[str | None, float]:
         """Return the model's most likely answer and its confidence, regardless of the threshold.
 
-        The answer is None, with confidence 0, if the model cannot read the question or generates no proper answer.
+        The answer is None and the confidence 0 if the model cannot read the question, or if the generated answer is
+        empty or has padding or mask characters.
         """
         asked = normalize_wording(question)
         if not extract_name(asked):  # the confidence is calibrated for one form of question only
@@ -99,9 +105,9 @@ class QuestionAnswerer:
     def learn(
         self, location: RunLocation, steps: int = LEARNING_STEPS, lr: float = 3e-4
     ) -> tuple[list[StoredFact], dict[str, float]]:
-        """Train the model on the stored facts and save it; return the facts it now answers correctly, and the metrics.
+        """Train the model on the stored facts and save it; return the new facts it answers correctly, and the metrics.
 
-        Texts and the questions of earlier training are mixed in, so that the model does not forget them.
+        Texts and questions of earlier training are mixed in, so that the model does not forget them.
         """
         with ExitStack() as until_the_end:
             with convert_os_errors(self.folder):
@@ -159,9 +165,9 @@ class QuestionAnswerer:
     def _evaluate(
         self, settings: birthplaces.BirthplaceSettings, location: RunLocation
     ) -> tuple[dict[str, float], Confidence]:
-        """Evaluate the model and calibrate its confidence on questions that were not taught.
+        """Evaluate the model and calibrate its confidence, on questions whose answers users did not teach it.
 
-        If every validation or test question was taught, return the saved metrics and the old confidence.
+        If users taught every validation or every test question, return the saved metrics and the old confidence.
         """
         splits = birthplaces.load_data(location.data, settings)
         if splits.validation and splits.test:
@@ -172,7 +178,8 @@ class QuestionAnswerer:
     def _is_learnable(self, fact: StoredFact) -> bool:
         """Return whether the model can read the question and its answer.
 
-        The wording and all characters must be known, and the text must fit into the context.
+        The question must have the wording "Where was NAME born?", all characters must be in the vocabulary, and the
+        question with its answer must fit into the context.
         """
         asked = normalize_wording(fact.question)
         text = asked + fact.answer
@@ -181,9 +188,9 @@ class QuestionAnswerer:
 
 
 def _repeats(new: int, old: int) -> int:
-    """Return how often each new example is repeated, so that new examples are a fixed fraction of the training data.
+    """Return how often to repeat each new example, so that new examples are a given fraction of all examples.
 
-    The fraction is FACT_SHARE times the number of new examples, at most one half.
+    This fraction is FACT_SHARE times the number of new examples, at most one half.
 
     new, old  numbers of new and of old examples
     """
@@ -202,8 +209,8 @@ def load_question_answerer(folder: Path, store: Path | None = None) -> QuestionA
     """Load a finished run of the recipe `birthplaces` and its fact store.
 
     folder  folder of the run, or the name of a pretrained model
-    store   SQLite file of the facts; None is `facts.sqlite` in the folder, or in the current folder for a
-            pretrained model
+    store   SQLite file of the facts. None means `facts.sqlite` in the folder of the run, or in the current folder for
+            a pretrained model
     """
     run = find_run(folder)
     default = Path("facts.sqlite") if run != folder else folder / "facts.sqlite"  # nothing is written into the package

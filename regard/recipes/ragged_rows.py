@@ -1,4 +1,4 @@
-"""Rows of different lengths in one flat array, read and padded without a loop over rows."""
+"""Rows of different lengths, stored in one flat array, so that they are selected and padded without a Python loop."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ Integers = NDArray[Any]
 class RaggedRows:
     """Rows of integers of different lengths.
 
-    values   all rows, one after the other
-    starts   where each row begins
+    values   the integers of all rows, row after row
+    starts   index in `values` at which each row begins
     lengths  number of integers in each row
     """
 
@@ -25,7 +25,7 @@ class RaggedRows:
 
     @classmethod
     def from_lists(cls, rows: Iterable[Sequence[int]]) -> "RaggedRows":
-        """Return these lists as ragged rows.
+        """Build ragged rows from lists of integers.
 
         >>> RaggedRows.from_lists([[5, 6], [], [7]]).lengths.tolist()
         [2, 0, 1]
@@ -49,7 +49,10 @@ class RaggedRows:
     def join(self, counts: Integers) -> "RaggedRows":
         """Concatenate consecutive rows to longer rows.
 
-        counts  number of consecutive rows in each new row; the rows must be in the order of `values`
+        counts  number of old rows in each new row
+
+        The rows must follow each other in `values` without gaps, as `from_lists` and `select` return them. Here the
+        second new row consists of two old rows:
 
         >>> RaggedRows.from_lists([[5, 6], [], [7]]).join(numpy.array([1, 2])).lengths.tolist()
         [2, 1]
@@ -60,9 +63,13 @@ class RaggedRows:
         return RaggedRows(self.values, starts, ends[last] - starts)
 
     def pad(self, width: int, fill: int, first: int = 0) -> Integers:
-        """Return the rows as a matrix, padded on the right. The rows must be in the order of `values`.
+        """Return the rows as a matrix, padded on the right.
 
-        first  column in which the rows begin
+        The rows must follow each other in `values` without gaps, as `from_lists` and `select` return them.
+
+        width  number of columns
+        fill   integer used for padding
+        first  column in which the rows begin; the columns before it are padding too
 
         >>> RaggedRows.from_lists([[5, 6], [], [7]]).pad(3, fill=0).tolist()
         [[5, 6, 0], [0, 0, 0], [7, 0, 0]]

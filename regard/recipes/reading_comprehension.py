@@ -25,8 +25,8 @@ class PassageCollection:
     """Passages for reading comprehension: one text about each person, which precedes a question about that person.
 
     texts    text by the name of the person
-    context  maximum characters that the model reads
-    longest  maximum characters of an answer
+    context  maximum number of characters that the model reads
+    longest  maximum number of characters of an answer
     """
 
     texts: Mapping[str, str]
@@ -45,12 +45,12 @@ class PassageCollection:
     def counterfactual_questions(
         self, questions: Sequence[BirthplaceQuestion], copies: int, seed: int
     ) -> list[BirthplaceQuestion]:
-        """Return copies of questions after their texts, in which another name replaces the correct answer.
+        """Return questions preceded by their texts, with another name in place of the correct answer in the text.
 
-        The other name is the correct answer of the copy. A memorised answer is wrong, so the model has to read the
-        text.
+        This other name is the answer to learn. The answer that the model may have memorised is wrong here, so the model
+        has to read the text.
 
-        copies  maximum number of copies of each question; a copy is left out if its text does not contain the answer
+        copies  maximum number of copies of each question; a copy is left out if the text does not contain the answer
         """
         places = {each.text: each.place for each in questions}
         others = [some for some in (sorted({*places.values()}), self._names) if some]
@@ -68,7 +68,10 @@ class PassageCollection:
     def self_labelled_questions(
         self, model: GPT, tokenizer: CharacterTokenizer, known: Sequence[BirthplaceQuestion]
     ) -> list[BirthplaceQuestion]:
-        """Return questions about people not in `known`, answered by the model from their texts (pseudo-labels)."""
+        """Return questions about people who are not in `known`, with answers that the model reads in their texts.
+
+        These answers are pseudo-labels: they may be wrong. Empty and too long answers are left out.
+        """
         excluded = {each.text for each in known}
         new = {name: each for name, each in self._questions.items() if each not in excluded}
         read = generate_answers(model, tokenizer, [self._with_passage(name) for name in new], BATCH_SIZE)
@@ -78,7 +81,7 @@ class PassageCollection:
 
     @cached_property
     def _questions(self) -> dict[str, str]:
-        """The question about each person, by name."""
+        """A dict from the name of each person to the question about the person."""
         return {name: QUESTION.format(name=name) for name in self.texts}
 
     @cached_property

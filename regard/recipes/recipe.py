@@ -3,11 +3,12 @@
 A module of this folder that is listed in `RECIPES` has
 
     a docstring   what is trained, then Expected:, Time: and Memory:, for the built-in data and for real data
-    built_in      () -> settings for the built-in data set; a frozen dataclass with everything that decides the run
+    built_in      () -> settings for the built-in data set; a frozen dataclass with everything that affects the result
     real          () -> settings for real data, read from a path
     VARIANTS      optional: {name: (settings) -> settings}, other ways to run the recipe, each with a docstring
-    CPU_SETTINGS  changes of the settings for real data, by name, with which a CPU can do the run; the variant `cpu`
-    FROM_DATA     optional: settings of the model that follow from the data, so that `--set` refuses them
+    CPU_SETTINGS  {name of a setting: value}: changes of the settings for real data for a run on a CPU, which the
+                  variant `cpu` makes
+    FROM_DATA     optional: names of settings of the model that the data determine, so that `--set` refuses them
     NEXT_COMMAND  the command to try after training; {folder} is the folder of the run
     prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
     run           optional: (settings, location) -> RecipeResult; `train_and_evaluate` by default
@@ -71,8 +72,8 @@ class TimeEstimate:
     """The estimated time of a training run.
 
     seconds           estimated seconds of the whole run
-    before            whether the estimate was made before the first step
-    with_evaluations  whether `seconds` includes validations and the final evaluation, or training steps only
+    before            True if the estimate was made before the first step
+    with_evaluations  True if `seconds` includes validations and the final evaluation, False if only training steps
     """
 
     seconds: float
@@ -84,11 +85,16 @@ class TimeEstimate:
 class RunLocation:
     """Where the data and the results of a run are, and the callbacks for its progress.
 
-    data      path of real data; None uses the built-in set
-    folder    where checkpoints, the log and the finished model are written; None writes nothing
+    data         path of real data; None uses the built-in set
+    folder       where checkpoints, the log and the finished model are written; None writes nothing
+    resume       continue the run in the folder from its last checkpoint
+    group        the processes that train together, and the device of this process
+    tensorboard  write events for TensorBoard to the folder
+    on_message   called with messages to the user
+    on_progress  called with the name of the phase and its progress
     on_start     called once all data are read, before the first step
-    on_estimate  called with the estimated time of the run: on a CPU before the first step, then after the first steps,
-                 then after the first validation
+    on_estimate  called with the estimated time of the run, after the first steps and again after the first validation.
+                 On a CPU, it is also called before the first step of a run of one process that is not resumed
     """
 
     data: Path | None = None
@@ -131,7 +137,7 @@ class Phase:
 class TrainingSetup:
     """The untrained model of a run, the phases of its training, and its tokenizer.
 
-    final_validations  time of the final evaluation divided by the time of a validation, to estimate the time of a run
+    final_validations  how many times as long as a validation the final evaluation takes, for estimates of the time
     """
 
     model: Model
@@ -171,9 +177,9 @@ class TrainingSetup:
         return seconds
 
     def _count_steps(self, plan: TrainingPlan, first: int = 0) -> float:
-        """Return the work of all phases from index `first` on, as a number of steps of `plan`.
+        """Return the work of all phases from index `first` on, in steps of `plan`.
 
-        A step of another phase counts in proportion to its batch size.
+        A step with twice the batch size of `plan` counts as two steps.
         """
         return sum(each.plan.steps * each.plan.batch_size for each in self.phases[first:]) / plan.batch_size
 
@@ -254,7 +260,8 @@ class Recipe:
     def describe_time(self, estimate: TimeEstimate, device: str) -> str | None:
         """Return a sentence with the estimated time of a run, or None.
 
-        Before a run, the sentence suggests smaller settings if the run takes long; if not, the result is None.
+        For an estimate made before the first step, the result is None if the run takes at most LONG_RUN seconds. If it
+        takes longer, the sentence also suggests settings for a shorter run.
         """
         device = "CPU" if device == "cpu" else "GPU"
         duration = format_duration(estimate.seconds)
@@ -307,13 +314,16 @@ def train_and_evaluate(
 
 
 def find_plans(settings: Any) -> dict[str, TrainingPlan]:
-    """Return the training plans in the settings of a recipe, by the name of the setting: one for each phase."""
+    """Return the training plans in the settings of a recipe: a dict from the name of the setting to the plan."""
     found = {name: value for name, value in vars(settings).items() if isinstance(value, TrainingPlan)}
     return found or {f"{settings.architecture}.plan": settings.chosen.plan}
 
 
 def set_steps(settings: T, steps: int) -> T:
-    """Return the settings with this total number of optimizer steps; the phases keep their fractions of the total."""
+    """Return the settings with this number of optimizer steps in total.
+
+    Each phase keeps its fraction of the total.
+    """
     check_integer("steps", steps, 1)
     plans = find_plans(settings)
     total = sum(plan.steps for plan in plans.values())
@@ -339,7 +349,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _check_extension(phase: Phase, later: tuple[Phase, ...], location: RunLocation) -> None:
-    """Raise ConfigError if a resumed run gets more steps in this phase although a later phase has begun."""
+    """Raise ConfigError if a resumed run has more steps of this phase to do, but has begun a later phase."""
     if location.folder is None or not location.resume:
         return
     done = {each.name: CheckpointFolder(location.folder / each.name / CHECKPOINTS).steps() for each in (phase, *later)}

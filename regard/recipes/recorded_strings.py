@@ -1,4 +1,4 @@
-"""Digit strings as lists of recordings: a batch contains indices, and its samples are gathered on the device."""
+"""Digit strings that refer to recordings: a batch contains indices, and the samples are copied on its device."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RecordedStrings:
-    """A batch of strings of recordings with silence between them. Unused columns have size 0.
+    """A batch of digit strings, each made of recordings with silence between them.
 
-    begins   first sample of each recording in its string, increasing along a row
-    offsets  first sample of each recording in the array of all recordings
+    Each row is a string, and each column one of its recordings. A string with fewer recordings has columns of size 0.
+
+    begins   index of the first sample of each recording in its string, increasing along a row
+    offsets  index of the first sample of each recording in the array of all recordings
     sizes    number of samples of each recording
     """
 
@@ -23,7 +25,10 @@ class RecordedStrings:
     def sounds(self, recordings: Float[Tensor, "samples"], width: int) -> Float[Tensor, "b n"]:
         """Return the samples of each string, with zeros up to `width`.
 
-        recordings  all recordings, one after the other, on the device of this batch
+        recordings  samples of all recordings, one after the other, on the device of this batch
+        width       number of samples in each row of the result
+
+        Here one sample from offset 2 begins at sample 1 of the string, and two samples from offset 0 at sample 3:
 
         >>> strings = RecordedStrings(torch.tensor([[1, 3]]), torch.tensor([[2, 0]]), torch.tensor([[1, 2]]))
         >>> strings.sounds(torch.tensor([0.1, 0.2, 0.3]), 6)

@@ -1,4 +1,7 @@
-"""The folder of a run. Its run.json has the recipe, settings and data, and is checked when a run starts or resumes."""
+"""The folder of a run. Its run.json has the recipe, the settings and a hash of the data.
+
+A run that is resumed must have the same ones.
+"""
 
 import hashlib
 import json

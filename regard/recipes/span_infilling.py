@@ -39,10 +39,11 @@ class SpanInfillingTask:
     mixes            sets of questions, each with its fraction of the examples; all other examples are texts
     validation       questions for evaluation
     phrase_share     fraction of masked spans that are a whole phrase
-    crop_share       fraction of texts that are cropped to the title and a piece around the masked span
-    title_lengths    for each text, the number of characters at its start that are the title, which is the name of the
-                     person; needed for cropping
-    position_offset  position of the first character of a text; padding comes before
+    context          number of characters of an input
+    crop_share       fraction of texts of which only the title and a piece around the masked span are kept
+    title_lengths    number of characters of the title of each text, which is the name of the person at its start, or 0
+                     without a title; needed for cropping
+    position_offset  position of the first character of a text in the input; padding comes before it
     span_share       mean length of a span that is not a phrase, as a fraction of the text
     """
 
@@ -60,7 +61,7 @@ class SpanInfillingTask:
     span_share: float = 0.25
 
     def batch(self, step: int, part: int, of: int) -> tuple[Tensor, Tensor]:
-        """Return the input tokens and next-token targets (b n) of one micro-batch of a training step.
+        """Return the input tokens and next-token targets of one micro-batch of a training step, each of shape (b, n).
 
         part  index of the micro-batch, from 0
         of    number of micro-batches of the step
@@ -97,7 +98,7 @@ class SpanInfillingTask:
         Returns three arrays: the row of each example in `_table`, and the begin and the end of its masked span.
 
         records  index of a text (or of a question, if all examples are questions) for each example
-        draws    uniform random numbers from 0 to 1, five rows
+        draws    uniform random numbers from 0 to 1, in five rows with one column for each example
         """
         table = self._table
         if self._pool is not self.texts:
@@ -150,7 +151,7 @@ class SpanInfillingTask:
 
     @cached_property
     def _titles(self) -> Numbers:
-        """The index at which the title of each text ends; 0 for texts without a title and for questions."""
+        """For each row of `_table`, the index at which the title ends; 0 for questions and texts without a title."""
         asked = sum(len(each.questions) for each in self.mixes)
         return numpy.array([*(size and self.position_offset + size for size in self.title_lengths), *[0] * asked])
 
@@ -210,7 +211,7 @@ class _ExampleTable:
     tokens         token ids, padded
     lengths        number of tokens
     begins         index at which the answer of a question begins; 0 for texts
-    phrases        begin and end of each phrase of a text
+    phrases        begin and end of each phrase of a text, such as a name, as token indices
     phrase_counts  number of phrases of each text
     """
 
@@ -238,7 +239,7 @@ def grade_answers(
 ) -> tuple[list[float], list[bool]]:
     """Answer questions by greedy decoding; return the log-probability and the correctness of each answer.
 
-    An answer is correct if it is exactly the place of the question.
+    An answer is correct if it is exactly the `place` of the question.
     """
     answers = generate_answers(model, tokenizer, [each.text for each in questions])
     correct = [tokenizer.decode(text.body) == each.place for text, each in zip(answers, questions, strict=True)]

@@ -1,16 +1,16 @@
 """Speech recognition of digit strings: a streaming encoder trained by CTC on telephone tones or spoken digits.
 
-Training strings are generated for every step: tones, or recordings of single digits concatenated. Speed, loudness,
-noise and SpecAugment masks (Park et al. 2019, arXiv:1904.08779) augment them on the model's device. One string in four
-has long silences, so that the model learns to output nothing there.
+New training strings are made for every step, from tones or from concatenated recordings of single digits. They are
+augmented on the model's device by speed, loudness, noise and SpecAugment masks (Park et al. 2019, arXiv:1904.08779).
+One string in four has long silences, so that the model learns to output nothing there.
 
 Expected: built-in a token error rate of at most 1 % on tones, streamed, and no digits in silence. Real, trained on
 2,160 recordings of six speakers, at least 98.5 % of 300 other recordings right and a token error rate under 2 % on
 strings of 3 to 10 digits, streamed (two seeds: 100 % and 0.4 %, 99.7 % and 0.1 %; on a CPU, with plan.steps=800,
 plan.batch_size=32, plan.precision=float32 and plan.compile=false, 99.3 % and 1.2 %), and no digits in silence. The
-algorithmic latency is 175 ms built-in and 215 ms for speech, by the settings.
-Time: built-in one minute of one core; real five minutes on an H200 shared with five other runs, or with those settings
-eight of one core.
+algorithmic latency, which follows from the settings, is 175 ms built-in and 215 ms for real recordings.
+Time: built-in one minute of one core; real five minutes on one H200 shared with five other runs, or eight minutes of
+one core with the settings for a CPU.
 Memory: built-in 1 GB; real 0.9 GB on a CPU, 1.2 GiB of GPU memory.
 """
 
@@ -66,15 +66,17 @@ class SpeechSettings:
 
     log_mel         how spectrograms are computed
     augmentation    how training strings are augmented
-    train_digits    minimum and maximum digits of a training string
-    pause           minimum and maximum silence around digits in training, in seconds; not used for built-in tones
+    train_digits    minimum and maximum number of digits of a training string
+    pause           minimum and maximum seconds of silence before, between and after digits in training; not used for
+                    built-in tones
     no_pause_share  fraction of the pauses that are left out, so that some digits follow each other without silence
-    max_seconds     maximum length of a training string: digits that do not fit are left out
+    max_seconds     maximum seconds of a training string; recorded digits that do not fit are left out
     silence_share   fraction of the training strings, and of the test tones, with long silences
-    eval_digits     minimum and maximum digits of a validation or test string
+    eval_digits     minimum and maximum number of digits of a validation or test string
     validation      number of recordings for validation; with built-in tones, number of strings
     test            number of recordings for test; with built-in tones, number of strings
-    eval_strings    number of strings that are made of the validation recordings, and again of the test recordings
+    eval_strings    number of strings for validation, made of the validation recordings; as many strings for test are
+                    made of the test recordings. Not used for built-in tones
     """
 
     model: SpeechConfig
@@ -157,7 +159,7 @@ def real() -> SpeechSettings:
 class SpeechSplits:
     """The data of the speech recipe: digit strings for training, validation and test.
 
-    train              function from the number of a training string to its sound and digits
+    train              function that takes the number of a training string and returns its sound and its digits
     validation_single,
     test_single        recordings of one digit each; None for tones
     """
@@ -278,13 +280,13 @@ class DigitStringSampler:
         return RecordedStrings(*map(torch.from_numpy, table))
 
     def _pause(self, share: float) -> float:
-        """Convert a uniform random number from 0 to 1 to seconds of silence."""
+        """Convert a uniform random number from 0 to 1 to the seconds of a pause; below no_pause_share they are 0."""
         none, (shortest, longest) = self.settings.no_pause_share, self.settings.pause
         return 0.0 if share < none else shortest + (longest - shortest) * (share - none) / (1 - none)
 
 
 def _seed(settings: SpeechSettings, use: str, number: int = 0) -> int:
-    """Return a seed derived from the seed of the settings, different for each use and number."""
+    """Return a seed derived from the seed of the settings, different for each number and each use, such as "test"."""
     return sampler_generator(settings.seed, number, use).initial_seed()
 
 
@@ -297,11 +299,11 @@ class SpeechBatch:
     """A micro-batch of digit strings, padded with silence at their ends.
 
     sounds   samples, or the recordings from which the samples are made
-    samples  length of each sound
-    targets  CTC targets: digits + 1
+    samples  number of samples of each sound, without padding
+    targets  CTC targets: each digit plus 1, because token 0 is the blank
     lengths  number of targets of each string
     draws    uniform random numbers from 0 to 1 for the augmentation
-    seeds    seeds of the noise
+    seeds    seed of the noise of each sound
     """
 
     sounds: Float[Tensor, "b n"] | RecordedStrings
@@ -316,7 +318,7 @@ class SpeechBatch:
 class DigitRecognitionTask:
     """Training task: recognise digit strings with the CTC loss.
 
-    Step `step` uses the training strings from step * batch_size to (step + 1) * batch_size - 1.
+    Step `step` uses the training strings with the numbers from step * batch_size to (step + 1) * batch_size - 1.
     """
 
     splits: SpeechSplits
@@ -373,7 +375,7 @@ class DigitRecognitionTask:
         return sounds, samples, labels
 
     def sounds(self, batch: SpeechBatch) -> Tensor:
-        """Return the sounds of a batch. The first call copies all recordings to the device of the batch."""
+        """Return the sounds of a batch. The first call on a device copies all recordings to it."""
         if isinstance(batch.sounds, Tensor):
             return batch.sounds
         device = batch.samples.device
@@ -396,8 +398,8 @@ class DigitRecognitionTask:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the validation metrics.
 
-        For tones the score is 1 - token error rate. For recordings the score is the mean of 1 - token error rate and
-        the accuracy on single digits.
+        The metric "score" selects the best weights. For tones it is 1 - token error rate, for recordings the mean of
+        1 - token error rate and the accuracy on single digits.
         """
         assert isinstance(model, Speech)
         with torch.autocast(next(model.parameters()).device.type, enabled=False):
@@ -417,7 +419,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return metrics of the trained model: the token error rate of streamed test strings, the latency and others.
 
-    Streaming runs on the CPU in float32, where the logits of a stream and of one pass agree up to rounding.
+    Streaming runs on the CPU in float32, where the logits of a stream equal those of one pass over the whole sound, up
+    to rounding.
     """
     assert isinstance(model, Speech)
     model = deepcopy(model).cpu().float().eval()
@@ -437,7 +440,7 @@ def evaluate(
 
 @torch.no_grad()
 def count_digits_in_silence(model: Speech, settings: LogMel) -> int:
-    """Return how many digits the model recognises in silence, without noise and with a little noise. 0 is correct."""
+    """Return how many digits the model recognises in sounds without digits, silent or with weak noise. 0 is correct."""
     count = 0
     for number, spread in enumerate(SILENCE_NOISE):
         generator = sampler_generator(0, number, "silence")

@@ -80,12 +80,12 @@ class TranslationSettings:
     bpe_dropout       probability of skipping a merge in training, so that words are split in several ways
     bucket_batches    number of batches that are sorted by length together, to reduce padding; 1 does not sort
     num_beams         number of beams of the beam search in the final evaluation
-    length_penalties  exponents of the length in the score of a beam; the exponent with the best validation BLEU is
-                      used
-    source            language of the source
+    length_penalties  exponents to try in the final evaluation: the score of a hypothesis in beam search is its
+                      log-probability / length ** exponent. The exponent with the best validation BLEU is used
+    source            language of the sentences to translate
     target            language of the translations
-    preprocessing     part of the names of real files between split and language, such as "lc.norm.tok"; "lc"
-                      means lower case and "tok" Moses tokens
+    preprocessing     part of the names of real files between split and language, such as "lc.norm.tok" in
+                      train.lc.norm.tok.en; "lc" means lower case and "tok" Moses tokens
     test_split        name of the test split of real data
     """
 
@@ -175,11 +175,14 @@ def train_tokenizer(train: SentencePairs, bpe_vocab: int) -> BytePairTokenizer:
 class TranslationBatch(NamedTuple):
     """A padded batch of sentence pairs.
 
-    source     tokens of the source
-    inputs     decoder inputs: the start token and the target
-    positions  indices of the tokens that are not padding, in the flattened `inputs`. Index 0 is appended until the
-               length is a multiple of the number of sentences, so that few different shapes occur
-    targets    the next token at each of these positions; IGNORED at appended indices
+    With R-Drop, each pair is in the batch twice.
+
+    source          token ids of the source sentences
+    source_padding  mask that hides the padding of the source
+    inputs          decoder inputs: the start token, then the target sentence
+    positions       indices of the tokens that are not padding, in the flattened `inputs`. Index 0 is appended until the
+                    length is a multiple of the number of sentences, so that few different shapes occur
+    targets         the next token at each of these positions; IGNORED at appended indices
     """
 
     source: Int[Tensor, "b m"]
@@ -262,7 +265,7 @@ class TranslationTask:
 
     @cached_property
     def _words(self) -> tuple[RaggedRows, ...]:
-        """The words of each training sentence, as indices of words in `_tokens_of`: all sources, then all targets."""
+        """For the sources, then for the targets: the words of each training sentence, as indices in `_tokens_of`."""
         numbers = {word: number for number, word in enumerate(self._tokens_of)}
         return tuple(
             RaggedRows.from_lists([numbers[word] for word in text.split()] for text in side)
@@ -271,7 +274,7 @@ class TranslationTask:
 
     @cached_property
     def _lengths(self) -> tuple[Integers, ...]:
-        """The number of tokens of each training sentence without BPE dropout: all sources, then all targets.
+        """For the sources, then for the targets: the number of tokens of each training sentence, without BPE dropout.
 
         Raise DataError if a sentence does not fit into the context.
         """
@@ -296,7 +299,7 @@ class TranslationTask:
 
     @cached_property
     def _tokens_of(self) -> dict[str, list[list[int]]]:
-        """For each word, its tokenisations: first the one without BPE dropout, then random ones with BPE dropout."""
+        """A dict from each word to its tokenisations: first the one without BPE dropout, then random ones with it."""
         words = dict.fromkeys(
             word for side in (self.train.source, self.train.target) for text in side for word in text.split()
         )
@@ -317,9 +320,12 @@ class TranslationTask:
         return RaggedRows.from_lists(tokens for spellings in self._tokens_of.values() for tokens in spellings)
 
     def _spell(self, words: RaggedRows, choices: Integers) -> RaggedRows:
-        """Return the token ids of sentences, given which tokenisation of each word is chosen (BPE dropout).
+        """Return the token ids of sentences, tokenised as chosen at random by BPE dropout.
 
         A sentence that would not fit into the context is tokenised without BPE dropout.
+
+        words    words of each sentence, as indices in `_tokens_of`
+        choices  for each sentence and word, which of the tokenisations of the word to use
         """
         column = numpy.arange(len(words.values)) - numpy.repeat(words.starts, words.lengths)
         row = numpy.repeat(numpy.arange(len(words.lengths)), words.lengths)
@@ -334,12 +340,12 @@ class TranslationTask:
 
 
 def _pad_positions(following: Integers, lengths: Integers) -> tuple[Integers, Integers]:
-    """Return the flat indices of the real tokens of a padded batch, and the tokens at these indices.
+    """Return the indices of the tokens that are not padding in a flattened batch, and these tokens.
 
     Both results are padded to a multiple of the number of sentences: indices with 0, tokens with IGNORED.
 
-    following  padded token ids (b n)
-    lengths    number of real tokens in each row
+    following  padded token ids, of shape (b, n)
+    lengths    number of tokens in each row that are not padding
     """
     inside = numpy.arange(following.shape[1]) < lengths[:, None]
     positions, targets = numpy.flatnonzero(inside), following[inside]
@@ -350,7 +356,8 @@ def _pad_positions(following: Integers, lengths: Integers) -> tuple[Integers, In
 class BPEDropout:
     """BPE dropout: tokenise a word with some merges skipped at random. Provilkov et al. 2019, arXiv:1910.13267.
 
-    Before every merge, each possible pair is skipped with probability `dropout`; the word is done when no pair is left.
+    Before every merge, each pair of tokens that could be merged is skipped with probability `dropout`. The word is done
+    when no pair is left.
     """
 
     def __init__(self, tokenizer: BytePairTokenizer, dropout: float) -> None:
@@ -383,12 +390,12 @@ def symmetric_kl(one: Float[Tensor, "*n w"], other: Float[Tensor, "*n w"]) -> Fl
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int, most: int) -> Int[Tensor, "b n"]:
-    """Pad sequences of token ids on the right to a common width, and return them as a tensor (b n).
+    """Pad sequences of token ids on the right to a common width, and return them as a tensor of shape (b, n).
 
     The width is the length of the longest sequence, rounded up to a multiple of 8.
 
     fill  token used for padding
-    most  upper limit of the rounded width; a longer sequence is not cut
+    most  the width is not rounded up beyond this limit; a longer sequence is not cut
     """
     padded = numpy.full((len(rows), _padded_width(max(map(len, rows)), most)), fill)
     for padded_row, row in zip(padded, rows, strict=True):
@@ -456,7 +463,7 @@ def _generate_batch(
 def translate(
     model: Transformer, tokenizer: BytePairTokenizer, sentences: Sequence[str], strategy: Strategy
 ) -> list[str]:
-    """Translate sentences. Sources and translations are text preprocessed as in training."""
+    """Translate sentences that are preprocessed as in training. The translations are in the same form."""
     return [tokenizer.decode(text.body) for text in generate_translations(model, tokenizer, sentences, strategy)]
 
 
@@ -525,9 +532,9 @@ def evaluate(
 def _plain_text_bleu(
     settings: TranslationSettings, translations: Sequence[str], location: RunLocation
 ) -> dict[str, float]:
-    """Return sacreBLEU of the detokenised translations against plain-text references, as a metric by name.
+    """Return the metric "test sacreBLEU": BLEU of the detokenised translations against plain-text references.
 
-    The result is empty if the data folder has no plain text.
+    The dict is empty if the data folder has no plain text, and for built-in data.
     """
     if location.data is None:
         return {}  # numbers in words are plain text already

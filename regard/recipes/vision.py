@@ -57,8 +57,8 @@ ARCHITECTURE_NAMES: Mapping[type[NetworkConfig], str] = {ViTConfig: "vit", DaViT
 class VisionSettings:
     """Settings of the vision recipe.
 
-    architecture     the network to train: vit, davit or cnn. Its configuration is taken from `model` or `alternatives`
-                     and becomes `model`
+    architecture     the network to train: vit, davit or cnn. If `model` is of another kind, its configuration in
+                     `alternatives` replaces `model`
     model            configuration of the network; image size, channels and classes are set by the data
     alternatives     configurations of the other architectures
     label_smoothing  fraction of each label that is spread over all classes
@@ -164,7 +164,7 @@ def load_data(folder: Path | None, settings: VisionSettings) -> Splits[Images]:
 
 
 class ImageBatch(NamedTuple):
-    """The indices of the training images of a micro-batch, and random numbers for their augmentation."""
+    """A micro-batch: the indices of its training images (`records`), and random numbers for their augmentation."""
 
     records: Int64[Tensor, "b"]
     draws: Float[Tensor, "b draws"]

@@ -39,10 +39,12 @@ MakeExample = Callable[[Any, Path], str]  # settings and the folder for files; r
 class ZooModel:
     """How a pretrained model of the zoo is trained and measured, and the text of its model card.
 
-    recipe    name of the recipe; `variant` and `changes` modify its settings
-    at_least  lower bound of the metric; `at_most` is an upper bound
-    subset    number of test records for a quick check
-    example   example of an input; None if the example is made from the test data
+    recipe           name of the recipe; `variant` and `changes` modify its settings
+    metric           name of the metric; its unit is `unit`
+    at_least         lower bound that the metric must reach; `at_most` is an upper bound
+    subset           number of test records on which the metric is also measured, for a quick check
+    example          example of an input; None if the example is made from the test data
+    example_command  shell command that runs the model on the example
     """
 
     name: str
@@ -62,7 +64,7 @@ class ZooModel:
 
     @property
     def measure(self) -> Measure:
-        """The function that computes the metric from settings, model, tokenizer and number of test records, or None."""
+        """The function that computes the metric: one of the `measure_` functions."""
         return MEASURES[self.name]
 
     @property
@@ -85,7 +87,10 @@ def measure_birthplaces(settings: Any, model: Any, tokenizer: Any, count: int | 
 
 
 def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the fraction of exact translations of the first `count` test sentences, or of all, by beam search."""
+    """Return the fraction of exact translations of the first `count` test sentences, by beam search.
+
+    If `count` is None, all test sentences are translated.
+    """
     test = translation.load_data(None, settings).test
     strategy = BeamSearch(settings.num_beams, settings.length_penalties[0])  # the built-in settings have one
     found = translation.translate(model, tokenizer, test.source[:count], strategy)
@@ -93,19 +98,19 @@ def measure_translation(settings: Any, model: Any, tokenizer: Any, count: int | 
 
 
 def measure_speech(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the token error rate on the first `count` test strings, or on all, recognised as streams."""
+    """Return the token error rate of streaming on the first `count` test strings, or on all if `count` is None."""
     test = speech.load_data(None, settings).test
     some = test.select(torch.arange(len(test))[:count])
     return token_error_rate(digit_listener.recognize_streaming(model, some, settings.log_mel)[0], some)
 
 
 def measure_text(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the nats per character on the first `count` characters of the test text, or on all of it."""
+    """Return the nats per character on the first `count` characters of the test text, or on all if `count` is None."""
     return language.nats_per_character(model, tokenizer, language.load_data(None, settings).test[:count])
 
 
 def measure_induction(settings: Any, model: Any, tokenizer: Any, count: int | None) -> float:
-    """Return the largest induction score of any head of the model."""
+    """Return the largest induction score of any head of the model. `count` has no effect."""
     return language.evaluate_induction(model)["induction score"]
 
 
@@ -117,7 +122,7 @@ def image_example(settings: Any, folder: Path) -> str:
 
 
 def sound_example(settings: Any, folder: Path) -> str:
-    """Write the first test string to a WAV file and return the file's name."""
+    """Write the first test string of digits to a WAV file and return the file's name."""
     sounds = speech.load_data(None, settings).test
     with wave.open(str(folder / "example.wav"), "wb") as file:
         file.setnchannels(1)
