@@ -193,7 +193,8 @@ class LocalPatches(Mask):
     """The local attention mask of images: a patch sees the patches within `reach` rows and columns.
 
     columns  number of patches in a row of the image
-    prefix   number of tokens before the first patch, such as a class token; this mask hides all their pairs
+    prefix   number of tokens before the first patch, such as a class token; this mask hides every pair of tokens that
+             contains one of them
     """
 
     reach: int
