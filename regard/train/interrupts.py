@@ -19,9 +19,9 @@ class TrainingInterruptedError(KeyboardInterrupt):
 
 
 class SignalRecorder:
-    """Context manager: record the first SIGINT or SIGTERM instead of stopping at once.
+    """Context manager: record the first SIGINT or SIGTERM in `received` instead of stopping the process.
 
-    A second signal stops at once.
+    The second signal stops the process immediately, as usual.
     """
 
     def __init__(self, enabled: bool = True) -> None:

@@ -78,7 +78,7 @@ class TrainingResult:
     """The result of `fit`.
 
     model    the trained model, with the last, the best or the averaged weights, as the plan says
-    losses   pairs (step, mean loss since the previous pair)
+    losses   pairs (step, mean loss over the steps since the previous pair)
     metrics  pairs (step, validation metrics)
     """
 
@@ -176,7 +176,7 @@ def measure_step_seconds(model: nn.Module, task: Task, plan: TrainingPlan) -> fl
 
 
 def autocast(plan: TrainingPlan, device: str) -> AbstractContextManager[Any]:
-    """Return an autocast context manager for the mixed precision of the training plan."""
+    """Return an autocast context manager for the precision of the training plan. For float32 it does nothing."""
     return nullcontext() if plan.precision == "float32" else torch.autocast(device, getattr(torch, plan.precision))
 
 
@@ -291,7 +291,8 @@ class Trainer:
 
         The result must be used before the next step, which can overwrite it.
 
-        lr_factor  factor of the learning rate schedule
+        micro_batches  the micro-batches of this step, from `load_batch`
+        lr_factor      factor by which all learning rates are multiplied in this step
         """
         self.optimizer.scale_lr(lr_factor)
         return self._compute_step(micro_batches) if self.graphs is None else self.graphs.run(micro_batches)
@@ -420,9 +421,9 @@ class Trainer:
         self.original.eval()
 
     def _matching_parameter(self, name: str) -> Tensor | None:
-        """Return the parameter that a tensor of a checkpoint belongs to; None if there is none.
+        """Return the parameter to which a tensor of a checkpoint belongs; None if there is none.
 
-        The tensor, such as an optimizer state, is sharded like this parameter.
+        For example, the optimizer state of a parameter belongs to it. With FSDP, the tensor is sharded like it.
 
         name  name of the tensor in the checkpoint
         """
