@@ -9,7 +9,7 @@ from regard.core.cache import Cache
 
 
 class Caches:
-    """The KV caches of all blocks of a model. All have the same length.
+    """The KV caches of all blocks of a model. All hold the same number of positions.
 
     make   function that returns the empty cache of one block
     depth  number of blocks

@@ -220,8 +220,8 @@ def choose_and_append(
     The log-probability is NaN if a logit of the sequence is NaN or +inf, or if all its logits are -inf.
 
     step         index of the row of `records` to write; the function adds 1 to it
-    records      tokens (n r) and log-probabilities (n r) of all steps
-    uniform      random numbers of each step, to sample from softmax(logits / temperature); None is greedy decoding
+    records      tokens (n r) and log-probabilities (n r) of n steps and r sequences
+    uniform      random numbers in [0, 1) (n r), to sample from softmax(logits / temperature); None is greedy decoding
     temperature  temperature of sampling, in float64
     """
     from regard.models import decoding_triton_kernels as kernels
@@ -411,7 +411,10 @@ def _multiprocessors() -> int:
 
 
 def _norm_arguments(norm: nn.Module | None, x: Tensor) -> tuple[str, Tensor, Tensor, float]:
-    """Return the kind of a norm, its weight, bias and eps, as the Triton kernels take them."""
+    """Return the kind of a norm, its weight, bias and eps, as the Triton kernels take them.
+
+    x replaces a weight or bias that does not exist, and the kernels do not read it.
+    """
     if norm is None:
         return "none", x, x, 0.0
     if isinstance(norm, nn.LayerNorm):

@@ -492,7 +492,7 @@ def _stop_sequences(stop: Sequence[int | TokenIds], vocab: int | None = None) ->
 
 
 def _round_up(length: int) -> int:
-    """Round the size of a buffer up, so that calls of similar lengths use the same CUDA graph."""
+    """Round a buffer size up to a multiple of `ROUND`, so that calls of similar lengths use the same CUDA graph."""
     return -(-length // ROUND) * ROUND
 
 

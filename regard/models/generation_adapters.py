@@ -93,7 +93,7 @@ class EncoderDecoderAdapter(GenerationAdapter):
     """The generation adapter of an encoder-decoder Transformer with source sequences, one for each prompt.
 
     source          token ids (b m)
-    source_padding  which source tokens are real: `padding(lengths)`
+    source_padding  mask of the padding of the source, as in `Transformer.forward`
     """
 
     source: Int[Tensor, "b m"]

@@ -69,7 +69,10 @@ class DotProductAttention:
             config.positions.frequencies(width, torch.device("meta"))  # raises for a width that does not fit
 
     def resolve(self, config: "GPTConfig") -> "DotProductAttention":
-        """Return a copy of these settings in which each None is replaced by its default for this model."""
+        """Return a copy of these settings in which None is replaced by the default for this model.
+
+        qk_norm stays None, because that means no norm.
+        """
         bias = config.bias if self.query_key_value_bias is None else self.query_key_value_bias
         kv_heads, head_width = self.kv_heads or config.heads, self.head_width or config.width // config.heads
         return replace(self, kv_heads=kv_heads, head_width=head_width, query_key_value_bias=bias)

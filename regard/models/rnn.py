@@ -121,7 +121,7 @@ class RNN(Model):
     ) -> Float[Tensor, "b i w"]:
         """Return the logits of the token after each target token.
 
-        source_padding  which tokens of the source are real: `padding(lengths)`
+        source_padding  mask of the padding of the source, which must be on the right: `padding(lengths)`
         """
         logits, _ = self.decode(target, self.encode(source, source_padding=source_padding))
         return logits

@@ -109,7 +109,7 @@ class ConvSubsampling(nn.Module):
     ) -> tuple[Float[Tensor, "b m d"], tuple[Tensor, ...]]:
         """Return the rows that can be computed from the frames so far, and the state for the next call.
 
-        state  the state that the call before returned; None at the start
+        state  the state that the previous call returned; None at the start
         """
         before, between = (None, None) if state is None else state
         half, before = self.first(frames, before)

@@ -235,7 +235,7 @@ class Transformer(Model):
 
         source          token ids (b m)
         start_token     the first token of every target (`decoder_start_token_id` of Hugging Face)
-        source_padding  which source tokens are real: `padding(lengths)`
+        source_padding  mask of the padding of the source, as in `forward`
         options         the keyword arguments of `regard.generate`
 
         >>> model.generate(source, start_token=1, max_new_tokens=40, num_beams=4, stop=[2])[0].body

@@ -68,7 +68,10 @@ def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
 
 
 def get_num_labels(hf: HFConfig, name: str, default: int) -> int:
-    """Return the number of labels of a config.json: the length of id2label if it exists, else the setting `name`."""
+    """Return the number of labels of a config.json: the length of id2label if it exists, else the setting `name`.
+
+    If both are missing, return `default`.
+    """
     labels = hf.get("id2label")
     if labels is not None and not isinstance(labels, Mapping):
         raise wrong_type(hf, "id2label", "an object from numbers to labels")
@@ -98,7 +101,10 @@ def get_architecture(hf: HFConfig, *known: str) -> str:
 
 
 def expect(hf: HFConfig, **supported: Any) -> None:
-    """Check that each given setting of `hf` has its supported value or is missing, else raise CheckpointError."""
+    """Raise CheckpointError if a config.json has another value than the supported one. It may lack the setting.
+
+    supported  the settings to check, each with the only value that is supported
+    """
     for name, value in supported.items():
         if hf.get(name, value) != value:
             raise CheckpointError(

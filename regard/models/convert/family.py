@@ -112,7 +112,10 @@ class Family:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Return the configuration with each None replaced by its default, so that configurations can be compared."""
+    """Return the configuration with the default in place of each None that stands for one.
+
+    Two configurations can then be compared. A None that has a meaning of its own, such as window=None, stays.
+    """
     defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth, "head_width": config.width // config.heads}
     changes = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     if isinstance(getattr(config, "mixer", None), DotProductAttention):
