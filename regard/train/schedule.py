@@ -32,10 +32,7 @@ class Schedule:
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.decay(step, steps)
 
     def decay(self, step: int, steps: int) -> float:
-        """Return the decay factor at a step after warmup: 1 at the end of warmup, and 1 or less later.
-
-        0 gives the minimum learning rate.
-        """
+        """Return the decay factor at a step after warmup: 1 is the full learning rate, 0 the minimum."""
         raise NotImplementedError
 
     def progress(self, step: int, steps: int) -> float:
