@@ -60,7 +60,10 @@ class Checkpoint:
     score: float | None = None
 
     def section(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors whose names begin with `name/`, by their names without this prefix."""
+        """Return the tensors whose names begin with `name/`, by their names without this prefix.
+
+        For example, section("optimizer") is the state dict of the optimizer.
+        """
         return {key.removeprefix(f"{name}/"): t for key, t in self.tensors.items() if key.startswith(f"{name}/")}
 
 

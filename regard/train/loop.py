@@ -119,7 +119,7 @@ def fit(
     Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and only one process. Then the run
     stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops the run at once. If the signal also
     ends a process that the step needs, such as a C++ compiler started by torch.compile, the step fails: the run stops
-    in the same way, and resuming continues from the checkpoint before.
+    in the same way, and resuming continues from the previous checkpoint.
 
     See `docs/training.md` for an example.
     """
@@ -292,7 +292,7 @@ class Trainer:
         The result must be used before the next step, which can overwrite it.
 
         micro_batches  the micro-batches of this step, from `load_batch`
-        lr_factor      factor by which all learning rates are multiplied in this step
+        lr_factor      factor by which the initial learning rates are multiplied for this step
         """
         self.optimizer.scale_lr(lr_factor)
         return self._compute_step(micro_batches) if self.graphs is None else self.graphs.run(micro_batches)
@@ -314,7 +314,10 @@ class Trainer:
         return total, count
 
     def _update(self, factor: Tensor) -> None:
-        """Multiply the gradients by a factor, clip them and do the optimizer step."""
+        """Multiply the gradients by a factor, clip them and do the optimizer step.
+
+        With the factor, they become the gradients of the mean loss over all targets of the batch.
+        """
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         # DDP and FSDP average gradients over processes, and the loss is a sum
