@@ -1,1 +1,5 @@
-"""The Transformers and the baselines they are compared with. Each file has a configuration, a model and its presets."""
+"""Transformer models, and the baseline models they are compared with.
+
+Each architecture has a file with its configuration class, its model and its presets. The other files build, save, load
+and convert models, and generate text.
+"""

@@ -13,16 +13,16 @@ from regard.models.sampling import Strategy
 class BeamSearch(Strategy):
     """Beam search: return the best of `num_beams` hypotheses per prompt.
 
-    At every step all one-token continuations of a prompt's hypotheses are compared by their log-probability. Of
-    the best `num_beams` continuations, those that end become finished hypotheses. The best `num_beams` continuations
-    that do not end are extended in the next step. The texts and scores equal those of Hugging Face's beam search.
-    Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
+    At every step all one-token continuations of a prompt's hypotheses are compared by the log-probability of the whole
+    hypothesis. Of the best `num_beams` continuations, those in which the text ends become finished hypotheses. The best
+    `num_beams` continuations in which it does not end are extended in the next step. The texts and scores equal those
+    of Hugging Face's beam search. Graves 2012, arXiv:1211.3711; Sutskever et al. 2014.
 
-    length_penalty  alpha of score = log-probability / (new tokens) ** alpha, by which finished hypotheses are compared:
+    length_penalty  alpha in the score of a finished hypothesis, log-probability / (number of new tokens) ** alpha:
                     0 prefers the most likely text, 1 the best mean token; larger values prefer longer texts
-    early_stopping  when to stop after `num_beams` hypotheses are finished. True: immediately. False: when the score of
-                    the best unfinished hypothesis at its current length is not better than the worst finished score.
-                    "never": when that hypothesis cannot get a better score at any length up to the maximum
+    early_stopping  when to stop after `num_beams` hypotheses are finished. True: immediately. False: when the best
+                    unfinished hypothesis, scored at its current length, is not better than the worst finished one.
+                    "never": when it could not be better at any length up to the maximum either
     """
 
     name: ClassVar[str] = "beam"
@@ -48,8 +48,9 @@ class BeamSearch(Strategy):
     def can_improve(self, running: Hypothesis, finished: list[Hypothesis], max_new_tokens: int) -> bool:
         """Return whether beam search must continue, because an unfinished hypothesis can still become a result.
 
-        running   the best unfinished hypothesis
-        finished  the finished hypotheses, the best first
+        running         the best unfinished hypothesis
+        finished        the finished hypotheses, the best first
+        max_new_tokens  maximum number of new tokens of a hypothesis
         """
         if len(finished) < self.num_beams or self.early_stopping is True:
             return len(finished) < self.num_beams

@@ -35,8 +35,9 @@ class BERTConfig(Config):
     depth     number of blocks
     ff_width  width of the hidden layer of the feed-forward network; None is 4 * width
     segments  number of segment (token type) embeddings: one for the first and one for the second sentence
-    head      "pretraining" has both pretraining objectives, "masked" only masked language modelling, "classes"
-              classifies whole texts, "none" has no logits, only hidden states and the pooled vector
+    head      what the model computes logits of. "masked": masked tokens. "pretraining": masked tokens and
+              next-sentence prediction. "classes": classes of the whole text. "none": nothing; the outputs are hidden
+              states and the pooled vector
     classes   number of classes for head="classes"
     """
 
@@ -73,8 +74,8 @@ class BERTConfig(Config):
 class BERTOutput(NamedTuple):
     """The outputs of BERT. Those that the model's head does not compute are None.
 
-    logits       logits of the vocabulary for each token, or logits of the classes
-    pair_logits  next-sentence prediction: logits of "the second sentence follows" and "it does not"
+    logits       logits of the vocabulary for each token; with head="classes", logits of the classes for each text
+    pair_logits  next-sentence prediction: two logits, of "the second sentence follows the first" and of "it does not"
     hidden       hidden states of the last block
     pooled       one vector for the whole text, computed from the first token
     """
@@ -120,7 +121,8 @@ class BERT(Model):
         """Return the outputs of the model as a `BERTOutput`.
 
         segments  0 for tokens of the first sentence, 1 for the second (token_type_ids); None is 0 for all
-        padding   which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
+        padding   mask of the padding: `padding(lengths)` if it is on the right,
+                  `padding(lengths, side="left", width=n)` if it is on the left
         """
         hidden = self.hidden(tokens, segments=segments, padding=padding)
         pooled = None if self.pooler is None else self.pooler(first_tokens(hidden, padding)).tanh()
@@ -170,8 +172,8 @@ class BERT(Model):
 class MaskedLMHead(nn.Module):
     """The masked language modelling head (MLM head): a dense layer, an activation and a norm.
 
-    The model multiplies the result by the token embeddings and adds `bias`, one number per token, to get
-    logits.
+    To get logits, the model multiplies the result by the token embeddings and adds `bias`, which has one number for
+    each token of the vocabulary.
     """
 
     def __init__(self, config: BERTConfig) -> None:

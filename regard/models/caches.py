@@ -9,7 +9,7 @@ from regard.core.cache import Cache
 
 
 class Caches:
-    """The KV caches of all blocks of a model. All have the same length.
+    """The KV caches of all blocks of a model. All hold the same number of positions.
 
     make   function that returns the empty cache of one block
     depth  number of blocks
@@ -22,7 +22,7 @@ class Caches:
     def length(self) -> int:
         """The number of positions in every cache.
 
-        Raises CacheError if the caches differ because a call failed half-way.
+        Raises CacheError if the caches differ in length because a forward pass failed half-way.
         """
         length = self.layers[0].length
         if any(cache.length != length for cache in self.layers):

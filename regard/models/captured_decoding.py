@@ -52,6 +52,8 @@ def capture_refusals(model: GPT | GenerationAdapter, strategy: Strategy | None =
 
     strategy  how the next tokens are chosen; default greedy decoding
 
+    For a GPT on the CPU:
+
     >>> capture_refusals(model)
     ['it needs a model on a GPU, not on cpu']
     """
@@ -84,9 +86,10 @@ class StepLoop:
 
     choice    the `DeviceStrategy` that chooses the next tokens
     rows      number of sequences
-    capacity  maximum number of positions
+    capacity  maximum number of positions in the KV cache of a sequence
     sources   maximum number of source tokens of an encoder-decoder
     graph     whether the step is captured as a CUDA graph; False runs the step eagerly, on any device
+    key       key under which `keep_loop` caches the loop
     """
 
     def __init__(
@@ -134,7 +137,9 @@ class StepLoop:
         tokens: Int[Tensor, "r"],
         positions: Int[Tensor, "r"],
     ) -> None:
-        """Copy the decoding state after the prompts into the buffers. In beam search, each prompt has one row per beam.
+        """Copy the state after the prompts into the buffers: KV caches, source, next tokens and their positions.
+
+        In beam search each prompt has several rows, one per beam, and its caches are copied into all of them.
 
         caches     KV caches that hold the prompts
         source     decoding state of an encoder-decoder, with the keys, values and lengths of the source; else None
@@ -171,7 +176,7 @@ class StepLoop:
             self.choice.choose(self.state, decoding_step(model, self.state))
 
     def _compute_biases(self, model: GPT | Transformer) -> None:
-        """Compute the table of relative position biases from the current parameters."""
+        """Compute the table of relative position biases (T5) from the current parameters, if the model has biases."""
         for block in decoder_blocks(model):
             layer = block.attention
             if layer.scores is None:
@@ -203,10 +208,10 @@ Step = tuple[Any, ...]  # the row of each record, as lists
 
 
 def launch_steps(loop: StepLoop, model: GPT | Transformer, first: int, number: int) -> Callable[[], Iterator[Step]]:
-    """Start `number` decoding steps and an asynchronous copy of the chosen tokens to the host.
+    """Start `number` decoding steps and an asynchronous copy of their results to the host.
 
-    Returns a function that waits for the copy and returns the values of each step: the token of every sequence, its
-    log-probability, and in beam search the hypothesis that it continues.
+    Returns a function that waits for the copy and iterates over the results of the steps. The result of a step is its
+    row of each tensor in `loop.choice.records`, as lists: for example the chosen tokens and their log-probabilities.
 
     first  index of the first of these steps
     """
@@ -228,7 +233,7 @@ def launch_steps(loop: StepLoop, model: GPT | Transformer, first: int, number: i
 
 
 def look_ahead(loop: StepLoop, model: GPT | Transformer, steps: int) -> Iterator[Step]:
-    """Yield the tokens that each decoding step chose, while the GPU already runs later steps.
+    """Yield the results of each decoding step (see `launch_steps`), while the GPU already runs later steps.
 
     The caller stops iterating when all texts have ended; the results of later steps are discarded.
 
@@ -249,10 +254,12 @@ def look_ahead(loop: StepLoop, model: GPT | Transformer, steps: int) -> Iterator
 def read_prompts(
     adapter: GenerationAdapter, prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Float[Tensor, "r w"], Caches, DecoderState | None]:
-    """Run the model on all prompts in one pass. Returns the logits after each prompt, and the decoding state.
+    """Run the model on all prompts in one pass, and return the logits after each prompt and the decoding state.
 
-    The decoding state is the KV caches and, for an encoder-decoder, a `DecoderState` with the source; else None.
-    Shorter prompts are padded on the right: their tokens do not see the padding, and later tokens overwrite it.
+    Shorter prompts are padded on the right. The causal mask hides the padding from their tokens, and new tokens
+    overwrite the padding in the KV caches.
+
+    Returns the logits, the KV caches, and the `DecoderState` of an encoder-decoder (None for a GPT).
     """
     length = max(map(len, prompts))
     tokens = torch.tensor([[*prompt, *[0] * (length - len(prompt))] for prompt in prompts], device=device)
@@ -266,9 +273,10 @@ def read_prompts(
 
 
 def draw_uniform(strategy: StepwiseStrategy, rows: int, steps: int) -> Float[Tensor, "n r"]:
-    """Return uniform random numbers (steps rows) for sampling: one for each decoding step and sequence.
+    """Return uniform random numbers in [0, 1) for sampling, one for each decoding step and sequence.
 
-    Each sequence has its own random stream. Strategies other than `Sample` get an empty tensor (0 rows).
+    Each sequence has its own random stream. The shape is (steps rows). For strategies other than `Sample`, which need
+    no random numbers, it is (0 rows).
 
     rows   number of sequences
     steps  number of decoding steps
@@ -292,9 +300,14 @@ def take_loop(
     sources: int,
     graph: bool,
 ) -> StepLoop:
-    """Return a `StepLoop` for these sizes: a cached one of an earlier call, or a new one.
+    """Return a `StepLoop` for these arguments: a cached one of an earlier call, or a new one.
 
     Cached loops that were captured with other parameters or settings of the model are freed.
+
+    stop     the stop sequences
+    prompts  number of prompts
+    capacity, sources, graph
+             as in `StepLoop`
     """
     fixed = _fingerprint(model)
     key = (strategy_key(strategy, stop), prompts, capacity, sources, graph, fixed)
@@ -314,7 +327,10 @@ def take_loop(
 
 
 def keep_loop(model: Any, loop: StepLoop) -> None:
-    """Cache a loop for later calls. At most `KEPT` are cached for each model, and they are freed with the model."""
+    """Cache a loop for later calls of `take_loop`.
+
+    At most `KEPT` loops are cached for each model. They are freed with the model.
+    """
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()  # steps of a text that was not read to its end may still run
     with _lock:
@@ -331,7 +347,7 @@ def release_captured(model: nn.Module) -> None:
 
 
 def _fingerprint(model: nn.Module) -> Any:
-    """Return a key of everything that a captured CUDA graph depends on in the model, except the values of weights.
+    """Return a key that identifies all properties of a model on which a captured CUDA graph depends.
 
     Replacing or moving a parameter changes the key. Changing a weight in place does not, because the graph reads the
     same memory.

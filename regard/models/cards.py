@@ -17,10 +17,10 @@ class Card:
     command          the command that trained the model
     metric           what was measured, and on which split of the data
     value            the measured result
-    at_least         lower bound that `value` must reach, where larger is better
-    at_most          upper bound of `value`, where smaller is better
-    subset           number of test records of a quicker measurement
-    subset_value     the result on these records
+    at_least         the lowest accepted result, for a metric where larger is better; else None
+    at_most          the highest accepted result, for a metric where smaller is better; else None
+    subset           number of test records of a shorter test; None is all of them
+    subset_value     the result of the shorter test
     licence          licence of the training data
     parameters       number of parameters
     bytes            size of the model's folder in bytes
@@ -50,7 +50,7 @@ class Card:
     example_command: str
 
     def meets_bound(self, value: float) -> bool:
-        """Return whether a measured result is at least `at_least` or at most `at_most`, whichever is set."""
+        """Return whether a result is accepted: not below `at_least` and not above `at_most`, where these are set."""
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
     def format(self, value: float) -> str:

@@ -17,11 +17,12 @@ from regard.models.presets import model_class
 class Count:
     """The costs of a model for one batch.
 
-    parameters         number of parameters of each module; equal modules of all blocks are summed under `*`
+    parameters         number of parameters by module name; modules with the same name in every block are summed, with
+                       `*` in place of the block number
     multiply_adds      multiply-adds of one forward pass: half the FLOPs that torch's FlopCounterMode counts
-    attention_entries  query-key pairs that the masks leave visible, over all layers, heads and sequences
-    cache_bytes        size of the KV cache after the pass
-    activation_bytes   size of the tensors that autograd saves for the backward pass, without parameters and buffers
+    attention_entries  query-key pairs that the masks leave visible, summed over all layers, heads and sequences
+    cache_bytes        size of the KV cache after the forward pass, in bytes
+    activation_bytes   bytes of the tensors that autograd saves for the backward pass, without parameters and buffers
     """
 
     batch: int
@@ -43,7 +44,8 @@ def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count
 
     config  configuration of the model
     batch   number of sequences or images
-    length  number of positions or frames, or the side of the image; None is the size in the configuration
+    length  number of tokens of a text, number of frames of a recording, or side of an image in pixels; None is the
+            size in the configuration
     """
     check_integer("batch", batch, 1, "sequences")
     if length is not None:
@@ -72,7 +74,13 @@ def count(config: Config, *, batch: int = 1, length: int | None = None) -> Count
 
 
 def sum_by_module(sizes: dict[str, int]) -> dict[str, int]:
-    """Sum the sizes of parameters by module. Block numbers become `*`, and names are cut to three components."""
+    """Sum the numbers of parameters by module.
+
+    Block numbers become `*`, and names are cut to three components: the parameter blocks.3.attention.out.weight is
+    counted under blocks.*.attention.
+
+    sizes  number of elements of each parameter, by name
+    """
     parts: dict[str, int] = {}
     for name, size in sizes.items():
         owner = re.sub(r"\.\d+(?=\.|$)", ".*", name).rpartition(".")[0] or name

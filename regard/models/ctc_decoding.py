@@ -13,14 +13,19 @@ from regard.base.validation import check_integer
 
 
 class CTCGreedyDecoder:
-    """Streaming greedy CTC decoder. The tokens do not depend on how the logits are divided into chunks."""
+    """Greedy CTC decoder for streams: the logits are passed in chunks of time steps, which may have any length.
+
+    The tokens do not depend on how the logits are divided into chunks.
+
+    blank  the blank token
+    """
 
     def __init__(self, blank: int = 0) -> None:
         self.blank = check_integer("blank", blank, 0)
         self._last: list[int] = []  # the token of the last row of each sequence, to merge a repeat
 
     def push(self, logits: Float[Tensor, "b n w"]) -> list[list[int]]:
-        """Decode the logits of the next n time steps. Returns the tokens that they add to each sequence."""
+        """Decode the logits of the next n time steps. Returns, for each sequence, the tokens that these steps add."""
         if logits.ndim != 3 or not logits.shape[2]:
             raise ShapeError(f"logits is {tuple(logits.shape)}, but is read as (b n w), a row of scores for each step")
         if self.blank >= logits.shape[2]:

@@ -78,9 +78,9 @@ class DaViT(Model):
         return pooled if self.head is None else self.head(pooled)
 
     def hidden(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b rows columns d"]:
-        """Return the features of the last stage as a grid (b rows columns d).
+        """Return the features of the last stage as a grid.
 
-        The stem divides rows and columns by 4, each stage after the first by 2.
+        The stem divides the numbers of rows and columns by 4, and each stage after the first divides them by 2.
         """
         x = self.stem(image)
         for stage in self.stages:
@@ -195,7 +195,7 @@ class GridBlock(nn.Module):
 
 
 def _convolve(convolution: nn.Conv2d, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b rows columns m"]:
-    """Apply a convolution to a grid of positions (b y x d). Under autocast too, the output has the weights' dtype."""
+    """Apply a convolution to a grid of positions. The output has the dtype of the weights, also under autocast."""
     return convolution(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).to(convolution.weight.dtype)
 
 

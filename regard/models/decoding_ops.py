@@ -1,7 +1,7 @@
-"""The operations of one decoding step, for one new token of each of several sequences.
+"""The operations of one decoding step, which computes one new token for each of several sequences.
 
-Each operation is implemented with torch operations, as in the modules, and as a Triton kernel for a GPU. No operation
-waits for the GPU or branches on the values of tensors, so that a CUDA graph can capture the step.
+Each operation has two implementations: torch operations, as in the forward passes of the modules, and a Triton kernel
+for a GPU. No operation waits for the GPU or branches on values of tensors, so that a CUDA graph can capture the step.
 """
 
 from dataclasses import dataclass, field
@@ -34,14 +34,14 @@ class StepState:
     """The tensors of one decoding step. They are allocated once and changed in place, as CUDA graphs require.
 
     tokens     the next token of each sequence, which the step reads
-    positions  the position of that token
-    caches     KV caches of all blocks, with room for `capacity` positions: keys and values of each block in turn
+    positions  the position of each of these tokens
+    caches     KV caches with room for `capacity` positions: keys of block 0, values of block 0, keys of block 1, ...
     memory     keys and values of the source in each block of an encoder-decoder
     lengths    number of source tokens of each sequence
-    biases     for each score term a table of biases by head and distance, which all layers with this term share
+    biases     tables of relative position biases by head and distance, one for each score term that layers share
     triton     whether the Triton kernels are used
     rotations  cosines and sines of each rotary embedding
-    scratch    temporary tensors by name and size
+    scratch    temporary tensors, by purpose and size
     """
 
     tokens: Int[Tensor, "r"]
@@ -64,7 +64,7 @@ class StepState:
         return KeysValues(self.caches[2 * block], self.caches[2 * block + 1])
 
     def table(self, positions: nn.Module) -> Float[Tensor, "n d"]:
-        """Return the position embeddings of all positions in the KV cache.
+        """Return the position embeddings of all positions of the KV cache, 0 to capacity - 1.
 
         The embeddings are computed at the first call and then stored.
 
@@ -96,7 +96,10 @@ def project(
 ) -> Float[Tensor, "r o"]:
     """Return residual + activation(norm(x) @ weight.T + bias): a linear layer fused with norm, activation and residual.
 
-    gate  a second layer; the result is activation(gate(norm(x))) * (norm(x) @ weight.T + bias)
+    Arguments that are None are left out of the formula.
+
+    gate  a second linear layer, as in SwiGLU. With it the result is
+          residual + activation(gate(norm(x))) * (norm(x) @ weight.T + bias)
     """
     if state.triton and x.shape[0] <= FEW_ROWS:
         return _project_triton(x, weight, bias, norm, gate, activation, residual)
@@ -115,8 +118,8 @@ def unaligned_linear(
 ) -> Float[Tensor, "r o"]:
     """Return x @ weight.T + bias, for a number of outputs that is no multiple of ALIGNED, such as GPT-2's 50,257.
 
-    cuBLAS has no fast kernel for such a number, so the last outputs are computed by a product of their own. The rows of
-    the result are aligned in memory.
+    cuBLAS has no fast kernel for such a number. So one matrix product computes the largest multiple of ALIGNED outputs,
+    and a second one the rest. The rows of the result are aligned in memory.
     """
     outputs = weight.shape[0]
     whole = outputs - outputs % ALIGNED
@@ -163,9 +166,12 @@ def normalise(state: StepState, x: Float[Tensor, "r d"], norm: nn.Module) -> Flo
 def self_attention(
     state: StepState, x: Float[Tensor, "r qkv"], layer: Attention, block: int, mask: Mask, window: int | None
 ) -> Float[Tensor, "r heads"]:
-    """Append the new keys and values to the KV cache of a block and attend to it. Returns the concatenated heads.
+    """Append new keys and values to the KV cache of a block, and return the attention of the new queries to the cache.
+
+    The result has the heads concatenated.
 
     x       query, key and value heads of the new token of each sequence
+    block   index of the block
     window  number of earlier tokens that each token sees, as in `mask`; None is all
     """
     keys, values = state.keys_values(block)
@@ -186,7 +192,11 @@ def self_attention(
 def cross_attention(
     state: StepState, x: Float[Tensor, "r heads"], layer: Attention, block: int
 ) -> Float[Tensor, "r heads"]:
-    """Cross-attention to the source tokens of an encoder-decoder. x holds the query heads."""
+    """Return the cross-attention of the new tokens to the source tokens of an encoder-decoder, with heads concatenated.
+
+    x      query heads of the new token of each sequence
+    block  index of the block
+    """
     keys, values = state.memory[block]
     assert state.lengths is not None
     if state.triton:
@@ -210,8 +220,8 @@ def choose_and_append(
     The log-probability is NaN if a logit of the sequence is NaN or +inf, or if all its logits are -inf.
 
     step         index of the row of `records` to write; the function adds 1 to it
-    records      tokens (n r) and log-probabilities (n r) of all steps
-    uniform      random numbers of each step, to sample from softmax(logits / temperature); None is greedy decoding
+    records      tokens (n r) and log-probabilities (n r) of n steps and r sequences
+    uniform      random numbers in [0, 1) (n r), to sample from softmax(logits / temperature); None is greedy decoding
     temperature  temperature of sampling, in float64
     """
     from regard.models import decoding_triton_kernels as kernels
@@ -253,7 +263,12 @@ def append(
 
 
 def rotation_table(rotary: Rotary, head_width: int, capacity: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of each position and pair of coordinates, each (capacity pairs) in float32."""
+    """Return the cosines and the sines of the rotary angles, for each position and each pair of rotated coordinates.
+
+    Both tensors are float32 and have the shape (capacity pairs).
+
+    like  a tensor on the device of the result
+    """
     from regard.core.positions import YaRN
 
     positions = torch.arange(capacity, device=like.device, dtype=torch.float32)
@@ -263,9 +278,9 @@ def rotation_table(rotary: Rotary, head_width: int, capacity: int, like: Tensor)
 
 
 def activation_name(activation: Any) -> str | None:
-    """Return the name of an activation function, or None if it is not registered.
+    """Return the name of an activation function in ACTIVATIONS, or None if it is not there.
 
-    Partial objects are compared by their contents, because a copied model has copies of the registered objects.
+    `functools.partial` objects are compared by function and arguments, because a copied model has copies of them.
     """
 
     def contents(function: Any) -> Any:
@@ -382,7 +397,10 @@ def _splits(programs: int, keys: int, block: int) -> int:
 
 
 def _launch_options(x: Tensor) -> dict[str, Any]:
-    """Return the launch options of a kernel: programmatic dependent launch on GPUs that support it."""
+    """Return the launch options of a Triton kernel.
+
+    On GPUs that support it, the kernel may start before the previous one has ended (programmatic dependent launch).
+    """
     early = EARLY and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (9, 0)
     return {"num_warps": 4, "EARLY": early, **({"launch_pdl": True} if early else {})}
 
@@ -393,7 +411,10 @@ def _multiprocessors() -> int:
 
 
 def _norm_arguments(norm: nn.Module | None, x: Tensor) -> tuple[str, Tensor, Tensor, float]:
-    """Return the kind of a norm, its weight, bias and eps, as the Triton kernels take them."""
+    """Return the kind of a norm, its weight, bias and eps, as the Triton kernels take them.
+
+    x replaces a weight or bias that does not exist, and the kernels do not read it.
+    """
     if norm is None:
         return "none", x, x, 0.0
     if isinstance(norm, nn.LayerNorm):

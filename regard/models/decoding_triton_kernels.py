@@ -18,7 +18,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _wait(EARLY: tl.constexpr):
-    """Wait for the kernel before this one, and let the next one start."""
+    """With EARLY, wait until the previous kernel has ended, and let the next kernel start. Else do nothing."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -68,8 +68,8 @@ def linear(
 ):  # fmt: skip
     """Compute some outputs of a linear layer for one token, with norm, bias, activation, gate and residual sum.
 
-    NORM is "none", "layer", "layer-no-bias" or "rms"; K_ALL is K rounded up to a power of two. SCALED is for int8
-    weights: each output is multiplied by its scale.
+    The layer has K inputs and n outputs; K_ALL is K rounded up to a power of two. NORM is "none", "layer",
+    "layer-no-bias" or "rms". SCALED is for int8 weights: each output is multiplied by its scale.
     """
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1)
@@ -155,7 +155,10 @@ def embed(
     TOKENS, POSITIONS, WEIGHT, TABLE, Y, scale, last,
     K: tl.constexpr, K_ALL: tl.constexpr, SCALED: tl.constexpr, PLACED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Look up the embedding of one token and add the embedding of its position, at most position `last`."""
+    """Look up the embedding of one token and add the embedding of its position.
+
+    Positions after `last`, the last row of the position table, use the embedding of `last`.
+    """
     _wait(EARLY)
     row, feature = tl.program_id(0), tl.arange(0, K_ALL)
     inside = feature < K
@@ -175,7 +178,7 @@ def _head(
     X, position, COS, SIN, NORM_W, NORM_B, eps,
     C: tl.constexpr, WIDTH: tl.constexpr, TURNED: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Load one head of a query or key, and apply its norm and its rotary position."""
+    """Load one head of a query or key, and apply its norm and its rotary position embedding."""
     feature = tl.arange(0, WIDTH)
     inside = feature < C
     x = tl.load(X + feature, mask=inside, other=0.0).to(tl.float32)
@@ -221,7 +224,8 @@ def attention(
 
     With OWN (self-attention), X holds query, key and value of the new token, and LENGTH is its position; the key and
     the value are stored in the cache. Without OWN (cross-attention), X holds the query, and LENGTH is the number of
-    keys. BIAS has a score for each head and distance. The program that ends last combines the results of all programs.
+    keys. BIAS has a number for each head and distance, which is added to the scores. The program that ends last
+    combines the results of all programs.
     """
     b, h, split = tl.program_id(1), tl.program_id(0), tl.program_id(2)
     g = h // (H // G)

@@ -79,8 +79,9 @@ class DeviceBeamSearch(DeviceStrategy):
     """Beam search on the device: chooses the best continuations of all hypotheses of each prompt.
 
     Each prompt has `num_beams` rows; a row without a hypothesis has the log-probability -inf. The records describe the
-    `count` best continuations of each prompt, the best first, in four tensors (n p count): row of the continued
-    hypothesis in its prompt, token, log-probability of the token, and whether the continuation exists.
+    `count` best continuations of each prompt, the best first, in four tensors: the index of the continued hypothesis
+    among the rows of its prompt, the new token, the log-probability of this token, and whether the continuation exists.
+    Each tensor has the shape (n p count), for n steps and p prompts.
     """
 
     def __init__(
@@ -105,7 +106,11 @@ class DeviceBeamSearch(DeviceStrategy):
         )
 
     def start(self, totals: Float[Tensor, "r"], new_tokens: Sequence[Sequence[int]]) -> None:
-        """Start beam search from one hypothesis per row, with its log-probability and its new tokens so far."""
+        """Start beam search from one hypothesis per row.
+
+        totals      log-probability of each hypothesis
+        new_tokens  the new tokens of each hypothesis so far
+        """
         length = self.recent.shape[1]
         padded = [[*[-1] * length, *tokens][len(tokens) :] if length else [] for tokens in new_tokens]
         self.recent.copy_(torch.tensor(padded, dtype=torch.int64).view(self.recent.shape))
@@ -147,7 +152,12 @@ class DeviceBeamSearch(DeviceStrategy):
 def make_device_strategy(
     strategy: Strategy, stop: Sequence[tuple[int, ...]], prompts: int, steps: int, device: torch.device
 ) -> DeviceSampling | DeviceBeamSearch:
-    """Return the `DeviceStrategy` that runs a decoding strategy on the device."""
+    """Return the `DeviceStrategy` that runs a decoding strategy on the device.
+
+    stop     the stop sequences
+    prompts  number of prompts
+    steps    maximum number of decoding steps
+    """
     if isinstance(strategy, BeamSearch):
         return DeviceBeamSearch(strategy, stop, candidate_count(strategy, stop), prompts, steps, device)
     assert isinstance(strategy, StepwiseStrategy)
@@ -157,17 +167,17 @@ def make_device_strategy(
 def candidate_count(strategy: BeamSearch, stop: Sequence[tuple[int, ...]]) -> int:
     """Return how many continuations of each prompt a step of beam search compares.
 
-    Each hypothesis has at most one continuation that ends in a given stop sequence. So among the returned number of
-    best continuations, at least `num_beams` do not end.
+    A hypothesis has at most one continuation that ends in a given stop sequence, so at most `num_beams` continuations
+    end in each stop sequence. Of the returned number of best continuations, at least `num_beams` do not end.
     """
     return strategy.num_beams * (1 + max(len(stop), 1))
 
 
 def strategy_key(strategy: Strategy, stop: Sequence[tuple[int, ...]]) -> Any:
-    """Return the settings of a strategy on which a CUDA graph depends.
+    """Return the settings of a strategy on which a CUDA graph depends, as a key of cached graphs.
 
-    Seeds and the score of finished texts are not among them: the random numbers are inputs of the graph, and the host
-    computes the score.
+    Seeds are not among them, because random numbers are inputs of the graph. The settings by which beam search scores
+    finished texts are not among them, because the host computes the scores.
     """
     if isinstance(strategy, BeamSearch):
         return strategy.num_beams, tuple(stop)

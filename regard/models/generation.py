@@ -3,8 +3,8 @@
     texts = model.generate([[5, 17], [3, 8, 2]], max_new_tokens=40, temperature=0.8, top_p=0.9, seed=1, stop=[0])
     for token in stream_tokens(model, [[5, 17]]): ...
 
-A text depends on its prompt, the strategy and its number in the batch only. The other prompts, padding and the KV cache
-change rounding and nothing else.
+A text depends only on its prompt, the strategy, and the index of the prompt in the batch, which selects its random
+numbers. The other prompts, padding and the KV cache change rounding and nothing else.
 """
 
 import math
@@ -63,9 +63,9 @@ def generate(
                     above decide; without any of them it is greedy decoding
     stop            token ids, and sequences of token ids, that end a text; occurrences in a prompt do not count
     use_cache       False runs the whole sequence through the model for every token instead of using a KV cache
-    capture         whether one decoding step is captured as a CUDA graph and replayed. None captures if possible, for
-                    16 new tokens or more; True raises an error with the reasons if it is not possible. Only rounding
-                    may differ
+    capture         whether one decoding step is captured as a CUDA graph and replayed for each token, which changes
+                    results by rounding only. None captures if that is possible and max_new_tokens is 16 or more. True
+                    raises an error with the reasons if it is not possible
 
     >>> texts = regard.generate(model, [[5, 17]], max_new_tokens=8, temperature=0.8, top_p=0.9, seed=0)
     >>> len(texts[0].tokens), texts[0].finish_reason
@@ -107,9 +107,8 @@ def collect_tokens(
 class GenerationRun:
     """The checked arguments of one call of `generate`, and the decoding loops.
 
-    reader    runs the model token by token; None if a captured step decodes
-    captured  whether a decoding step is captured as a CUDA graph. If False and `reader` is None, the same step runs
-              without a graph
+    reader    runs the model's forward pass for each token; None if a `StepLoop` decodes
+    captured  whether the `StepLoop` runs its decoding step as a CUDA graph or eagerly
     """
 
     adapter: GenerationAdapter
@@ -240,7 +239,10 @@ class GenerationRun:
             keep_loop(self.adapter.module, loop)
 
     def _take_loop(self, steps: int, source: DecoderState | None) -> StepLoop:
-        """Return a `StepLoop` whose KV caches have room for `steps` decoding steps after the longest prompt."""
+        """Return a `StepLoop` whose KV caches have room for `steps` decoding steps after the longest prompt.
+
+        source  decoding state of an encoder-decoder, with the encoded source; else None
+        """
         longest = max(map(len, self.prompts)) + steps
         capacity = min(self.adapter.context, _round_up(longest))
         sources = 0 if source is None else _round_up(source.memory[0].k.shape[2])
@@ -301,10 +303,10 @@ class GenerationRun:
         finished: list[Hypothesis],
         strategy: BeamSearch,
     ) -> list[tuple[int, Hypothesis]]:
-        """Extend the hypotheses of one prompt by a token. Returns pairs (index in `rows`, extended hypothesis).
+        """Extend the hypotheses of one prompt by one token each, and return those that have not ended.
 
-        Hypotheses that end are added to `finished` instead, which keeps the best `num_beams`. An empty result means
-        that the search of this prompt has ended.
+        Returns pairs (index in `rows`, extended hypothesis). An empty list means that the search of this prompt has
+        ended. Hypotheses that end are added to `finished`, which keeps the best `num_beams`.
 
         likely  the most likely continuations, the best first: index in `rows`, token and log-probability of the token
         """
@@ -383,7 +385,7 @@ def _best_continuations(
 
 @contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Context manager: set modules to eval mode, and restore training mode on exit where it was on."""
+    """Context manager: set modules to eval mode; on exit, restore training mode for those that were in it."""
     # through __dict__: nn.Module.__setattr__ for all modules of a model takes as long as some of its layers
     training = [vars(module) for module in modules if module.training]
     for part in training:
@@ -490,7 +492,7 @@ def _stop_sequences(stop: Sequence[int | TokenIds], vocab: int | None = None) ->
 
 
 def _round_up(length: int) -> int:
-    """Round the size of a buffer up, so that calls of similar lengths use the same CUDA graph."""
+    """Round a buffer size up to a multiple of `ROUND`, so that calls of similar lengths use the same CUDA graph."""
     return -(-length // ROUND) * ROUND
 
 

@@ -93,7 +93,7 @@ class EncoderDecoderAdapter(GenerationAdapter):
     """The generation adapter of an encoder-decoder Transformer with source sequences, one for each prompt.
 
     source          token ids (b m)
-    source_padding  which source tokens are real: `padding(lengths)`
+    source_padding  mask of the padding of the source, as in `Transformer.forward`
     """
 
     source: Int[Tensor, "b m"]
@@ -139,10 +139,15 @@ TokenLists = Sequence[Sequence[int]]
 
 
 class BatchReader:
-    """Runs a model on a batch of sequences of different lengths without padding; each token has its own position.
+    """Runs a model on a batch of sequences of different lengths, without padding.
 
-    The first pass reads as many tokens as the shortest prompt has. Then the shortest sequences are extended with new
-    tokens while the longer ones still read their own prompts, so that the KV cache has no gaps.
+    Every pass reads all sequences up to the length of the shortest one. Then the caller appends new tokens to the
+    sequences that are read completely, while the longer ones are still reading their prompts. So the KV cache has the
+    same number of positions for every sequence.
+
+    prompts    number of sequences
+    capacity   maximum number of tokens of a sequence
+    use_cache  False computes whole sequences in every pass, without a KV cache
     """
 
     def __init__(self, adapter: GenerationAdapter, prompts: int, capacity: int, use_cache: bool) -> None:

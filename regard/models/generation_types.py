@@ -16,7 +16,7 @@ Prompts = Sequence[TokenIds] | Tensor
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The keyword arguments of `generate`, where they are documented."""
+    """The keyword arguments of `regard.generate`. Its docstring explains them."""
 
     max_new_tokens: int
     temperature: float | None
@@ -83,6 +83,9 @@ def make_strategy(
 
     strategy  a `Strategy`, or its name: "greedy", "sample", "beam". None chooses beam search for num_beams
               above 1, sampling if temperature, top_k or top_p is given, and greedy decoding otherwise
+
+    The other arguments are settings of `Sample` and `BeamSearch`. ConfigError is raised for those that do not belong to
+    the strategy.
     """
     beams = None if num_beams == 1 else num_beams
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}

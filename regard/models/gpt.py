@@ -33,17 +33,17 @@ from regard.nn.synthesizer import Synthesizer, check_parts
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Setting of GPTConfig: learned absolute position embeddings, one vector for each position of the context."""
+    """Value of GPTConfig.positions: learned absolute position embeddings, one vector for each position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sinusoidal:
-    """Setting of GPTConfig: fixed sinusoidal position embeddings. Vaswani et al. 2017."""
+    """Value of GPTConfig.positions: fixed sinusoidal position embeddings. Vaswani et al. 2017."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DotProductAttention:
-    """Setting of GPTConfig: multi-head scaled dot-product attention.
+    """Value of GPTConfig.mixer: multi-head scaled dot-product attention.
 
     kv_heads              number of key and value heads (grouped-query attention); None is the number of query heads
     head_width            width of one head; None is width // heads
@@ -69,7 +69,10 @@ class DotProductAttention:
             config.positions.frequencies(width, torch.device("meta"))  # raises for a width that does not fit
 
     def resolve(self, config: "GPTConfig") -> "DotProductAttention":
-        """Return these settings with each None replaced by the default that it stands for."""
+        """Return a copy of these settings in which None is replaced by the default for this model.
+
+        qk_norm stays None, because that means no norm.
+        """
         bias = config.bias if self.query_key_value_bias is None else self.query_key_value_bias
         kv_heads, head_width = self.kv_heads or config.heads, self.head_width or config.width // config.heads
         return replace(self, kv_heads=kv_heads, head_width=head_width, query_key_value_bias=bias)
@@ -93,11 +96,11 @@ class DotProductAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyntheticAttention:
-    """Setting of GPTConfig: `Synthesizer` layers instead of dot-product attention.
+    """Value of GPTConfig.mixer: `Synthesizer` layers instead of dot-product attention.
 
     Tay et al. 2020, arXiv:2005.00743.
 
-    parts    the scores that are added: "dense", "random", "dot"
+    parts    kinds of attention scores, which are added: "dense", "random", "dot"
     context  number of positions for which the layers learn scores; None is the model's context
     """
 
@@ -214,11 +217,12 @@ class GPT(Model):
     ) -> Float[Tensor, "..."]:
         """Return the logits (b n w) of the token after each position.
 
-        padding    which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
+        padding    mask of the padding: `padding(lengths)` if it is on the right,
+                   `padding(lengths, side="left", width=n)` if it is on the left
         cache      KV cache from `self.cache()`; the tokens continue where it ends
-        positions  position of each token; default consecutive from the end of the cache
-        head       function of the hidden states (b n d) and the output weights (w d) whose result is returned instead
-                   of the logits, such as a loss that does not hold all logits at once
+        positions  position of each token; by default consecutive numbers, which start at the length of the cache
+        head       function whose result is returned instead of the logits, such as a loss that does not hold all logits
+                   at once. It is called with the hidden states (b n d) and the output weights (w d)
         """
         hidden = self.hidden(tokens, padding=padding, cache=cache, positions=positions)
         return self.unembed(hidden) if head is None else head(hidden, self.output_weight)

@@ -1,6 +1,7 @@
 """Models in the cache folder of the Hugging Face Hub, where `hf download` and transformers store them.
 
-A model `org/name` is in `models--org--name/snapshots/COMMIT`; `refs/main` has the commit. Nothing is downloaded here.
+The files of a model `org/name` are in `models--org--name/snapshots/COMMIT`, where COMMIT is the content of the file
+`models--org--name/refs/main`. Nothing is downloaded here.
 """
 
 import os

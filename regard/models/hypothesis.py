@@ -8,7 +8,12 @@ FinishReason = Literal["stop", "length", "context"]
 
 
 class GeneratedToken(NamedTuple):
-    """One new token of a generated text, as `stream_tokens` yields it."""
+    """One new token of a generated text, as `stream_tokens` yields it.
+
+    prompt_index     index of the prompt that the text continues
+    log_probability  log-probability under the model, before temperature, top_k or top_p
+    finish_reason    why the text ended, on its last token; None on the others
+    """
 
     prompt_index: int
     token: int

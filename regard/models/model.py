@@ -70,12 +70,15 @@ class Model(nn.Module, ABC):
     def example_inputs(self, batch: int = 1, length: int | None = None) -> tuple[Tensor, ...]:
         """Return example inputs of a forward pass, all zero.
 
-        length  number of positions or frames, or the side of the image in pixels; None is the size in the
-                configuration
+        length  number of tokens of a text, number of frames of a recording, or side of an image in pixels; None is the
+                size in the configuration
         """
 
     def cache_bytes(self, batch: int = 1, length: int | None = None) -> int:
-        """Return the size of the KV cache in bytes after an input of this size; 0 for a model without a cache."""
+        """Return the size of the KV cache in bytes after a forward pass on `example_inputs(batch, length)`.
+
+        It is 0 for a model without a KV cache.
+        """
         return 0
 
     @property

@@ -9,10 +9,10 @@ from regard.core.masks.forms.padding import PaddingMask
 
 
 def token_positions(padding: Mask | None, start: int, n: int, device: torch.device) -> Int[Tensor, "*b n"]:
-    """Return the position ids of the tokens in columns `start` to start + n: (n), or (b n) with left padding.
+    """Return the position ids of n tokens of each sequence, beginning with column `start`.
 
     Positions are counted from the first real token of each sequence, so that the positions of real tokens do not
-    depend on the padding. Padding tokens on the left get position 0.
+    depend on the padding. Padding tokens on the left get position 0. The shape is (b n) with left padding, else (n).
     """
     columns = torch.arange(start, start + n, device=device)
     before = _left_padding(padding, device)
@@ -22,7 +22,7 @@ def token_positions(padding: Mask | None, start: int, n: int, device: torch.devi
 def first_tokens(x: Float[Tensor, "b n d"], padding: Mask | None) -> Float[Tensor, "b d"]:
     """Return the vector of the first real token of each sequence.
 
-    If left padding leaves no real token, return the last vector of the sequence.
+    For a sequence of left padding only, return its last vector.
     """
     before = _left_padding(padding, x.device)
     if before is None:

@@ -22,8 +22,8 @@ class ResNetConfig(Config):
     """Settings of a residual network (ResNet).
 
     width  number of channels of the first stage; the second and third stage have two and four times as many
-    depth  number of layers with weights, 6 n + 2: two in each of 3 n blocks, one before all blocks and one
-           after
+    depth  number of layers with weights. It is 6 n + 2: three stages of n blocks with two layers each, one layer
+           before all blocks and one after
     """
 
     channels: int = 3
@@ -75,7 +75,8 @@ class ResNet(Model):
 class ConvBlock(nn.Module):
     """A ResNet block: two convolutions with a residual connection.
 
-    If the width grows, the shortcut is strided and padded with zero channels.
+    If the block has more output than input channels, the shortcut skips every second row and column, and channels of
+    zeros are added to it.
     """
 
     def __init__(self, old: int, width: int) -> None:

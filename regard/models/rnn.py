@@ -121,7 +121,7 @@ class RNN(Model):
     ) -> Float[Tensor, "b i w"]:
         """Return the logits of the token after each target token.
 
-        source_padding  which tokens of the source are real: `padding(lengths)`
+        source_padding  mask of the padding of the source, which must be on the right: `padding(lengths)`
         """
         logits, _ = self.decode(target, self.encode(source, source_padding=source_padding))
         return logits
@@ -142,7 +142,10 @@ class RNN(Model):
     def decode(
         self, target: Int[Tensor, "b i"], encoded: EncodedSource
     ) -> tuple[Float[Tensor, "b i w"], EncodedSource]:
-        """Return the logits of the token after each target token, and the decoder's states for the next call."""
+        """Return the logits of the token after each target token, and `encoded` with the new states of the decoder.
+
+        To continue the target, pass the returned `EncodedSource` to the next call.
+        """
         x = self._dropout(self.target(target, "target"))
         if x.shape[0] != encoded.rows.shape[0]:
             raise ShapeError(f"target has b={x.shape[0]} sequences, but the source has b={encoded.rows.shape[0]}")

@@ -162,8 +162,8 @@ def top_tokens(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
 def top_tokens_by_keys(logits: Float[Tensor, "*b w"], k: int) -> Int[Tensor, "*b k"]:
     """Return the k most likely token ids as `top_tokens` does, with operations that a CUDA graph can capture.
 
-    No operation depends on values of the tensor. Each logit and its token id are packed into one integer; these
-    integers are all different, so that one top-k operation gives the order of `top_tokens`.
+    Which operations run does not depend on the values of the tensor. Each logit and its token id are packed into one
+    integer. These integers are all different, so that one top-k operation gives the order of `top_tokens`.
     """
     if logits.dtype == torch.float64:  # it needs all bits of an integer
         return rank_tokens(logits)[..., :k]

@@ -181,7 +181,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def unknown_model_error(name: str) -> CheckpointError:
-    """Return the CheckpointError for a name that is no folder and no known model, with similar names."""
+    """Return the CheckpointError for a name that is no folder and no known model. Its text lists similar names."""
     missing = f"there is no folder {name!r}"
     if not REPOSITORY.fullmatch(name):
         return CheckpointError(f"{missing}; a model is a folder with {CONFIG} and its weights")

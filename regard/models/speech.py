@@ -37,8 +37,9 @@ class SpeechConfig(Config):
 
     vocab       number of tokens, including token 0, the blank of CTC
     mels        number of mel bands of a frame
-    chunk       number of output rows in a chunk, which see each other; a row is made of 4 frames
-    look_back   number of earlier chunks that a row sees, in every block; None is all, and memory grows
+    chunk       number of output rows in a chunk; all rows of a chunk see each other. A row is made of 4 frames
+    look_back   number of earlier chunks that a row sees, in every block; None is all, and then the memory of a stream
+                grows with its length
     look_ahead  number of later chunks that a row sees, in the first block only: over several blocks they would
                 add up
     ff_width    width of the hidden layer of the feed-forward network; None is 4 * width
@@ -86,7 +87,7 @@ class CausalConvolution(nn.Module):
     def forward(self, x: Float[Tensor, "b n d"], state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the outputs that can be computed so far, and the state for the next call.
 
-        state  the last one or two inputs of the call before; None at the start
+        state  state that the previous call returned: the one or two inputs that later outputs need. None at the start
         """
         x = torch.cat([x.new_zeros(x.shape[0], 1, x.shape[2]) if state is None else state, x], 1)
         ready = (x.shape[1] - 1) // 2
@@ -108,7 +109,7 @@ class ConvSubsampling(nn.Module):
     ) -> tuple[Float[Tensor, "b m d"], tuple[Tensor, ...]]:
         """Return the rows that can be computed from the frames so far, and the state for the next call.
 
-        state  the state that the call before returned; None at the start
+        state  the state that the previous call returned; None at the start
         """
         before, between = (None, None) if state is None else state
         half, before = self.first(frames, before)
@@ -142,7 +143,7 @@ class Speech(Model):
     ) -> Float[Tensor, "b m w"]:
         """Return the logits of tokens: n // 4 rows for n frames.
 
-        lengths  number of real frames of each sequence; output rows from lengths // 4 on are undefined
+        lengths  number of real frames of each sequence. Its first lengths // 4 rows are valid, the others are undefined
         """
         check_floats("frames", frames, "b n mels", 2, self.config.mels)
         if frames.shape[1] < STEP:
@@ -163,7 +164,7 @@ class Speech(Model):
         return self.head(self.norm(hidden))
 
     def stream(self, batch: int = 1) -> "SpeechStream":
-        """Return the state of streaming inference, whose `push` takes frames and returns rows of logits that are final.
+        """Return a new `SpeechStream`, which computes the logits while frames arrive.
 
         batch  number of sequences
         """
@@ -208,7 +209,7 @@ class SpeechStream:
 
     @torch.no_grad()
     def push(self, frames: Float[Tensor, "b n mels"]) -> Float[Tensor, "b r w"]:
-        """Read n frames and return the logits of the rows that are now final, possibly none."""
+        """Read n frames and return the logits of the rows that later frames cannot change. There may be none yet."""
         check_floats("frames", frames, "b n mels", 2, self.model.config.mels)
         if frames.shape[0] != self.batch:
             raise CacheError(f"frames is {tuple(frames.shape)}, but this stream has batch={self.batch}")
@@ -224,7 +225,7 @@ class SpeechStream:
     def finish(self) -> Float[Tensor, "b r w"]:
         """End the stream and return the logits of the remaining rows.
 
-        Up to 3 last frames that fill no row are dropped.
+        If the number of frames is not a multiple of 4, the last 1 to 3 frames are dropped.
         """
         if self._state is None:
             raise CacheError("nothing was pushed into this stream, so there is nothing to finish")

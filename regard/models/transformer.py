@@ -39,11 +39,11 @@ POSITIONS = ("sinusoidal", "sinusoidal-half", "learned")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelativeBuckets:
-    """T5's relative positions: a learned bias for each distance, shared by all blocks of encoder or decoder.
+    """T5's relative position biases: one learned bias for each attention head and each bucket of distances.
 
-    See `t5_buckets`.
+    All blocks of the encoder share one table of biases, and all blocks of the decoder share another. See `t5_buckets`.
 
-    buckets       number of buckets, in which distances are grouped
+    buckets       number of buckets, in which distances between query and key are grouped
     max_distance  all distances of at least this are in the last bucket
     """
 
@@ -137,12 +137,15 @@ class Transformer(Model):
         target_padding: Mask | None = None,
         indices: Int[Tensor, " t"] | None = None,
     ) -> Float[Tensor, "*n w"]:
-        """Return the logits of the token after each target token, (b n w). The target begins with a start token.
+        """Return the logits of the token after each target token. The target begins with a start token.
 
         source_padding, target_padding
-                 which tokens are real: `padding(lengths)`, or `padding(lengths, side="left", width=n)`
-        indices  indices into the flattened target (b n). If given, only the logits of these tokens are returned, (t
-                 w)
+                 masks of the padding: `padding(lengths)` if it is on the right,
+                 `padding(lengths, side="left", width=n)` if it is on the left
+        indices  if given, only the logits of t target tokens are returned: those with these indices in the target,
+                 flattened to b * n tokens
+
+        The shape is (b n w), or (t w) with `indices`.
         """
         memory = self.encode(source, source_padding)
         return self.decode(
@@ -152,7 +155,7 @@ class Transformer(Model):
     def encode(self, source: Int[Tensor, "b m"], padding: Mask | None = None) -> Float[Tensor, "b m d"]:
         """Return the output of the encoder: one vector for each source token.
 
-        padding  which source tokens are real
+        padding  mask of the padding, as `source_padding` in `forward`
         """
         x = self._embed(self.encoder, "source", source, padding, 0)
         x = run_blocks(self.encoder.blocks, x, recompute=self.gradient_checkpointing, mask=padding)
@@ -172,7 +175,8 @@ class Transformer(Model):
 
         memory   the output of `encode`, or the keys and values that each block projected from it
         cache    KV cache from `self.cache()`; the target continues where it ends
-        indices  as in `forward`
+        source_padding, target_padding, indices
+                 as in `forward`
         """
         rows = memory.shape[0] if isinstance(memory, Tensor) else len(memory[0].k)
         if isinstance(target, Tensor) and target.ndim == 2 and target.shape[0] != rows:
@@ -231,7 +235,7 @@ class Transformer(Model):
 
         source          token ids (b m)
         start_token     the first token of every target (`decoder_start_token_id` of Hugging Face)
-        source_padding  which source tokens are real: `padding(lengths)`
+        source_padding  mask of the padding of the source, as in `forward`
         options         the keyword arguments of `regard.generate`
 
         >>> model.generate(source, start_token=1, max_new_tokens=40, num_beams=4, stop=[2])[0].body

@@ -35,6 +35,7 @@ class ViTConfig(Config):
 
     image      side in pixels of the images for which positions are learned; positions are interpolated for
                other sizes
+    patch      side of a patch in pixels
     classes    number of classes; 0 returns pooled features instead of logits
     pool       input of the head, after the final norm: "class", a class token before the patches; "mean", the
                mean of the patches; "class-mean", both (DINOv2); "class-distilled", a class and a distillation
@@ -43,6 +44,7 @@ class ViTConfig(Config):
     attention  "full"; "local": a patch sees the patches within `reach` rows and columns, and the class token
                sees all patches but is not seen by them; "global-local": all patches see the class token, too;
                "linear": linear attention
+    reach      for local attention: largest distance in rows and in columns between patches that see each other
     ff_width   width of the hidden layer of the feed-forward network; None is 4 * width
     drop_path  stochastic depth: probability of dropping a residual branch in the last block; the probability
                grows linearly from 0 in the first block
@@ -193,7 +195,8 @@ class LocalPatches(Mask):
     """The local attention mask of images: a patch sees the patches within `reach` rows and columns.
 
     columns  number of patches in a row of the image
-    prefix   number of tokens before the first patch, such as a class token; this mask hides all their pairs
+    prefix   number of tokens before the first patch, such as a class token; this mask hides every pair of tokens that
+             contains one of them
     """
 
     reach: int

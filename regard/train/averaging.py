@@ -28,7 +28,7 @@ class ExponentialAverage:
 class LastKAverage:
     """Weight averaging: the mean of the last snapshots of the weights.
 
-    count  number of snapshots
+    count  number of latest snapshots that are averaged
     every  steps between snapshots
     """
 
@@ -56,7 +56,9 @@ class Averager:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the current weights to the average; called after every optimizer step.
+        """Update the average with the current weights. Call this after every optimizer step.
+
+        With `LastKAverage`, a snapshot is taken only if `step` is a multiple of `every`.
 
         step  number of optimizer steps done
         """
@@ -88,7 +90,10 @@ class Averager:
             self._load({name: torch.stack([each[name] for each in self._snapshots]).mean(0) for name in names})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the average or the snapshots as a flat state dict; keys are `snapshot number/parameter name`."""
+        """Return the average or the snapshots as a flat state dict; keys are `snapshot number/parameter name`.
+
+        An exponential moving average has the snapshot number 0.
+        """
         return {f"{number}/{name}": t for number, each in enumerate(self._snapshots) for name, t in each.items()}
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:

@@ -60,7 +60,10 @@ class Checkpoint:
     score: float | None = None
 
     def section(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors whose names begin with `name/`, without that prefix."""
+        """Return the tensors whose names begin with `name/`, by their names without this prefix.
+
+        For example, section("optimizer") is the state dict of the optimizer.
+        """
         return {key.removeprefix(f"{name}/"): t for key, t in self.tensors.items() if key.startswith(f"{name}/")}
 
 
@@ -69,9 +72,10 @@ class CheckpointFolder:
     """The checkpoints in the folder of a run; the latest ones and the best one are kept.
 
     keep        number of latest checkpoints to keep
+    group       the processes of the run, which save and load together
     on_message  called with a message about each damaged checkpoint
     like        with FSDP: function that takes the name of a tensor in a checkpoint and returns a tensor of the model;
-                the loaded tensor is sharded in the same way
+                the loaded tensor is sharded in the same way. None loads it unsharded
     """
 
     folder: Path
@@ -146,7 +150,10 @@ class CheckpointFolder:
         return Checkpoint(about["step"], tensors, about["metadata"], about["score"])
 
     def _finish(self, checkpoint: Checkpoint, digests: dict[str, str]) -> None:
-        """Write the JSON file, which makes the checkpoint valid, and remove old checkpoints."""
+        """Write the JSON file, which makes the checkpoint valid, and remove old checkpoints.
+
+        digests  checksum of each tensor file, by name
+        """
         about = {
             "format": FORMAT, "step": checkpoint.step, "score": checkpoint.score, "sha256": digests,
             "metadata": checkpoint.metadata,
@@ -157,7 +164,10 @@ class CheckpointFolder:
 
 
 def prepare_run_folder(folder: Path, resume: bool) -> None:
-    """Remove temporary files of a killed run. Raises ConfigError if the folder has a run and `resume` is False."""
+    """Remove temporary files of a killed run.
+
+    Raises ConfigError if the folder has checkpoints of a run and `resume` is False.
+    """
     for file in folder.glob(f"{UNFINISHED}*"):  # left by a killed run
         file.unlink()
     begun = CheckpointFolder(folder / CHECKPOINTS).steps()
@@ -174,9 +184,9 @@ def write_plan(folder: Path, plan: TrainingPlan) -> None:
 
 
 def _check_plan(folder: Path, saved: dict[str, Any], wanted: dict[str, Any], step: int) -> None:
-    """Raise ConfigError if a run is resumed with another training plan.
+    """Raise ConfigError if a run cannot be resumed with the plan `wanted`, because it was begun with the plan `saved`.
 
-    Changes of the settings in `RESUMABLE` raise no error.
+    The settings in `RESUMABLE` may differ, but `wanted` must have at least the `step` steps that are already done.
     """
     changed = sorted(name for name in {*saved, *wanted} - RESUMABLE if saved.get(name) != wanted.get(name))
     if changed:

@@ -1,7 +1,7 @@
 """Distributed training with torchrun: process groups for DDP and FSDP.
 
-Each process computes the gradients of a part of every batch. Losses and sample counts are summed over all processes, so
-the loss is the mean over the whole batch, as in training with one process.
+Each process computes the gradients of a part of every batch. The losses and the numbers of targets are summed over all
+processes, so the loss is the mean over the whole batch, as in training with one process.
 """
 
 import copy
@@ -191,7 +191,10 @@ def _try(act: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _raise_first_error(results: list[tuple[T, Exception | None]]) -> list[T]:
-    """Return the values of several processes, given as (value, error) pairs, or raise the first error."""
+    """Return the values of all processes, or raise the first error.
+
+    results  pairs (value, error), one for each process; the error is None if there was none
+    """
     for _, error in results:
         if error is not None:
             raise error

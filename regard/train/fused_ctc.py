@@ -1,7 +1,7 @@
 """The CTC loss in one GPU kernel, so that a training step can be captured as a CUDA graph.
 
 The CTC loss of torch cannot be captured, because it copies the lengths of the sequences to the CPU.
-`regard.train.objectives.ctc` calls this kernel where it can, and torch's loss elsewhere.
+`regard.train.objectives.ctc` calls this kernel for the inputs that `is_supported` accepts, and torch's loss for others.
 """
 
 import torch
@@ -14,7 +14,7 @@ MOST = 1 << 13  # states times tokens that the kernel compares at once
 
 
 def is_supported(logits: Tensor, targets: Tensor) -> bool:
-    """Return whether the kernel supports these inputs: on a GPU, if target length times vocabulary size is small."""
+    """Return whether the kernel supports these inputs: on a GPU, with a small target length times vocabulary size."""
     return logits.is_cuda and has_triton() and (2 * targets.shape[1] + 1) * logits.shape[-1] <= MOST // 4
 
 

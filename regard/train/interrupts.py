@@ -19,9 +19,9 @@ class TrainingInterruptedError(KeyboardInterrupt):
 
 
 class SignalRecorder:
-    """Context manager: record the first SIGINT or SIGTERM instead of stopping at once.
+    """Context manager: record the first SIGINT or SIGTERM in `received` instead of stopping the process.
 
-    A second signal stops at once.
+    The second signal stops the process immediately, as usual.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -42,8 +42,8 @@ class SignalRecorder:
     def convert_errors(self) -> Iterator[None]:
         """Context manager: raise TrainingInterruptedError instead of an error that follows a recorded signal.
 
-        A terminal sends Ctrl-C to all processes of the run. The signal also ends compilers that torch.compile started,
-        so that the compilation fails.
+        A terminal sends Ctrl-C to all processes of the run. It can therefore end a compiler that torch.compile started,
+        and then the compilation fails.
         """
         try:
             yield

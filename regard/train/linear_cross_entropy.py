@@ -27,12 +27,12 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Return the cross-entropy of the logits `hidden @ weight.T`, summed over the targets that are not `ignored`.
 
-    The logits of some tokens are computed at a time, so memory does not grow with tokens times vocabulary. Gradients
+    Only the logits of some tokens are held at a time, so memory does not grow with tokens times vocabulary. Gradients
     are computed in the forward pass; second derivatives are not supported. In half precision and under autocast,
     logits are rounded to half precision, as in a linear layer; sums are computed in float32.
 
     weight   weights of the output layer, one row for each token of the vocabulary
-    ignored  the target that is skipped
+    ignored  value of the targets that are skipped (torch's `ignore_index`)
 
     >>> hidden, weight = torch.randn(2, 5, 8), torch.randn(97, 8)
     >>> linear_cross_entropy(hidden, weight, torch.zeros(2, 5, dtype=torch.int64)).shape
@@ -65,9 +65,10 @@ def linear_cross_entropy(
 def _linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, ignored: int, of_hidden: bool, of_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the summed loss and its gradients with respect to `hidden` and `weight`; unrequested gradients are empty.
+    """Return the summed loss and its gradients with respect to `hidden` and `weight`.
 
-    This is a custom operator, so that torch.compile does not trace the loop.
+    A gradient is an empty tensor if `of_hidden` or `of_weight` is False. This is a custom operator, so that
+    torch.compile does not trace its loop.
     """
     total, by_hidden, by_weight = _make_results(hidden, weight, of_hidden, of_weight)
     fused = hidden.is_cuda and hidden.dtype != torch.float64 and has_triton()
@@ -101,9 +102,10 @@ def _linear_cross_entropy(
 
 
 def _make_results(hidden: Tensor, weight: Tensor, of_hidden: bool, of_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate tensors for the loss and the gradients of `hidden` and `weight`, which are empty if not requested.
+    """Allocate tensors for the loss and for the gradients of `hidden` and `weight`.
 
-    The gradient of the weights is accumulated in float32 or better.
+    The tensor of a gradient is empty if `of_hidden` or `of_weight` is False. The gradient of the weights is accumulated
+    in float32, or in float64 if `hidden` is float64.
     """
     exact = torch.promote_types(hidden.dtype, torch.float32)
     kept = torch.float32 if hidden.dtype == torch.float16 else hidden.dtype
@@ -138,7 +140,13 @@ _linear_cross_entropy.register_autograd(_scale_gradients, setup_context=_keep_gr
 
 
 def _cross_entropy_and_gradient(logits: Tensor, targets: Tensor, vocab: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of some rows of logits, and its gradient with respect to the logits, in the same dtype."""
+    """Return the summed loss of some rows of logits, and its gradient with respect to the logits.
+
+    The gradient has the dtype of the logits. In float16 it is multiplied by `HALF_SCALE`.
+
+    vocab    number of columns that are logits; the other columns are padding
+    ignored  value of the targets that are skipped
+    """
     exact = torch.promote_types(logits.dtype, torch.float32)
     skipped = targets == ignored
     if logits.device.type == "cpu" and bool(((targets < 0) | (targets >= vocab)).logical_and_(~skipped).any()):
@@ -158,7 +166,10 @@ def _cross_entropy_and_gradient(logits: Tensor, targets: Tensor, vocab: int, ign
 
 
 def _slices(hidden: Tensor, weight: Tensor) -> list[slice]:
-    """Split the rows of `hidden` into slices so small that the logits of one slice fit into the memory budget."""
+    """Split the rows of `hidden` into slices, so that the logits of a slice take at most `CPU_BYTES` or `GPU_BYTES`.
+
+    A slice has at least `ALIGNED` rows.
+    """
     size = GPU_BYTES if hidden.is_cuda else CPU_BYTES
     most = max(ALIGNED, size // (len(weight) * hidden.element_size()) // ALIGNED * ALIGNED)
     return [slice(start, min(start + most, len(hidden))) for start in range(0, len(hidden), most)]

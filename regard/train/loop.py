@@ -78,7 +78,7 @@ class TrainingResult:
     """The result of `fit`.
 
     model    the trained model, with the last, the best or the averaged weights, as the plan says
-    losses   pairs (step, mean loss since the previous pair)
+    losses   pairs (step, mean loss over the steps since the previous pair)
     metrics  pairs (step, validation metrics)
     """
 
@@ -119,7 +119,7 @@ def fit(
     Ctrl-C and SIGTERM save a checkpoint after the current step, if there is a folder and only one process. Then the run
     stops with TrainingInterruptedError, a KeyboardInterrupt. A second signal stops the run at once. If the signal also
     ends a process that the step needs, such as a C++ compiler started by torch.compile, the step fails: the run stops
-    in the same way, and resuming continues from the checkpoint before.
+    in the same way, and resuming continues from the previous checkpoint.
 
     See `docs/training.md` for an example.
     """
@@ -176,7 +176,7 @@ def measure_step_seconds(model: nn.Module, task: Task, plan: TrainingPlan) -> fl
 
 
 def autocast(plan: TrainingPlan, device: str) -> AbstractContextManager[Any]:
-    """Return an autocast context manager for the mixed precision of the training plan."""
+    """Return an autocast context manager for the precision of the training plan. For float32 it does nothing."""
     return nullcontext() if plan.precision == "float32" else torch.autocast(device, getattr(torch, plan.precision))
 
 
@@ -291,7 +291,8 @@ class Trainer:
 
         The result must be used before the next step, which can overwrite it.
 
-        lr_factor  factor of the learning rate schedule
+        micro_batches  the micro-batches of this step, from `load_batch`
+        lr_factor      factor by which the initial learning rates are multiplied for this step
         """
         self.optimizer.scale_lr(lr_factor)
         return self._compute_step(micro_batches) if self.graphs is None else self.graphs.run(micro_batches)
@@ -313,7 +314,10 @@ class Trainer:
         return total, count
 
     def _update(self, factor: Tensor) -> None:
-        """Multiply the gradients by a factor, clip them and do the optimizer step."""
+        """Multiply the gradients by a factor, clip them and do the optimizer step.
+
+        With the factor, they become the gradients of the mean loss over all targets of the batch.
+        """
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)  # type: ignore[arg-type]
         # DDP and FSDP average gradients over processes, and the loss is a sum
@@ -420,9 +424,9 @@ class Trainer:
         self.original.eval()
 
     def _matching_parameter(self, name: str) -> Tensor | None:
-        """Return the parameter that a tensor of a checkpoint belongs to; None if there is none.
+        """Return the parameter to which a tensor of a checkpoint belongs; None if there is none.
 
-        The tensor, such as an optimizer state, is sharded like this parameter.
+        For example, the optimizer state of a parameter belongs to it. With FSDP, the tensor is sharded like it.
 
         name  name of the tensor in the checkpoint
         """

@@ -38,8 +38,9 @@ MAX_SAMPLES = 1 << 30  # largest micro-batch to try
 class PeakFit:
     """Predicts the peak memory in bytes from the size of a micro-batch, as the maximum of linear functions.
 
-    The memory after each allocation of a training step is a linear function of the size of the micro-batch. The peak is
-    at different allocations for different sizes, so every linear function that is the largest for some size is kept.
+    For each allocation in a training step, the bytes that are in use after it are a linear function of the size of the
+    micro-batch. Which allocation gives the peak depends on this size. So every linear function that is the largest for
+    some size is kept.
 
     lines  slope and intercept of each linear function
     """
@@ -48,7 +49,7 @@ class PeakFit:
 
     @staticmethod
     def fit(sizes: tuple[int, int], small: list[int], large: list[int]) -> "PeakFit":
-        """Fit a linear function to the bytes after each allocation of a step, measured with two sizes of micro-batch.
+        """Fit linear functions to measurements with two sizes of micro-batch: one for each allocation in a step.
 
         If the two steps have different numbers of allocations, one linear function is fitted to the two peaks.
 
@@ -73,7 +74,7 @@ class StepPeak:
     """The peak memory that a training step allocates, as a function of the size of a micro-batch.
 
     total        peak memory of all tensors
-    activations  peak memory of all tensors except completely accumulated gradients of parameters
+    activations  peak memory of all tensors except the accumulated gradients (`.grad`) of parameters
     """
 
     total: PeakFit
@@ -111,17 +112,20 @@ class TensorSize:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The measured memory of a training step. The size of a micro-batch is the number of elements of all its tensors.
+    """The measured memory of a training step.
+
+    Entries that depend on the size of a micro-batch are functions of it. The size is the number of elements of all
+    tensors of the micro-batch.
 
     sample_size  elements per sample, in the largest of the batches that were compared
     parameters, gradients, optimizer  sizes of the parameters, their gradients and the optimizer state
     buffers      bytes of the model's buffers
     averaged_buffers  bytes of the buffers that weight averaging copies
     copies       number of copies of the weights that weight averaging keeps
-    inputs       bytes of data that a step uses
-    activations  bytes that autograd saves for the backward pass
-    single       peak of a step with one micro-batch
-    accumulated  peak of a step with several micro-batches, which keeps the gradients of earlier ones
+    inputs       function: bytes of the data that a step reads, such as its batch
+    activations  function: bytes of the tensors that autograd saves for the backward pass
+    single       function: peak of a step with one micro-batch
+    accumulated  function: peak of a step with several micro-batches, which keeps the gradients of earlier ones
     """
 
     sample_size: float
@@ -168,7 +172,7 @@ class MemoryPrediction:
     parameters   number of parameters
     memory       predicted bytes on the device with the largest shards
     limit        bytes of memory of a device; None if not known
-    max_micro_batch  the largest micro-batch that fits; None without a limit
+    max_micro_batch  number of samples in the largest micro-batch that fits; None if there is no limit
     advice       changes of the settings that would make the run fit; empty if it fits or the limit is not known
     """
 
@@ -190,7 +194,10 @@ class MemoryPrediction:
 
     @property
     def max_batch_size(self) -> int | None:
-        """The largest batch size that fits with these devices and gradient accumulation steps; None without a limit."""
+        """The largest batch size that fits, with these numbers of devices and of gradient accumulation steps.
+
+        None if there is no limit.
+        """
         if self.max_micro_batch is None:
             return None
         return self.max_micro_batch * self.devices * self.gradient_accumulation_steps
@@ -199,8 +206,8 @@ class MemoryPrediction:
 def measure_step_memory(model: nn.Module, task: Task, plan: TrainingPlan, *, gpu: bool = False) -> StepMemory:
     """Measure the memory of a training step on the CPU. The model is not changed.
 
-    gpu  predict the memory on a GPU: attention runs without dropout here, because only the CPU allocates a matrix of
-         attention weights for dropout
+    gpu  whether the memory on a GPU is to be predicted. Attention then runs without dropout, because with dropout the
+         CPU allocates a matrix of attention weights, which a GPU does not
     """
     # a compiled model saves at most what it saves uncompiled
     plan = replace(plan, compile=False)
@@ -243,6 +250,7 @@ def predict_memory(
     If the run does not fit, the prediction suggests settings with which it fits.
 
     step      memory of one step, measured by `measure_step_memory`
+    devices   number of devices
     parallel  "ddp" or "fsdp"
     limit     bytes of memory of one device; None if not known
     """
@@ -270,8 +278,11 @@ def device_memory(
 ) -> DeviceMemory:
     """Return the predicted bytes on the device with the largest shards.
 
+    step          memory of one step, measured by `measure_step_memory`
     micro_batch   samples that a device computes at once
     accumulation  number of gradient accumulation steps
+    devices       number of devices
+    parallel      "ddp" or "fsdp"
     """
     shards = devices if parallel == "fsdp" else 1
     size = step.sample_size * micro_batch
@@ -371,7 +382,7 @@ def _advice(step: StepMemory, plan: TrainingPlan, devices: int, parallel: str, l
 
 
 def _sample_counts(batch_size: int) -> tuple[int, int]:
-    """Return the two numbers of samples at which memory is measured.
+    """Return the two sizes of micro-batch, in samples, with which memory is measured.
 
     Both divide the batch size, and the second is a multiple of the first.
     """

@@ -14,14 +14,16 @@ from torch.utils._pytree import tree_leaves
 class MemoryTracker(TorchDispatchMode):
     """Context manager that records how many bytes of tensors are alive.
 
-    alive              bytes of all tensors created inside the block that are alive, as a list with one entry after
-                       each allocation
-    alive_activations  the same, without the completely accumulated gradients of parameters
-    input_bytes        bytes of the tensors that were used but not created inside the block, such as the batch; tensors
-                       without axes are not counted
-
     model    model whose parameters and buffers are not counted
     exclude  further tensors that are not counted, such as the optimizer state
+
+    The records are attributes:
+
+    alive              bytes of the tensors created inside the block that are still alive: a list with one entry after
+                       each allocation
+    alive_activations  the same list, without the accumulated gradients (`.grad`) of parameters
+    input_bytes        bytes of the tensors that were used but not created inside the block, such as the batch; tensors
+                       without axes are not counted
     """
 
     def __init__(self, model: nn.Module, exclude: Iterable[Tensor] = ()) -> None:
@@ -86,7 +88,7 @@ class MemoryTracker(TorchDispatchMode):
 class IgnoreAttentionDropout(TorchFunctionMode):
     """Context manager: scaled_dot_product_attention runs without dropout.
 
-    With dropout the CPU computes the matrix of attention weights, which a GPU does not need.
+    With dropout, the CPU allocates a matrix of attention weights, and a GPU does not.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -52,7 +52,12 @@ class BatchedMuon(torch.optim.Muon):
 
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Move the singular values of each matrix close to 1, by the Newton-Schulz iteration in bfloat16."""
+    """Move the singular values of each matrix close to 1, by the Newton-Schulz iteration in bfloat16.
+
+    coefficients  coefficients of the polynomial that each iteration applies to the singular values
+    steps         number of iterations
+    eps           smallest norm by which a matrix is divided before the first iteration
+    """
     a, b, c = coefficients
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]

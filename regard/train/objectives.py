@@ -20,7 +20,7 @@ def cross_entropy(
 
     smoothing  label smoothing: the part of each target that is spread over all classes (Szegedy et al. 2015,
                arXiv:1512.00567)
-    ignored    the target that is skipped
+    ignored    value of the targets that are skipped (torch's `ignore_index`)
     """
     if logits.shape[:-1] != targets.shape:
         raise ShapeError(
@@ -45,7 +45,7 @@ def ctc(
     """Return the CTC loss (connectionist temporal classification, Graves et al. 2006), summed over the batch.
 
     rows     number of time steps (rows of logits) of each sequence, without padding
-    lengths  number of tokens of each target; the sum of all lengths is the count of the loss
+    lengths  number of tokens of each target; their sum is the `count` of the returned `Loss`
     blank    the blank token
     """
     if not 0 <= blank < logits.shape[-1]:

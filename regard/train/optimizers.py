@@ -43,7 +43,7 @@ class AdamW:
     lr            learning rate
     betas         decay rates of the running means of the gradient and of its square
     eps           number that is added to the denominator
-    weight_decay  decay per step, as a multiple of the learning rate
+    weight_decay  every step multiplies the weights by 1 - lr * weight_decay
     param_groups  factors of learning rate and weight decay by parameter name; the first group that matches is used
     """
 
@@ -88,7 +88,7 @@ class Muon:
 
     lr            learning rate of the matrices
     momentum      decay rate of the momentum buffer
-    weight_decay  decay per step, as a multiple of the learning rate
+    weight_decay  every step multiplies the matrices by 1 - lr * weight_decay
     exclude       a regular expression; matrices whose names match, such as embeddings and the output layer, use
                   AdamW
     adamw         the optimizer of all other parameters

@@ -11,7 +11,7 @@ class Schedule:
     """A learning rate schedule: linear warmup, then decay to a minimum.
 
     warmup        number of steps until the full learning rate is reached
-    min_lr_ratio  learning rate at the end of the decay, as a fraction of the full learning rate
+    min_lr_ratio  lower bound of the learning rate during the decay, as a fraction of the full learning rate
     """
 
     warmup: int = 0
@@ -22,13 +22,17 @@ class Schedule:
         check_range(f"{type(self).__name__}(min_lr_ratio)", self.min_lr_ratio, 0, 1)
 
     def lr_factor(self, step: int, steps: int) -> float:
-        """Return the factor for the learning rate at `step`, counted from 0, of a run with `steps` steps."""
+        """Return the factor by which the learning rate is multiplied at a step of a run.
+
+        step   the step, counted from 0
+        steps  number of steps of the run
+        """
         if step < self.warmup:
             return (step + 1) / self.warmup
         return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.decay(step, steps)
 
     def decay(self, step: int, steps: int) -> float:
-        """Return the decay factor at a step after warmup: 1 at the end of warmup, then falling towards 0."""
+        """Return the decay factor at a step after warmup: 1 is the full learning rate, 0 the minimum."""
         raise NotImplementedError
 
     def progress(self, step: int, steps: int) -> float:

@@ -47,7 +47,10 @@ def save_sharded(folder: Path, tensors: dict[str, Tensor], group: ProcessGroup) 
 
 
 def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: ProcessGroup) -> dict[str, Tensor]:
-    """Load the tensors of a sharded checkpoint, each sharded like the tensor that `like(name)` returns."""
+    """Load the tensors of a sharded checkpoint, each sharded like the tensor that `like(name)` returns.
+
+    If `like(name)` is None, the tensor is loaded unsharded.
+    """
     reader = HuggingFaceStorageReader(str(folder))
     try:
         metadata = reader.read_metadata().state_dict_metadata
@@ -64,7 +67,7 @@ def load_sharded(folder: Path, like: Callable[[str], Tensor | None], group: Proc
 
 
 def _copy_shared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, but a copy of each tensor that shares memory with an earlier tensor, such as tied weights.
+    """Return the tensors, with a copy of each tensor that shares memory with an earlier one, such as tied weights.
 
     safetensors cannot store tensors that share memory.
     """

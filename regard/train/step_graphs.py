@@ -126,7 +126,7 @@ def list_tensors(batch: Any) -> list[Tensor]:
 def batch_signature(batch: Any) -> Hashable:
     """Return a key of a batch: batches with equal keys can use one CUDA graph.
 
-    The key contains the shapes and dtypes of the tensors, and all values that are no tensors.
+    The key contains the shapes and dtypes of the tensors, and all values of the batch that are not tensors.
     """
     if isinstance(batch, Tensor):
         return tuple(batch.shape), batch.dtype

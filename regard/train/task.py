@@ -26,8 +26,9 @@ class Task(Protocol):
 
         The result depends on the arguments only, so that a resumed run sees the same batches.
 
+        step  index of the training step, from 0
         part  index of the micro-batch, from 0
-        of    number of micro-batches of the step
+        of    number of micro-batches of the step, over all processes
         """
         ...
 

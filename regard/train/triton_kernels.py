@@ -12,9 +12,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def _cross_entropy_rows(
     LOGITS, TARGETS, LOSSES, stride, vocab, ignored, scale, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss of one row of logits, and overwrite the logits with the gradient of the loss.
+    """Compute the loss of one row of logits. With GRADIENT, overwrite the logits with the gradient of the loss.
 
-    Columns from `vocab` to `stride` are padding; the gradient there is 0.
+    The gradient is multiplied by `scale`. If the target is `ignored`, loss and gradient are 0. Columns from `vocab` to
+    `stride` are padding; the gradient there is 0.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -51,7 +52,8 @@ def cross_entropy_and_gradient(
 ) -> Tensor:
     """Return the loss of each row of logits; if `gradient`, overwrite the logits with the gradient times `scale`.
 
-    vocab  number of columns that are logits; the other columns are padding
+    vocab    number of columns that are logits; the other columns are padding
+    ignored  value of the targets that are skipped: their loss and gradient are 0
     """
     rows, stride = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)

@@ -1,6 +1,7 @@
 """Convert models of Hugging Face to models of regard, and back: configurations and weights.
 
-Each file has the converters of one architecture of regard, as values of `Family`. Weights of timm: see `convert.timm`.
+Each file that is named after an architecture has its converters, which are instances of `Family`. `convert.timm`
+converts weights of timm.
 """
 
 import json

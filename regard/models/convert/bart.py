@@ -1,4 +1,4 @@
-"""Convert BART and Marian (the OPUS-MT translators) of Hugging Face."""
+"""Convert BART and the translation models of Marian (OPUS-MT) of Hugging Face."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ for _stack in STACKS:
 class BARTFamily(Family):
     """The converter of BART and Marian. Marian is BART with sinusoidal positions.
 
-    implied  settings of regard's configuration that all models of this type have
+    implied  settings of regard's configuration that are the same for all models of this model type
     """
 
     implied: dict[str, Any]
@@ -72,9 +72,9 @@ class BARTFamily(Family):
         return {**super().write_settings(config), **decoder, "forced_eos_token_id": None}
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add an output bias of zeros if it is missing. Check tables of sinusoidal positions, then drop them.
+        """Add an output bias of zeros if the checkpoint has none. For Marian, check and remove the position tables.
 
-        Regard's model computes sinusoidal positions and does not store them.
+        The tables must be sinusoidal. Regard's model computes sinusoidal positions and does not store them.
         """
         # as long as the table of tokens: a damaged config.json may state any size
         tables = [weights[name] for name in ("model.shared.weight", *_TIED) if name in weights]

@@ -1,7 +1,8 @@
 """Convert BERT, RoBERTa and DistilBERT of Hugging Face.
 
 RoBERTa (Liu et al. 2019, arXiv:1907.11692) has no next-sentence prediction, and its classifier contains the pooler.
-DistilBERT (Sanh et al. 2019, arXiv:1910.01108) has no segments and no pooler: DistilBertForMaskedLM only.
+DistilBERT (Sanh et al. 2019, arXiv:1910.01108) has no segment embeddings and no pooler. Of its classes, only
+DistilBertForMaskedLM is supported.
 """
 
 from collections.abc import Mapping
@@ -70,12 +71,12 @@ DISTILBERT_ATTENTION = concatenate("distilbert.transformer.layer.*.attention.{}_
 
 
 def encoder_names(prefix: str, layer: str, block: Mapping[str, str], projections: WeightRule) -> dict[str, Any]:
-    """Return a table that maps regard's names of embeddings and blocks to Hugging Face's names.
+    """Return a table that maps regard's names of the weights of embeddings and blocks to Hugging Face's names.
 
     prefix       start of all Hugging Face names
     layer        Hugging Face's name of the list of blocks
     block        table from regard's names inside a block to Hugging Face's
-    projections  rule for the query, key and value projections
+    projections  `WeightRule` for the query, key and value projections
     """
     return {
         **{ours: f"{prefix}{theirs}" for ours, theirs in EMBEDDINGS.items()},
@@ -112,8 +113,7 @@ class RoBERTaFamily(Family):
 class DistilBERTFamily(Family):
     """The converter of DistilBERT, which has no segment embedding.
 
-    In regard's model the segment embedding is zero. On export, the segment embedding is added to the position
-    embeddings.
+    On import, regard's segment embedding is set to zero. On export, it is added to every position embedding.
     """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
@@ -142,8 +142,8 @@ def _family(family: type[Family], kind: str, name: str, without: str, words: str
     """Return the converter for one model type, BERT or RoBERTa.
 
     family   class of the converter
-    kind     prefix of the names of weights in Hugging Face
-    name     prefix of Hugging Face's class names, such as "Bert"
+    kind     start of Hugging Face's names of weights, such as "bert"
+    name     start of Hugging Face's class names, such as "Bert"
     without  name of a model head, such as "pretraining", that this model type does not have
     words    Hugging Face's name of the module that has the bias of the MLM head
     """

@@ -15,9 +15,9 @@ HFConfig = Mapping[str, Any]
 
 
 def get_int(hf: HFConfig, name: str, default: int | None = None) -> int:
-    """Return a setting of a config.json that is a whole number of 0 or more.
+    """Return the setting `name` of a config.json, which must be a whole number of 0 or more.
 
-    The setting is required if `default` is None.
+    `default` replaces a setting that is missing or null. If it is None, the setting is required.
     """
 
     def is_size(value: Any) -> bool:
@@ -27,33 +27,39 @@ def get_int(hf: HFConfig, name: str, default: int | None = None) -> int:
 
 
 def get_optional_int(hf: HFConfig, name: str, default: int | None = None) -> int | None:
-    """Return a setting of a config.json that is a whole number, or None if it is null.
+    """Return the setting `name` of a config.json, a whole number of 0 or more, or None if it is null.
 
-    If the setting is missing, return `default`.
+    `default` replaces a setting that is missing.
     """
     return get_int(hf, name) if hf.get(name) is not None else None if name in hf else default
 
 
 def get_float(hf: HFConfig, name: str, default: float | None = None) -> float:
-    """Return a setting of a config.json that is a finite number.
+    """Return the setting `name` of a config.json, which must be a finite number.
 
-    The setting is required if `default` is None.
+    `default` replaces a setting that is missing or null. If it is None, the setting is required.
     """
     return float(_get(hf, name, default, _is_finite_number, "a number"))
 
 
 def get_bool(hf: HFConfig, name: str, default: bool) -> bool:
-    """Return a setting of a config.json that is true or false."""
+    """Return the setting `name` of a config.json, which must be true or false.
+
+    `default` replaces a setting that is missing or null.
+    """
     return bool(_get(hf, name, default, lambda value: isinstance(value, bool), "true or false"))
 
 
 def get_strings(hf: HFConfig, name: str) -> list[str]:
-    """Return a setting of a config.json that is a list of strings. Empty if it is missing."""
+    """Return the setting `name` of a config.json, which must be a list of strings.
+
+    A setting that is missing or null gives an empty list.
+    """
     return list(_get(hf, name, [], _is_list_of_words, "a list of words"))
 
 
 def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
-    """Return the settings of a nested object of a config.json by full names such as rope_parameters.factor.
+    """Return the settings of the nested object `name` of a config.json, by full names such as rope_parameters.factor.
 
     The result also has model_type, for error messages. If the object is missing, the result has only model_type.
     """
@@ -62,7 +68,10 @@ def get_section(hf: HFConfig, name: str) -> dict[str, Any]:
 
 
 def get_num_labels(hf: HFConfig, name: str, default: int) -> int:
-    """Return the number of labels of a config.json: the length of id2label if it exists, else the setting `name`."""
+    """Return the number of labels of a config.json: the length of id2label if it exists, else the setting `name`.
+
+    If both are missing, return `default`.
+    """
     labels = hf.get("id2label")
     if labels is not None and not isinstance(labels, Mapping):
         raise wrong_type(hf, "id2label", "an object from numbers to labels")
@@ -70,7 +79,10 @@ def get_num_labels(hf: HFConfig, name: str, default: int) -> int:
 
 
 def write_labels(name: str, classes: int) -> dict[str, Any]:
-    """Return the settings id2label and label2id for a number of classes: the labels are LABEL_0, LABEL_1 and so on."""
+    """Return the settings id2label and label2id for a number of classes: the labels are LABEL_0, LABEL_1 and so on.
+
+    name  not used; every `write` function of a `Field` has this argument
+    """
     labels = {f"LABEL_{number}": number for number in range(classes)}
     return {"id2label": {str(number): label for label, number in labels.items()}, "label2id": labels} if labels else {}
 
@@ -89,7 +101,10 @@ def get_architecture(hf: HFConfig, *known: str) -> str:
 
 
 def expect(hf: HFConfig, **supported: Any) -> None:
-    """Check that each given setting of `hf` has its supported value or is missing, else raise CheckpointError."""
+    """Raise CheckpointError if a config.json has another value than the supported one. It may lack the setting.
+
+    supported  the settings to check, each with the only value that is supported
+    """
     for name, value in supported.items():
         if hf.get(name, value) != value:
             raise CheckpointError(
@@ -124,7 +139,7 @@ def _is_list_of_words(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class NameTable:
-    """Translates a setting whose values have other names in Hugging Face's configuration than in regard's.
+    """A table for a setting whose values are names, such as activation functions, that differ from regard's names.
 
     names  maps Hugging Face's names to regard's
     """
@@ -167,8 +182,8 @@ class Field:
     name     Hugging Face's name of the setting
     read     function that reads the setting from a config.json, such as `get_int`
     default  transformers' default; None if the setting is required
-    write    function from the name and regard's value to the settings to write; default: regard's value under
-             that name
+    write    function that is called with `name` and regard's value and returns the settings to write to config.json;
+             by default {name: value}
     """
 
     name: str
@@ -192,12 +207,18 @@ SIZES = {
 
 
 def read_fields(fields: Fields, hf: HFConfig) -> dict[str, Any]:
-    """Return regard's settings by name, read from a Hugging Face config.json."""
+    """Read settings from a Hugging Face config.json and return them by regard's names.
+
+    fields  the `Field` of each setting, by regard's name
+    """
     return {ours: field.read(hf, field.name, field.default) for ours, field in fields.items()}
 
 
 def write_fields(fields: Fields, config: Any) -> dict[str, Any]:
-    """Return the settings of a Hugging Face config.json, written from regard's configuration."""
+    """Return settings of regard's configuration as settings of a Hugging Face config.json.
+
+    fields  the `Field` of each setting, by regard's name
+    """
     written: dict[str, Any] = {}
     for ours, field in fields.items():
         written |= field.write(field.name, getattr(config, ours))

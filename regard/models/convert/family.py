@@ -24,9 +24,10 @@ class Family:
                    default
     fields         the settings that both configurations have
     names          table from regard's names of modules and tensors to Hugging Face's
-    prefix         start of the names of Hugging Face's weights in a full model; a base model's names lack it
-    fixed          Hugging Face settings of which only this value is supported
-    tied           Hugging Face names of tensors that are copies, and of the tensors that they must equal
+    prefix         start of the weight names of a full model, such as "bert."; in a checkpoint of the base model
+                   (BertModel) the names lack it
+    fixed          Hugging Face settings, each with the only value that is supported
+    tied           table from the name of a tensor to the name of the tensor that it must equal, both of Hugging Face
     ignored        patterns of Hugging Face names of tensors that are not needed
     """
 
@@ -101,7 +102,7 @@ class Family:
     def clean_weights(self, weights: dict[str, Tensor], config: Config) -> dict[str, Tensor]:
         """Convert older or incomplete variants of Hugging Face's weights to Hugging Face's current format.
 
-        The names are translated to regard's afterwards.
+        This base class returns them unchanged. The names are translated to regard's afterwards.
         """
         return weights
 
@@ -111,7 +112,10 @@ class Family:
 
 
 def resolve_defaults(config: Any) -> Any:
-    """Return the configuration with each None replaced by its default, so that configurations can be compared."""
+    """Return the configuration with the default in place of each None that stands for one.
+
+    Two configurations can then be compared. A None that has a meaning of its own, such as window=None, stays.
+    """
     defaults = {"ff_width": 4 * config.width, "decoder_depth": config.depth, "head_width": config.width // config.heads}
     changes = {name: value for name, value in defaults.items() if getattr(config, name, value) is None}
     if isinstance(getattr(config, "mixer", None), DotProductAttention):

@@ -63,11 +63,11 @@ class LlamaFamily(Family):
     """The converter of Llama, and of model types that differ from it in few settings.
 
     kv_heads, head_width, window
-             transformers' defaults, if config.json lacks the setting
+             transformers' defaults of the corresponding settings, for a config.json that lacks them
     windows  whether config.json has the setting sliding_window
     biases   whether config.json has attention_bias and mlp_bias; if only one is true, regard's model has zeros
              for the other
-    mixer    attention settings of regard that all models of this type have
+    mixer    attention settings of regard that are the same for all models of this model type
     """
 
     kv_heads: int | None = None
@@ -157,7 +157,10 @@ class Phi3Family(LlamaFamily):
 
 
 def _read_rotary(hf: HFConfig, context: int) -> Rotary:
-    """Read the rotary settings (RoPE) of a config.json. Formats of older releases of transformers are supported."""
+    """Read the rotary settings (RoPE) of a config.json. Formats of older releases of transformers are supported.
+
+    context  max_position_embeddings, to which the factor of dynamic scaling refers
+    """
     section = "rope_parameters" if hf.get("rope_parameters") is not None else "rope_scaling"
     rope = fields.get_section(hf, section)
     base = fields.get_float(rope, f"{section}.rope_theta", fields.get_float(hf, "rope_theta", 10000.0))
@@ -186,7 +189,11 @@ def _read_rotary(hf: HFConfig, context: int) -> Rotary:
 
 
 def _yarn_defaults(rope: HFConfig, section: str) -> dict[str, float]:
-    """Return defaults for YaRN settings that may be missing. attention_factor is computed from the other settings."""
+    """Return defaults for YaRN settings that may be missing. attention_factor is computed from the other settings.
+
+    rope     the RoPE settings, by full names such as rope_parameters.factor
+    section  name of the nested object of the config.json that has them, such as rope_parameters
+    """
     fields.expect(rope, **{f"{section}.truncate": True})
     factor = fields.get_float(rope, f"{section}.factor")
     one, all_dim = (fields.get_float(rope, f"{section}.{each}", 0.0) for each in ("mscale", "mscale_all_dim"))

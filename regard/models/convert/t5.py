@@ -88,9 +88,10 @@ class T5Family(Family):
         }
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Add a missing output layer, copied from the shared embeddings, and rename feed-forward layer `wi` to `wi_1`.
+        """Add a missing output layer, and rename the feed-forward layer `wi` to `wi_1`.
 
-        Only an untied model has an output layer of its own. `wi_1` is the name of that layer in models with a gate.
+        An untied model without an output layer gets a copy of the shared embeddings. `wi_1` is the name of the
+        feed-forward layer in models with a gate.
         """
         if not config.tied and "shared.weight" in weights:
             weights.setdefault("lm_head.weight", weights["shared.weight"])

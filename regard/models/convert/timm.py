@@ -1,12 +1,12 @@
 """Convert ViT and DaViT of timm from their state dicts.
 
-A state dict has no configuration, so sizes are read from shapes. What shapes do not show, such as the number of heads,
-comes from our presets or from a hint.
+A state dict has no configuration, so sizes are read from the shapes of the weights. What the shapes do not show, such
+as the number of heads, comes from regard's presets or from a keyword argument (a hint).
 
 Two of timm's models can have the same names and shapes and compute different things. timm's defaults are assumed:
 
-vit    act_layer is GELU; a model with a class token reads its logits from that token (global_pool="token"); norms have
-       eps=1e-6, or the hint eps=. A model without a class token takes the mean of its normalised patches
+vit    act_layer is GELU; a model with a class token reads its logits from that token (global_pool="token"), a model
+       without one from the mean of its normalised patches; norms have eps=1e-6, or the hint eps=
 davit  cpe_act=False and channel_attn_v2=False; act_layer is GELU; window=7 and eps=1e-5, or the hints
 
 A model that was built with another activation or pooling is not supported, and this cannot be detected: compare the
@@ -156,7 +156,7 @@ def _shape(weights: Mapping[str, Tensor], name: str, source: str) -> tuple[int, 
 
 
 def _count(weights: Mapping[str, Tensor], prefix: str) -> int:
-    """Return how many different name components follow the prefix directly; used to count blocks."""
+    """Count the different name components directly after `prefix`, such as the number of blocks after "blocks."."""
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 

@@ -1,8 +1,8 @@
-"""Convert ViT, DeiT and DINOv2 of Hugging Face: models with a classifier, and base models as classes=0.
+"""Convert ViT, DeiT and DINOv2 of Hugging Face: models with a classifier, and base models without one (classes=0).
 
-The pooler of a base model is dropped; the features are the inputs of the pooler. At another resolution than a model
-was trained for, results differ slightly: regard and timm interpolate positions with antialiasing, transformers without.
-DeiT: Touvron et al. 2020, arXiv:2012.12877. DINOv2: Oquab et al. 2023, arXiv:2304.07193.
+The pooler of a base model is dropped, so that the model returns the inputs of the pooler. At another resolution than a
+model was trained for, results differ slightly: regard and timm interpolate positions with antialiasing, transformers
+without. DeiT: Touvron et al. 2020, arXiv:2012.12877. DINOv2: Oquab et al. 2023, arXiv:2304.07193.
 """
 
 from collections.abc import Mapping
@@ -51,8 +51,9 @@ DINOV2_FIELDS["eps"] = Field("layer_norm_eps", fields.get_float, 1e-6)
 def encoder_names(prefix: str, up: str, down: str, norms: tuple[str, str]) -> dict[str, str | WeightRule]:
     """Return a table that maps regard's names of weights to Hugging Face's names.
 
-    prefix           start of all Hugging Face names
-    up, down, norms  Hugging Face's names of the feed-forward layers and of the norms of a block
+    prefix    start of all Hugging Face names
+    up, down  Hugging Face's names of the first and the second feed-forward layer of a block
+    norms     Hugging Face's names of the norms before attention and before the feed-forward network
     """
     block = f"{prefix}.encoder.layer.*."
     return {
@@ -80,7 +81,7 @@ def _deit_heads(part: str) -> list[str]:
 class DeiTFamily(Family):
     """The converter of DeiT, which has a class token and a distillation token, each with a classifier.
 
-    The logits are the mean of both classifiers.
+    The logits of the model are the mean of the logits of both classifiers.
     """
 
     def clean_weights(self, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
@@ -111,9 +112,9 @@ LAYER_SCALES = {"layer_scale1.lambda1": "attention.output.dense", "layer_scale2.
 
 
 class DINOv2Family(Family):
-    """The converter of DINOv2.
+    """The converter of DINOv2, which multiplies the output of each attention and feed-forward layer by a layer scale.
 
-    The layer scale of DINOv2 is multiplied into the output projections, because regard's ViT has no layer scale.
+    Regard's ViT has no layer scale. So on import, it is multiplied into the weights that compute these outputs.
     """
 
     def read_settings(self, hf: HFConfig) -> dict[str, Any]:

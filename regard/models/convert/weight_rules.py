@@ -34,28 +34,36 @@ WeightTable = Mapping[str, "str | WeightRule"]
 
 
 def transpose(theirs: str) -> WeightRule:
-    """Return the rule for a matrix that the other library stores transposed, as (inputs, outputs).
+    """Return the rule for a module whose matrix the other library stores transposed, as (inputs, outputs).
 
-    A bias is unchanged.
+    Its bias is stored in the same way in both libraries.
+
+    theirs  the other library's name of the module
     """
     return WeightRule((theirs,), lambda parts: parts[0].t(), lambda whole, config: [whole.t()])
 
 
 def squeeze(theirs: str, axes: int) -> WeightRule:
-    """Return the rule for a tensor that has `axes` additional leading axes of size one in the other library."""
+    """Return the rule for a tensor that has `axes` additional leading axes of size one in the other library.
+
+    theirs  the other library's name of the tensor
+    """
     return WeightRule((theirs,), lambda parts: parts[0].flatten(0, axes), lambda whole, config: [whole[(None,) * axes]])
 
 
 def skip_rows(theirs: str, rows: int) -> WeightRule:
-    """Return the rule for a table that has `rows` unused rows at its start in the other library."""
+    """Return the rule for a table that has `rows` unused rows at its start in the other library.
+
+    theirs  the other library's name of the table
+    """
     return WeightRule((theirs,), lambda parts: parts[0][rows:], lambda whole, config: [pad(whole, (0, 0, rows, 0))])
 
 
 def concatenate(theirs: str, parts: Sequence[str]) -> WeightRule:
     """Return the rule for query, key and value that are separate tensors in the other library and one tensor in regard.
 
-    theirs  the other library's name, with {} in place of one of the `parts`
-    parts   names of query, key and value
+    theirs  the other library's name, in which {} is replaced by each of the `parts`
+    parts   the other library's words for query, key and value, such as "q", "k" and "v"
     """
     return WeightRule(tuple(theirs.format(part) for part in parts), torch.cat, split_query_key_value)
 
