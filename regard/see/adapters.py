@@ -40,8 +40,8 @@ def as_probe(
                             and v, where n is the axis of positions; None finds it by trial calls
     queries, keys           numbers of queries and keys of the trial calls; needed if a tensor in `extra`, such as a
                             mask, has a fixed number of queries or keys
-    device                  device of the tensors of all calls; None is the device of the module, or the CPU for a
-                            function
+    device                  device of the calls; None is the CPU. A module with parameters is always called on their
+                            device
     extra                   keyword arguments passed to `fn` at every call
 
     The inputs of this module are (n, b, width), with the heads concatenated along the width:
