@@ -46,7 +46,7 @@ def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
 
 
 def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
-    """Return the biases of the two variants of ALiBi for slope 1: minus the distance, and the position of the key."""
+    """Return both variants of the ALiBi bias for slope 1, by name: minus the distance, and the position of the key."""
     position = torch.arange(j, dtype=torch.float64)
     distance = (torch.arange(i)[:, None] + j - i - position).abs()
     return {ALIBI_DISTANCE: -distance, ALIBI_KEY: position.expand(i, j)}
