@@ -107,7 +107,7 @@ def _count_heads(
 def _attempts(
     module: nn.Module, known: Projections, sizes: LayerSizes, name: str, options: ProbeOptions
 ) -> Iterator[tuple[Probe, ProbeSizes]]:
-    """Yield a `Probe` and the sizes to test it with, for every combination of arguments, axes and order of heads."""
+    """Yield a `Probe` and sizes to test it with, for each combination of sequence arguments, axes and head order."""
     (dtype, *_), device = dtypes_and_device(module, options)
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}
