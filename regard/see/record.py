@@ -42,7 +42,8 @@ class Record(Statistics):
     dropout          the dropout probability of the weights; statistics are computed from the weights before dropout
     note             remarks, such as what the model did to the weights after the softmax, or what is unknown about the
                      call
-    positions_known  whether the positions of queries and keys are known and on one scale; if not, `distance` is None
+    positions_known  whether the positions of queries and keys are known and refer to the same sequence; if not,
+                     `distance` is None
     over_channels    whether rows and columns are channels, not positions, as in the channel attention of a DaViT
     name             the path of the module; the second call of a module is `path:2`
     heads            for each recorded head, its index among all heads of the layer; None if all are recorded
