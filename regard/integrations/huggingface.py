@@ -121,7 +121,7 @@ class ModelMask:
     def mask_mod(self) -> Callable[..., Tensor]:
         """The mask as a FlexAttention mask_mod: a function of four indices, True for a visible pair.
 
-        The indices are those of the sequence (batch), head, query and key..
+        The indices are those of the sequence (batch), head, query and key.
         """
         positions = self.positions
 
