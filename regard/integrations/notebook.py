@@ -43,8 +43,8 @@ class MaskComparison:
     """Two masks and their difference; prints as text and displays as a picture in a notebook.
 
     first_difference  sequence, head, query and key of the first cell that differs; None if the masks are equal
-    conventions       changes of one mask after which the masks would be equal, such as "causal() hid the query's own
-                      key"
+    conventions       what would make the masks equal, as the end of a sentence "they would be equal if ...", such as
+                      "causal() hid the query's own key"
     """
 
     names: tuple[str, str]

@@ -48,7 +48,7 @@ class OutputTransform(Protocol):
 class AxisPermutation:
     """An output transform that permutes the axes.
 
-    axes  the permutation from the axes of the operation's output to the axes of the heads' output
+    axes  for each axis of the heads' output (..., i, e), the index of this axis in the operation's output
     """
 
     axes: list[int]
@@ -287,7 +287,7 @@ def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
-    """Reshape a tensor to four axes: add leading axes of size 1, or merge all axes before the last three."""
+    """Reshape a tensor to four axes: add leading axes of size 1, or merge all axes before the last three into one."""
     if x.ndim < 4:
         return x.reshape(*(1,) * (4 - x.ndim), *x.shape)
     return x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])

@@ -120,9 +120,9 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 
     Abnar and Zuidema 2020, arXiv:2005.00928.
 
-    The graph has an edge from input j to output i of each layer. Its capacity is A_ij, where A = residual I + (1 -
-    residual) W for weights W. A flow is at least as large as the rollout, and at most one. Capacities are rounded to
-    1e-9, so the error of a flow is at most L n 1e-9 for L layers of n positions.
+    The graph has an edge from input j to output i of each layer. Its capacity is A_ij, where A is the matrix of the
+    layer in `rollout`, a weighted mean of the identity and the weights. A flow is at least as large as the rollout, and
+    at most one. Capacities are rounded to 1e-9, so the error of a flow is at most L n 1e-9 for L layers of n positions.
 
     maps, residual, heads  as in `rollout`
     rows                   indices of the outputs to which flows are computed

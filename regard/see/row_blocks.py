@@ -199,9 +199,9 @@ def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor | slice:
 
 
 def _dense_columns(mask: Mask, rows: Tensor, j: int) -> slice:
-    """Return the range of keys, from the first to the last, that at least one of the queries in `rows` sees.
+    """Return the range from the first to the last key that at least one of the queries in `rows` sees.
 
-    If the mask is not a dense matrix, the range of all keys is returned.
+    Indices in `rows` select the queries. If the mask is not a dense matrix, the range of all keys is returned.
     """
     if not isinstance(mask, DenseMask) or mask.data.shape[-1] != j or not len(rows):
         return slice(None)

@@ -84,8 +84,8 @@ def direct_logit_attribution(
     Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*. Only the direct path counts: what a
     component adds to the residual stream, without the effect on later components. This path is made linear: norms
     multiply by a factor that is treated as a constant, and so is the factor f(x) / x of an activation function in the
-    output head (BERT has one). The output head is the part of the model that computes the logits after the last block.
-    The contributions therefore sum to the logit; an error is raised if they do not.
+    output head, the part that computes the logits after the last block (that of BERT has one). The contributions
+    therefore sum to the logit; an error is raised if they do not.
 
     run       function without arguments that calls the model with gradients and returns its output, such as lambda:
               model(x)

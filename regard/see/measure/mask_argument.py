@@ -47,7 +47,7 @@ class MaskArgument:
         return "i" in self.axes
 
     def reshape(self, x: Shaped[Tensor, "b h i j"]) -> Tensor:
-        """Convert a (b, h, i, j) tensor to the axes of this argument."""
+        """Convert a (b, h, i, j) tensor to the axes of this argument; of an axis that it lacks, index 0 is kept."""
         return {
             "b h i j": lambda: x,
             "b 1 i j": lambda: x[:, :1],

@@ -19,6 +19,8 @@ class Probe:
     There are b sequences, h query heads, g key heads, i queries and j keys. c and e are the widths of one head of q and
     of v.
 
+    In this example, q is (1 4 5 8):
+
     >>> as_probe(torch.nn.functional.scaled_dot_product_attention).call(q, k, v).shape
     torch.Size([1, 4, 5, 8])
     """
