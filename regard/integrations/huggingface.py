@@ -1,9 +1,9 @@
 """Hugging Face transformers: `attn_implementation="regard"`, so that its models run on `regard.attend`.
 
-`register()` adds two functions to the registries of transformers. The mask function translates the rule of a model
-(causal, sliding window, chunks, packed documents, padding) into a mask of regard. An N x N matrix is built only for a
-static cache in compiled code, and for a mask function that cannot be translated. The attention function calls `attend`
-with the mask.
+`register()` adds two functions to the registries of transformers. The mask function translates the mask of a model
+(causal, sliding window, chunks, packed documents, padding) into a mask of regard, which is a rule instead of a matrix.
+An N x N matrix is built only for a static cache in compiled code, and for a mask function that cannot be translated.
+The attention function calls `attend` with the mask.
 """
 
 import sys
@@ -89,11 +89,11 @@ _ON_BOOLEANS = {
 
 
 class ModelMask:
-    """The `attention_mask` inside a transformers model: a mask of regard with positions of queries and keys.
+    """The `attention_mask` inside a transformers model: a mask of regard, with the positions of queries and keys.
 
-    The layers of the model pass this object on unchanged. Model code that indexes or concatenates the mask gets the
-    boolean matrix (b, 1, i, j), True meaning visible, as with `attn_implementation="sdpa"`. Arithmetic with the mask
-    raises an error, because adding booleans to scores would hide no key.
+    The model passes this object unchanged to its attention layers. Model code that indexes or concatenates the mask
+    gets the boolean matrix (b, 1, i, j), True meaning visible, as with `attn_implementation="sdpa"`. Arithmetic with
+    the mask raises an error, because adding booleans to scores would hide no key.
     """
 
     def __init__(
@@ -119,7 +119,10 @@ class ModelMask:
 
     @property
     def mask_mod(self) -> Callable[..., Tensor]:
-        """The mask as a FlexAttention mask_mod: a function of the batch, head, query and key indices."""
+        """The mask as a FlexAttention mask_mod: a function of four indices, True for a visible pair.
+
+        The indices are those of the sequence (batch), head, query and key.
+        """
         positions = self.positions
 
         def see(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
@@ -204,11 +207,11 @@ def build_mask(
 ) -> ModelMask | None:
     """Convert the mask of a transformers model to a `ModelMask`.
 
-    transformers calls this function for `attn_implementation="regard"`. Returns None if every pair is visible
-    and `allow_is_bidirectional_skip` is True.
+    transformers calls this function for `attn_implementation="regard"`. Returns None, which stands for no mask, if
+    every pair is visible and `allow_is_bidirectional_skip` is True.
 
-    mask_function   function of batch, head, query and key index, as in `transformers.masking_utils`; None is
-                    causal
+    mask_function   function of batch, head, query and key index that returns True for a visible pair, as in
+                    `transformers.masking_utils`; None is causal
     attention_mask  (b, n), True where a token is not padding
     """
     if isinstance(attention_mask, ModelMask):
@@ -233,9 +236,9 @@ def build_mask(
 def _tensor_offset_mask(
     rule: Mask, batch: int, queries: int, keys: int, offset: Tensor, kv_offset: int, device: Any
 ) -> ModelMask:
-    """Build a dense `ModelMask` for queries whose offset is a tensor.
+    """Build a `ModelMask` with a matrix, for queries whose offset, the position of the first query, is a tensor.
 
-    The offset is not converted to a Python integer, because that would synchronise with the device.
+    The offset is not converted to a Python integer, because the CPU would have to wait for the GPU.
     """
     grid = whole_grid(Positions(0, kv_offset), batch, 1, queries, keys, device)
     grid = Grid(grid.batch, grid.head, grid.row, grid.column, grid.i + offset, grid.j)
@@ -247,8 +250,9 @@ def _tensor_offset_mask(
 def _read_rule(function: Callable[..., Any], batch: int, custom: bool) -> Mask:
     """Convert a mask function of transformers to a mask of regard.
 
-    custom  whether the model adds its own mask function. Under torch.compile such a function is evaluated on every
-            pair, because it cannot be translated
+    batch   number of sequences
+    custom  whether the model combines a mask function of its own with those of transformers. Under torch.compile such a
+            function cannot be translated, and is evaluated on every query-key pair instead
     """
     if torch.compiler.is_compiling():
         return MaskModMask(function, batch) if custom else read_mask_mod(function)
@@ -275,10 +279,10 @@ _READERS: dict[str, Callable[..., Mask]] = {
 
 
 def _make_rules_readable(masking_utils: Any) -> None:
-    """Patch the mask functions of transformers that index a tensor, so that regard can translate them.
+    """Patch those mask functions of transformers that read a tensor, such as padding, so that they can be translated.
 
-    For symbolic positions the patched functions return a mask of regard. For tensors of positions they return the same
-    as before.
+    regard calls a mask function with symbols in place of positions to find its rule. For symbols, the patched functions
+    return a mask of regard. For tensors of positions, they return the same as before.
     """
     for name, read in _READERS.items():
         factory = getattr(masking_utils, name)
@@ -302,10 +306,12 @@ def _readable(factory: Callable[..., Any], read: Callable[..., Mask]) -> Callabl
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftedChunks(DataMask):
-    """Mask of chunks that start after the left padding: (j - data[b]) // size == (i - data[b]) // size.
+    """Mask of chunks that start after the left padding: a query sees the keys of its own chunk.
+
+    In sequence b, query i sees key j if (j - data[b]) // size == (i - data[b]) // size.
 
     data  number of padded tokens on the left of each sequence
-    size  tokens of a chunk
+    size  number of tokens in a chunk
     """
 
     data: Int[Tensor, "b"]
@@ -397,7 +403,7 @@ def _read_attention_mask(
 ) -> tuple[Mask, Positions | None, tuple[ScoreTerm, ...]]:
     """Convert the `attention_mask` of a transformers layer to a mask, positions and score terms of regard.
 
-    causal  whether the layer is causal if the mask is None
+    causal  whether the layer is causal; used only if the mask is None
     j       number of keys
     """
     i = query.shape[2]
@@ -425,7 +431,7 @@ def _read_attention_mask(
 
 
 def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
-    """Check that a mask has `i` queries and `j` keys (or 1, to broadcast), else raise ShapeError.
+    """Check that a mask has `i` queries and `j` keys, or 1 to broadcast, else raise ShapeError.
 
     found  numbers of queries and keys of the mask
     """
@@ -438,9 +444,10 @@ def _check_lengths(found: tuple[int, int], i: int, j: int) -> None:
 
 
 def _has_table_of_classes(model: Any) -> bool:
-    """Return whether the Python module of a model defines a table *_ATTENTION_CLASSES, as SAM does.
+    """Return whether the Python module of a model defines a dictionary named *_ATTENTION_CLASSES, as that of SAM.
 
-    A model with such a table chooses an attention class by name instead of calling the registered function.
+    Such a model chooses a class of attention layers by the name of the implementation, and does not call the function
+    that is registered under this name.
     """
     return any(name.endswith("_ATTENTION_CLASSES") for name in vars(sys.modules[type(model).__module__]))
 

@@ -43,7 +43,8 @@ class MaskComparison:
     """Two masks and their difference; prints as text and displays as a picture in a notebook.
 
     first_difference  sequence, head, query and key of the first cell that differs; None if the masks are equal
-    conventions       conditions under which the masks would be equal, such as "causal() hid the query's own key"
+    conventions       what would make the masks equal, as the end of a sentence "they would be equal if ...", such as
+                      "causal() hid the query's own key"
     """
 
     names: tuple[str, str]
@@ -62,7 +63,7 @@ class MaskComparison:
 
     @property
     def summary(self) -> str:
-        """A text: whether the masks are equal, the first difference, and under which condition they would be equal."""
+        """A text: whether the masks are equal, where they differ first, and after which change they would be equal."""
         if self.first_difference is None:
             return f"equal: {_count(self.visible[0])}"
         b, h, i, j = self.first_difference
@@ -103,11 +104,13 @@ def show(
 ) -> MaskPicture | MaskComparison:
     """Draw a mask or compare two masks; the result displays itself in a notebook and prints as text.
 
-    mask     a mask of regard; a boolean tensor, True meaning visible; an additive tensor; the (b, n)
-             attention_mask of a tokenizer; a mask_mod; a BlockMask; or the mask of a Hugging Face model
+    mask     a mask of regard; a boolean tensor, True meaning visible; an additive tensor; the (b, n) attention_mask of
+             a tokenizer; a mask_mod or a BlockMask of FlexAttention; or the mask of a Hugging Face model
     against  a second mask, in any of these formats, to compare with the first
-    queries  number of queries; default: the size of a tensor or BlockMask, or 12 if no mask has a size
-    keys     number of keys; default: the size of a tensor or BlockMask, or `queries` if no mask has a size
+    queries  number of queries; the default is the size of a tensor or BlockMask, or 12 if neither mask has a size
+    keys     number of keys; the default is the size of a tensor or BlockMask, or `queries` if neither mask has a size
+
+    The second mask of this example hides each query's own key:
 
     >>> print(regard.show(causal(), against=torch.ones(3, 3).tril(-1).bool()).summary)
     3 cells differ; the first is query 0, key 0: visible in causal(), hidden in boolean (3, 3)
@@ -127,10 +130,10 @@ def show(
 def _explain(
     mask: Any, against: Any, names: tuple[str, str], first: Tensor, second: Tensor, i: int, j: int
 ) -> Iterator[str]:
-    """Yield each condition under which two masks would be equal, such as "the second mask were inverted".
+    """Yield each change after which two masks would be equal, such as "the second mask were inverted".
 
     names          names of the masks in the yielded sentences
-    first, second  visible pairs of both masks
+    first, second  visible pairs of the two masks, as boolean matrices
     i, j           numbers of queries and keys
     """
     if torch.equal(first, ~second):
@@ -158,13 +161,14 @@ def _explain(
 
 
 def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[str]:
-    """Yield each condition under which a mask would have the same visible pairs as another mask.
+    """Yield each change of a mask after which it would have the same visible pairs as another mask.
 
-    The tested conditions are top-left alignment, a window that is one larger or smaller, and a shifted diagonal.
+    The tested changes are top-left alignment (queries at the first positions), a window that is one position larger or
+    smaller, and a causal mask that shows one key more or less.
 
     rule   the mask
     name   name of the mask in the yielded sentences
-    other  visible pairs of the other mask
+    other  visible pairs of the other mask, as a boolean matrix
     i, j   numbers of queries and keys
     """
     if i != j and _equal(_four_axes(rule.dense(i, j, positions=Positions(0, 0)), i, j), other):
@@ -182,7 +186,7 @@ def _shifts(rule: Mask, name: str, other: Tensor, i: int, j: int) -> Iterator[st
 
 
 def _rule(mask: Any) -> Mask | None:
-    """Convert a mask or mask_mod to a `Mask` that depends on positions only; None if that is impossible."""
+    """Convert a mask or mask_mod to a `Mask` that is a rule of positions, without data; None if that is impossible."""
     if isinstance(mask, Mask):
         return None if mask.by_pair() else mask
     if callable(mask) and not isinstance(mask, Tensor):
@@ -214,9 +218,11 @@ def _fit_band(visible: Bool[Tensor, "b h i j"]) -> Mask | None:
 
 
 def _change_windows(mask: Mask, before: int, after: int) -> Mask | None:
-    """Return the mask with `before` and `after` added to the limits of every window in it.
+    """Return the mask with `before` and `after` added to the sizes of every window in it.
 
-    A limit of 0 or None is not changed. Returns None if no limit was changed.
+    A window shows some keys before and some keys after the query.
+
+    A size of 0 or None (no limit) is not changed. Returns None if no size was changed.
     """
     found = False
 
@@ -233,7 +239,7 @@ def _change_windows(mask: Mask, before: int, after: int) -> Mask | None:
 
 
 def _change_causal(mask: Mask, after: int) -> Mask | None:
-    """Return the mask with every causal mask in it shifted by one key; None if it contains no causal mask.
+    """Return the mask with every causal mask in it shifted by one key; None if there is no causal mask in it.
 
     after  1 also shows the next key, -1 also hides the query's own key
     """
@@ -291,8 +297,8 @@ def _four_axes(visible: Tensor, i: int, j: int) -> Tensor:
 def _sizes(mask: Any, against: Any, queries: int | None, keys: int | None) -> tuple[int, int]:
     """Return the numbers of queries and keys to draw.
 
-    The arguments `queries` and `keys` have precedence. Without them, the sizes are those of a tensor, a BlockMask or
-    the data in a mask, and otherwise 12.
+    The arguments `queries` and `keys` are used if they are not None. Otherwise the sizes are those of a tensor, a
+    BlockMask or the data in one of the masks, or 12.
     """
     found: list[tuple[int, int]] = []
     for each in (mask, against):

@@ -17,7 +17,7 @@ _ORIGINAL = "_replaced_by_regard"  # the layer of torch, kept for `restore`
 
 @dataclass(frozen=True)
 class Replacement:
-    """The report of `replace`: replaced modules, modules that were left out, and the largest change of the output.
+    """The report of `replace`: replaced modules, modules not replaced, and the largest change of the output.
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> replace(layer, example=(torch.zeros(1, 5, 16),)).replaced
     ('self_attn',)
@@ -41,12 +41,14 @@ def replace(model: nn.Module, *, example: tuple[Any, ...] | None = None) -> Repl
     """Replace every torch.nn.MultiheadAttention in a model by a `regard.nn.MultiheadAttention`, in place.
 
     Modules inside encoder and decoder layers are replaced too. Parameters and hooks are shared, so optimizers, state
-    dicts and hook handles stay valid. Encoders and encoder layers no longer use torch's fast path for inference, which
-    would not call the attention module. The fast path also sets outputs at padding to zero; without it, these outputs
-    are computed as in training.
+    dicts and hook handles stay valid. nn.TransformerEncoder and nn.TransformerEncoderLayer no longer use torch's fast
+    path for inference, which would not call the attention module. The fast path also sets outputs at padding to zero;
+    without it, these outputs are computed as in training.
 
     example  arguments of the model. The model is run on them before and after the replacement, in eval mode without the
-             fast path, and the outputs are compared, except entries that were NaN before
+             fast path, and the outputs are compared, except entries that were NaN before; None compares nothing
+
+    In this example the output changes by rounding only:
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> report = regard.integrations.torch.replace(layer, example=(torch.randn(1, 5, 16),))
@@ -123,7 +125,7 @@ def _check_model(model: object) -> None:
 
 
 def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.MultiheadAttention]]:
-    """Yield name, parent, attribute name and module of every nn.MultiheadAttention.
+    """Yield every nn.MultiheadAttention: its path, its parent module, its name in the parent, and the module.
 
     A shared module is yielded once for each parent.
     """
@@ -134,7 +136,7 @@ def _attention_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, n
 
 
 def _fast_path_switches(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield every encoder and encoder layer with the name of an attribute that switches off torch's fast path if 0.
+    """Yield each encoder and encoder layer, with the name of an attribute that turns off torch's fast path if it is 0.
 
     The fast path of an encoder layer does not call the attention module. The fast path of an encoder passes nested
     tensors to its layers.

@@ -1,4 +1,4 @@
-"""Make torchvision importable if its compiled operators do not fit the installed torch."""
+"""Make torchvision importable if its compiled operators were built for another version of torch."""
 
 import re
 from importlib import import_module
@@ -11,10 +11,10 @@ _libraries: list[torch.library.Library] = []  # a library's operators exist as l
 
 
 def let_torchvision_load() -> None:
-    """Register stubs for torchvision's operators, so that `import torchvision` works without its compiled code.
+    """Register the names of torchvision's operators without code, so that `import torchvision` works.
 
-    timm and transformers import torchvision, which is not built for every version of torch. Call this function
-    before importing them. It does nothing if torchvision is missing or can be imported.
+    timm and transformers import torchvision, which may not be built for the installed version of torch. Call this
+    function before importing them. It does nothing if torchvision is missing or can be imported.
     """
     found = find_spec("torchvision")
     if found is None or found.origin is None or _libraries or can_import():
@@ -28,7 +28,7 @@ def let_torchvision_load() -> None:
 
 
 def can_import() -> bool:
-    """Return whether `import torchvision` works. It fails if torchvision was built for another torch."""
+    """Return whether `import torchvision` works. It fails if torchvision was built for another version of torch."""
     try:
         import_module("torchvision")
     except (ImportError, OSError, RuntimeError):

@@ -42,13 +42,14 @@ class Attention(nn.Module):
     memory_width  width of the memory, for cross-attention; default `width`
     bias          whether the input projections have a bias
     out_bias      whether the output projection has a bias; default `bias`
-    rotary        rotary positions, made by `regard.rotary`
-    scores        a score term such as alibi(heads=8), a module such as LearnedSinks(heads=8), or another function that
-                  returns a term, such as the `forward` of a module that several layers share
-    qk_norm       norm of each query and key head, "rms" or "layer"
-    beta          inverse temperature; None is head_width ** -0.5
+    rotary        rotary positions, made by `regard.rotary`; None for none
+    scores        a score term such as alibi(heads=8), a module such as LearnedSinks(heads=8), or another function
+                  without arguments that returns a score term, such as the `forward` of a module that several layers
+                  share
+    qk_norm       norm of each query and key head, "rms" or "layer"; None for none
+    beta          scale of q . k; None is head_width ** -0.5
     dropout       dropout probability of the attention weights, in training only
-    kernel        name of the kernel, as in `attend`
+    kernel        name of the implementation to use, as in `regard.attend`; None chooses one
 
     >>> layer = Attention(width=32, heads=4)
     >>> layer(torch.randn(2, 5, 32), mask=causal()).shape
@@ -109,15 +110,17 @@ class Attention(nn.Module):
         positions: Tensor | None = None,
         **unknown: UnknownKeyword,
     ) -> Float[Tensor, "b r d"]:
-        """Return one output for each token of x (r = i). With a stream, return the r outputs that are complete.
+        """Return one output for each token of x (r = i); with a stream, only the r outputs that are complete.
+
+        In streaming attention, tokens are passed in parts. An output is complete if no later token can change it.
 
         memory     sequence from which keys and values are computed (cross-attention), or the keys and values themselves
                    (see `keys_values`); default x
-        mask       which keys each query sees, as in `attend`
+        mask       which keys each query sees, as in `regard.attend`
         cache      KV cache, to which the keys and values of x are appended
         stream     state of streaming attention, made by `stream(mask)`
-        positions  position of each token for rotary, (n) or (b n); by default the first token of x follows the last
-                   token in the cache
+        positions  position of each token for rotary positions, (n) or (b n); by default the first token of x follows
+                   the last token in the cache
         """
         if unknown:
             reject_keywords(f"{type(self).__name__}.forward", unknown, signature(self.forward).parameters)
@@ -171,7 +174,10 @@ class Attention(nn.Module):
         cache: Cache | None,
         stream: Stream | None,
     ) -> Float[Tensor, "b h r c"]:
-        """Append k and v to the cache or the stream, if there is one; then return the attention output of each head."""
+        """Append k and v to the cache or the stream, if there is one; then return the output of each head.
+
+        r is the number of queries, or, with a stream, the number of outputs that are complete.
+        """
         if stream is not None:
             return stream.push(q, k, v)
         positions: Positions | None = None
@@ -188,7 +194,10 @@ class Attention(nn.Module):
         return self.out(merge_heads(heads))
 
     def term(self) -> ScoreTerm | None:
-        """Return the score term of this layer, or None. A learned term is computed from its current parameters."""
+        """Return the score term of this layer, or None. A learned term is computed from its parameters.
+
+        A score term, such as ALiBi, changes the scores before the softmax.
+        """
         return self.scores() if callable(self.scores) else self.scores
 
     def stream(self, mask: Mask) -> Stream:
@@ -222,7 +231,7 @@ def check_probability(name: str, share: float) -> None:
 
 
 def check_width(x: Tensor, width: int, name: str = "x") -> None:
-    """Check that x has the axes (b n d) and the given width d, else raise ShapeError."""
+    """Check that x has the axes (b n d) and the width d = `width`, else raise ShapeError."""
     if x.ndim != 3 or x.shape[-1] != width:
         raise ShapeError(f"{name} is {tuple(x.shape)}, but is read as (b n d) with {format_axis('d', width)}")
 
@@ -235,7 +244,7 @@ def _check_stream(mask: object, memory: object, cache: object) -> None:
 
 
 def _partial_linear(layer: nn.Linear | Int8Linear, x: Tensor, rows: slice) -> Tensor:
-    """Compute only some outputs of a linear layer: those with the indices `rows`."""
+    """Compute only some output features of a linear layer: those whose indices are in the slice `rows`."""
     return linear(x, layer.weight[rows], None if layer.bias is None else layer.bias[rows])
 
 

@@ -21,9 +21,9 @@ ORDERS = ("pre", "post")
 class Residual(nn.Module):
     """Dropout and stochastic depth on a residual branch, applied in training only.
 
-    dropout    dropout probability of each entry
-    drop_path  stochastic depth: probability of dropping the whole branch of a sequence. Huang et al. 2016,
-               arXiv:1603.09382
+    dropout    dropout probability of each entry of the branch
+    drop_path  stochastic depth: for each sequence, the probability that the whole branch is set to zero. Huang et al.
+               2016, arXiv:1603.09382
     """
 
     def __init__(self, dropout: float = 0.0, drop_path: float = 0.0) -> None:
@@ -44,16 +44,18 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """A Transformer block: x + attention, x + cross-attention if there is one, x + feed-forward.
+    """A Transformer block: attention, cross-attention if there is any, and a feed-forward network.
+
+    Each of these branches is added to its input x (residual connection).
 
     attention    self-attention, or another module that is called as `attention(x, mask=, cache=, positions=)`
-    feedforward  module applied to each token; None is an attention-only block
+    feedforward  module applied to each token; None for an attention-only block
     cross        cross-attention to a memory; None for no cross-attention
-    norm_kind    "layer" or "rms"
-    order        "pre" applies norms to the inputs of attention and feed-forward, "post" to the sums x + ..., as in
-                 Vaswani et al. 2017
+    norm_kind    "layer" (LayerNorm) or "rms" (RMSNorm)
+    order        "pre" applies a norm to the input of each branch, "post" to the sum of x and the branch, as in Vaswani
+                 et al. 2017
     dropout      dropout probability of the entries of each branch, in training only
-    drop_path    stochastic depth: probability of dropping a branch of a sequence, in training only
+    drop_path    stochastic depth: for each sequence, the probability that a branch is set to zero, in training only
 
     >>> block = Block(32, Attention(32, 4), FeedForward(32, 64))
     >>> block(torch.randn(2, 5, 32), mask=causal()).shape
@@ -118,12 +120,15 @@ class Block(nn.Module):
         return norm(x + self.residual(part(x)))
 
     def stream(self, mask: Mask) -> "BlockStream":
-        """Return a new state for streaming through this block; `mask` is the mask of its self-attention."""
+        """Return a new state for streaming: passing tokens through this block in parts.
+
+        mask  the mask of its self-attention
+        """
         return BlockStream(self, mask)
 
 
 class BlockStream:
-    """The state of streaming through a Transformer block.
+    """The state of streaming through a Transformer block, to which tokens are passed in parts.
 
     The output of a token is returned as soon as no later token can change this output.
     """
@@ -140,12 +145,12 @@ class BlockStream:
         self._waiting: Tensor | None = None  # inputs whose attention is not complete
 
     def push(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b r d"]:
-        """Append n tokens. Returns the r outputs that are complete after this call; r may be 0."""
+        """Append n tokens. Returns the r outputs that have become complete with this call; r may be 0."""
         inner = self.block.attention_norm(x) if self.block.order == "pre" else x
         return self._finish_rows(x, self.attention(inner, stream=self.state))
 
     def finish(self) -> Float[Tensor, "b r d"]:
-        """End the stream and return the remaining outputs."""
+        """End the stream and return the r outputs that were not complete yet."""
         if self._waiting is None:
             raise ConfigError("nothing was pushed into this stream, so there is nothing to finish")
         return self._finish_rows(self._waiting[:, :0], self.attention.project(self.state.finish()))
@@ -171,7 +176,7 @@ def run_blocks(
     """Apply all blocks in order and return the result.
 
     recompute  whether to use activation checkpointing (gradient checkpointing): only the input of each block is kept
-               for the backward pass. Chen et al. 2016, arXiv:1604.06174
+               for the backward pass, which computes the block again. Chen et al. 2016, arXiv:1604.06174
     settings   keyword arguments that every block is called with
     """
     for block in blocks:

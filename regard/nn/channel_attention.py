@@ -1,4 +1,4 @@
-"""Channel attention as a layer."""
+"""Channel attention as a layer: the weights relate channels instead of positions."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -8,9 +8,10 @@ from regard.nn.attention import check_heads, check_width, merge_heads
 
 
 class ChannelAttention(nn.Module):
-    """Channel attention layer with projections: within each of `groups` groups, channels attend to channels.
+    """Channel attention layer with projections: channels are split into groups, and attend to each other within one.
 
-    The cost is linear in the number of positions. Ding et al. 2022, arXiv:2204.03645.
+    `groups` is the number of groups, which take the place of heads. The cost is linear in the number of positions. Ding
+    et al. 2022, arXiv:2204.03645.
 
     >>> regard.nn.ChannelAttention(24, groups=3)(torch.randn(2, 49, 24)).shape
     torch.Size([2, 49, 24])

@@ -58,7 +58,8 @@ class LearnedPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """Sinusoidal position embedding of Vaswani et al. 2017. It has no parameters and no maximum length.
 
-    pairing  "interleaved": sin and cos of a frequency are adjacent; "half": all sines, then all cosines
+    pairing  order of the entries: "interleaved" puts sin and cos of each frequency side by side, "half" puts all sines
+             before all cosines
 
     >>> regard.nn.SinusoidalPositions(24)(torch.arange(7)).shape
     torch.Size([7, 24])
@@ -82,7 +83,9 @@ class SinusoidalPositions(nn.Module):
 class PatchEmbedding(nn.Module):
     """Patch embedding of images: a convolution whose kernel and stride have the size of one patch.
 
-    width     number of output channels
+    The result is (b rows columns width), with one vector for each patch.
+
+    width     number of output channels, the size of a vector
     patch     side of a patch in pixels
     channels  number of channels of the image
 
@@ -108,8 +111,8 @@ class PatchEmbedding(nn.Module):
 class PatchConvolution(nn.Conv2d):
     """A convolution whose kernel and stride have the size of one patch.
 
-    On a GPU it is computed as a linear layer of the pixels of each patch, because cuDNN's convolutions of three
-    channels are slow: they took 3.3 of the 72 ms of a training step of ViT-B/16 on an H200 (docs/log.md).
+    On a GPU it is computed as a linear layer that is applied to the pixels of each patch, because cuDNN's convolutions
+    of three channels are slow: they took 3.3 of the 72 ms of a training step of ViT-B/16 on an H200 (docs/log.md).
     """
 
     def forward(self, image: Float[Tensor, "b channels y x"]) -> Float[Tensor, "b d rows columns"]:
@@ -119,7 +122,7 @@ class PatchConvolution(nn.Conv2d):
 def convolve_patches(
     image: Float[Tensor, "b channels y x"], weight: Float[Tensor, "d channels height width"], bias: Tensor | None
 ) -> Float[Tensor, "b d rows columns"]:
-    """Compute a convolution whose stride is the size of its kernel, as a linear layer of the pixels of each patch."""
+    """Compute a convolution whose stride is the size of its kernel, as a linear layer of each patch's pixels."""
     (b, channels, y, x), (height, width) = image.shape, weight.shape[2:]
     patches = image.reshape(b, channels, y // height, height, x // width, width).permute(0, 2, 4, 1, 3, 5)
     return functional.linear(patches.flatten(3), weight.flatten(1), bias).permute(0, 3, 1, 2)
@@ -130,7 +133,7 @@ def interpolate_positions(
 ) -> Float[Tensor, "m d"]:
     """Resize learned position embeddings of patches to another grid, by bicubic antialiased interpolation.
 
-    old, new  rows and columns of the grids
+    old, new  numbers of rows and columns of the old and the new grid of patches
     """
     if old == new:
         return table
@@ -142,11 +145,12 @@ def interpolate_positions(
 def check_integers(name: str, x: object, read_as: str, end: int, known: str) -> Tensor:
     """Check that x is an integer tensor with values from 0 to end - 1, and return it. Else raise an error.
 
-    Values on a GPU are not read here; torch checks their range.
+    Values on a GPU are not checked here, because reading them would wait for the GPU; torch checks their range.
 
     name     name of x in error messages
-    read_as  the axes of x, such as "b n"
-    known    description of the valid values, for error messages
+    read_as  the axes that x must have, such as "b n"
+    end      one more than the largest valid value
+    known    what the valid values are, for error messages
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         came = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -174,10 +178,10 @@ def check_tokens(tokens: Tensor, vocab: int, name: str = "tokens") -> None:
 
 
 def check_floats(name: str, x: Tensor, read_as: str, axis: int, size: int) -> None:
-    """Check that x is a non-empty floating-point batch, else raise an error.
+    """Check that x is a non-empty floating-point tensor of the right shape, else raise an error.
 
     name     name of x in error messages
-    read_as  the axes of x, such as "b channels y x"
+    read_as  the axes that x must have, such as "b channels y x"
     axis     index of the axis that must have size `size`
     """
     axes = read_as.split()
@@ -191,7 +195,7 @@ def check_floats(name: str, x: Tensor, read_as: str, axis: int, size: int) -> No
 
 
 def check_image(image: Tensor, channels: int) -> None:
-    """Check that image is a float batch (b channels y x) with that number of channels, else raise an error."""
+    """Check that image is a floating-point tensor (b channels y x) with `channels` channels, else raise an error."""
     check_floats("image", image, "b channels y x", 1, channels)
 
 

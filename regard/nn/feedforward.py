@@ -24,17 +24,19 @@ GATED = "gated-"
 
 
 def check_activation(name: str) -> None:
-    """Check that an activation of this name exists, gated or not, else raise UnknownNameError."""
+    """Check that an activation of this name exists, with or without "gated-", else raise UnknownNameError."""
     ACTIVATIONS[name.removeprefix(GATED)]
 
 
 class FeedForward(nn.Module):
-    """A feed-forward network (MLP): down(f(up x)), or down(f(gate x) * up x) for a gated activation.
+    """A feed-forward network (MLP): down(f(up(x))), or down(f(gate(x)) * up(x)) for a gated activation f.
+
+    `up`, `gate` and `down` are linear layers.
 
     width       model width
-    hidden      width of the hidden layer; None is 4 * width
-    activation  a name in ACTIVATIONS, or such a name after "gated-": "gated-silu" is SwiGLU. Shazeer 2020,
-                arXiv:2002.05202
+    hidden      number of hidden entries, the output of `up`; None is 4 * width
+    activation  a name in `regard.nn.feedforward.ACTIVATIONS`, such as "gelu", or such a name after "gated-":
+                "gated-silu" is SwiGLU. Shazeer 2020, arXiv:2002.05202
     bias        whether the linear layers have a bias
     dropout     dropout probability of the hidden entries, in training only
 

@@ -24,8 +24,8 @@ class Initializer:
     """Initialises a parameter with a constant `value`, or with a normal or uniform distribution around it.
 
     std    standard deviation of a normal distribution; 0 for none
-    cut    normal draws are truncated at this number of standard deviations
-    bound  half-width of a uniform distribution; 0 for none
+    cut    draws from the normal distribution stay within this number of standard deviations
+    bound  a uniform distribution goes from value - bound to value + bound; 0 for none
     """
 
     value: float = 0.0
@@ -34,7 +34,7 @@ class Initializer:
     bound: float = 0.0  # half-width of a uniform distribution
 
     def fill(self, tensor: Tensor, draws: torch.Generator) -> None:
-        """Fill the tensor in place. Values are drawn in float32 on the CPU, for tensors of any dtype and device."""
+        """Fill the tensor in place. Values are drawn in float32 on the CPU, then copied to its dtype and device."""
         exact = torch.full(tensor.shape, self.value, dtype=torch.float32, device="cpu")
         if self.bound:
             exact.uniform_(self.value - self.bound, self.value + self.bound, generator=draws)
@@ -80,25 +80,28 @@ def uniform(bound: float) -> Initializer:
 
 
 def xavier() -> Initializer:
-    """Return the Xavier initializer: uniform with variance 2 / (fan_in + fan_out). Glorot and Bengio 2010."""
+    """Return the Xavier initializer: a uniform distribution with variance 2 / (fan_in + fan_out).
+
+    fan_in and fan_out are the numbers of inputs and outputs. Glorot and Bengio 2010.
+    """
     return _Xavier()
 
 
 def fan_in(gain: float = 1.0) -> Initializer:
     """Return the Kaiming (He) or LeCun initializer: a normal distribution with variance gain^2 / fan_in.
 
-    LeCun et al. 1998 use gain 1, He et al. 2015 use sqrt(2) before a ReLU.
+    fan_in is the number of inputs. LeCun et al. 1998 use gain 1; He et al. 2015 use gain sqrt(2) before a ReLU.
     """
     return _FanIn(gain=gain)
 
 
 def init_parameters(module: nn.Module, table: Initializers, seed: int = 0) -> None:
-    """Initialise every parameter and buffer of a module. On the meta device, only the names are checked.
+    """Initialise every parameter and buffer of a module in place. On the meta device, only the names are checked.
 
     table  maps patterns of parameter names, such as `*.out.weight`, to initializers; the first match is used
 
-    Each tensor has its own generator, seeded by `seed` and the tensor's name. So adding a layer does not change
-    the values of other layers.
+    Each tensor has its own generator, seeded by `seed` and the tensor's name. So adding a layer does not change the
+    values of other layers.
     """
     if check_integer("seed", seed, 0) >= 1 << 32:
         raise ConfigError(f"seed is a whole number below 2^32, not {seed}")

@@ -1,10 +1,11 @@
-"""Linear layers with int8 weights, for inference: a quarter of the memory of float32 and fewer bytes to read.
+"""Linear layers with int8 weights, for inference: they need a quarter of the memory of float32.
 
     small = quantize_int8(model)  # a copy for inference; `model` is unchanged
     small.generate(tokens, max_new_tokens=64)
 
 Weight-only quantization: the weights of each output are rounded to multiples of a scale. The scale is the largest
-absolute value of these weights divided by 127. Activations are not quantized; on a CPU, they are rounded to bfloat16.
+absolute value of these weights divided by 127. Activations, the inputs of the layers, are not quantized; on a CPU, they
+are rounded to bfloat16.
 """
 
 import copy
@@ -45,7 +46,7 @@ class Int8Weight:
 
 
 def quantize_weight(weight: Float[Tensor, "o i"]) -> Int8Weight:
-    """Round a weight matrix to int8. Each weight changes by at most half the scale of its row."""
+    """Round a weight matrix to int8. Each weight changes by at most half the scale of its output, which is its row."""
     weight = weight.detach().float()
     if not weight.isfinite().all():
         raise ConfigError("a weight is NaN or infinity, which int8 cannot hold")
@@ -57,9 +58,9 @@ def quantize_weight(weight: Float[Tensor, "o i"]) -> Int8Weight:
 def int8_linear(x: Float[Tensor, "*n i"], weight: Int8Weight, bias: Float[Tensor, "o"] | None) -> Float[Tensor, "*n o"]:
     """Return x @ weight.T + bias.
 
-    On a CPU without gradients, torch's int8 kernel reads the int8 weights directly, if the number of inputs is a
-    multiple of VECTOR. The kernel takes and returns bfloat16; the scales are applied afterwards, in float32. In all
-    other cases the weights are converted to the dtype of x first.
+    On a CPU without gradients, torch's int8 kernel reads the int8 weights directly, if the number of input features is
+    a multiple of `VECTOR`, the size that this kernel needs. The kernel takes and returns bfloat16; the scales are
+    applied afterwards, in float32. In all other cases the weights are converted to the dtype of x first.
     """
     needs_gradients = torch.is_grad_enabled() and x.requires_grad
     if x.device.type != "cpu" or x.shape[-1] % VECTOR or needs_gradients:

@@ -8,11 +8,11 @@ from regard.core.scores import ScoreTerm, shaw, sink, t5_buckets
 
 
 class LearnedBuckets(nn.Module):
-    """T5's learned relative position bias: see `regard.t5_buckets`.
+    """T5's relative position bias, a learned number for each head and bucket of distances: see `regard.t5_buckets`.
 
     heads          number of query heads
-    buckets        number of rows of the table
-    max_distance   all distances of at least this are in the last bucket
+    buckets        number of buckets, which are ranges of distances between query and key
+    max_distance   all distances of at least this number of positions are in the last bucket
     bidirectional  whether keys after the query have their own buckets; False for causal attention
 
     >>> bias = regard.nn.LearnedBuckets(heads=4, buckets=16)
@@ -31,10 +31,10 @@ class LearnedBuckets(nn.Module):
 
 
 class LearnedDistances(nn.Module):
-    """Learned relative position keys: see `regard.shaw`.
+    """Learned relative position keys of Shaw et al., one vector for each distance: see `regard.shaw`.
 
     head_width    width of one head of q and k
-    max_distance  largest distance with its own key; larger distances use the key of this distance
+    max_distance  largest distance, in positions, with its own key; larger distances use the key of this distance
 
     >>> positions = regard.nn.LearnedDistances(head_width=8, max_distance=16)
     >>> regard.nn.Attention(32, heads=4, scores=positions)(torch.randn(1, 5, 32)).shape
@@ -54,7 +54,7 @@ class LearnedDistances(nn.Module):
 
 
 class LearnedSinks(nn.Module):
-    """Learned attention sinks, one logit per head: see `regard.sink`.
+    """Learned attention sinks, one logit per head that takes part in the softmax: see `regard.sink`.
 
     heads  number of query heads
 

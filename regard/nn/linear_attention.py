@@ -1,4 +1,4 @@
-"""Linear attention as a layer, and its recurrent state."""
+"""Linear attention as a layer, and the state that takes the place of a KV cache."""
 
 from dataclasses import replace
 from inspect import signature
@@ -17,7 +17,9 @@ from regard.nn.attention import Attention
 
 
 class LinearCache(Cache):
-    """The recurrent state of linear attention, used in place of a KV cache. Its size does not grow with the sequence.
+    """The state of linear attention, used in place of a KV cache.
+
+    It holds sums over all earlier keys and values, so its size does not grow with the sequence.
 
     >>> layer, cache = regard.nn.LinearAttention(24, heads=3), regard.nn.LinearCache()
     >>> layer(torch.randn(1, 5, 24), mask=causal(), cache=cache).shape, cache.length
@@ -46,9 +48,9 @@ class LinearCache(Cache):
 
 
 class LinearAttention(Attention):
-    """Multi-head linear attention: an `Attention` layer whose weights are products of features, not a softmax.
+    """Multi-head linear attention: an `Attention` layer with products of features as weights, not a softmax.
 
-    features  feature map of `regard.core.linear`; default elu_plus_one()
+    features  function of `regard.core.linear` that maps queries and keys to features; default elu_plus_one()
 
     >>> LinearAttention(width=32, heads=4)(torch.randn(2, 5, 32), mask=causal()).shape
     torch.Size([2, 5, 32])

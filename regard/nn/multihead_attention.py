@@ -29,8 +29,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     num_heads      number of heads
     dropout        dropout probability of the attention weights, in training only
     bias           whether the projections have a bias
-    add_bias_kv    whether a learned key and value are appended
-    add_zero_attn  whether a key and a value of zeros are appended
+    add_bias_kv    whether a learned key and value are appended to each sequence
+    add_zero_attn  whether a key and a value of zeros are appended to each sequence
     kdim, vdim     widths of key and value; default `embed_dim`
     batch_first    whether inputs are (b, n, d) instead of (n, b, d)
 
@@ -86,10 +86,11 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         The weights are (b, i, j), or (b, h, i, j) without `average_attn_weights`.
 
-        query             (i, b, d), (b, i, d) with batch_first, or (i, d) without a batch
+        query             (i, b, d), (b, i, d) with batch_first, or (i, d) for a single sequence without a batch axis
         key, value        shapes as for query, with j positions
-        key_padding_mask  (b, j), True where a key is padding, or floats to add to the scores
-        attn_mask         (i, j) or (b h, i, j), True where a pair is hidden, or floats to add; or a mask of regard
+        key_padding_mask  (b, j), True where a key is padding, or floats that are added to the scores
+        attn_mask         (i, j) or (b h, i, j), True where a pair is hidden, or floats that are added to the scores; or
+                          a mask of regard
         is_causal         whether each query sees only the keys up to its own index; ignored if `attn_mask` is given
         """
         self._check_inputs(query, key, value)
@@ -174,7 +175,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Mask, tuple[ScoreTerm, ...]]:
         """Convert torch's masks to a mask and score terms of regard.
 
-        padding  (b, j)
+        padding  key_padding_mask, (b, j)
         given    number of keys that the caller passed
         keys     number of all keys; those that the layer appends are visible to every query
         """
@@ -228,7 +229,7 @@ def _append_visible(visible: Bool[Tensor, "*bi j"], appended: int) -> Bool[Tenso
 def _read_padding(padding: Tensor | Mask | None, b: int | None, j: int) -> Tensor | None:
     """Check a key_padding_mask and return it with axes (b, j).
 
-    b  number of sequences; None for inputs without a batch, whose mask is (j,)
+    b  number of sequences; None for inputs without a batch axis, whose mask is (j,)
     """
     if padding is None:
         return None
@@ -244,7 +245,8 @@ def _read_padding(padding: Tensor | Mask | None, b: int | None, j: int) -> Tenso
 def _check_mask_dtype(name: str, mask: Tensor | Mask | None) -> None:
     """Raise ConfigError unless the mask is None, a mask of regard, or a boolean or floating-point tensor.
 
-    A mask of integers, such as the attention_mask of a tokenizer, has the opposite meaning and is refused.
+    In a mask of integers, such as the attention_mask of a tokenizer, 1 usually means visible, but True hides a key
+    here. So integers raise the error.
     """
     if mask is not None and not isinstance(mask, Tensor | Mask):
         raise ConfigError(f"{name} must be a tensor or a mask of regard, not {type(mask).__name__}: {mask!r}")

@@ -1,11 +1,14 @@
 """Synthesizer: attention scores that do not compare tokens. Tay et al. 2020, arXiv:2005.00743.
 
-dense     scores_ij = relu(A x_i) . w_j + b_j: predicted from the query token
-random    scores_ij = R_ij: a learned matrix, the same for every input
-dot       scores_ij = beta q_i . k_j: the scores of scaled dot-product attention
+x_i is the vector of token i, which is the query, and j is the position of a key. A layer can use one or several kinds
+of scores:
 
-All three are computed by `attend`. For "dense" the key of position j is (w_j, b_j), and the query of token i is
-(relu(A x_i), 1), so that their dot product is the score.
+dense   scores_ij = relu(A x_i) . w_j + b_j: predicted from the query token
+random  scores_ij = R_ij: a learned matrix, the same for every input
+dot     scores_ij = beta q_i . k_j: the scores of scaled dot-product attention
+
+All three are computed by `attend`. A, w, b and R are learned. For "dense" the key of position j is (w_j, b_j), and the
+query of token i is (relu(A x_i), 1), so that their dot product is the score.
 """
 
 from inspect import signature
@@ -34,7 +37,7 @@ class Synthesizer(nn.Module):
 
     Tay et al. 2020, arXiv:2005.00743.
 
-    context  maximum number of positions, for which keys and biases are learned
+    context  maximum number of positions; learned parameters exist for each of them
     parts    names of the scores to add up: "dense" is predicted from the query token, "random" is a learned matrix,
              "dot" is q . k. Several scores are weighted with learned weights that sum to one
 
@@ -84,7 +87,10 @@ class Synthesizer(nn.Module):
         positions: Tensor | None = None,
         **unknown: UnknownKeyword,
     ) -> Float[Tensor, "b i d"]:
-        """Return one output for each token of x. `positions` is ignored, because scores are learned by row index."""
+        """Return one output for each token of x.
+
+        `positions` is ignored: learned scores belong to the index of a token, counted from the start of the cache.
+        """
         if unknown:
             reject_keywords("Synthesizer.forward", unknown, signature(self.forward).parameters)
         if memory is not None or stream is not None:

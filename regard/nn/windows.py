@@ -11,7 +11,7 @@ from regard.base.validation import check_integer
 def partition(x: Float[Tensor, "b y x d"], size: int) -> Float[Tensor, "bw n d"]:
     """Split images into size x size windows, row by row. Each window becomes one sequence of the batch.
 
-    Images are padded with zeros to whole windows.
+    Images are padded with zeros to whole windows. n is size * size, the number of positions in a window.
     """
     if x.ndim != 4:
         raise ShapeError(f"x is {tuple(x.shape)}, but windows are cut from images, (batch, rows, columns, width)")
@@ -23,7 +23,10 @@ def partition(x: Float[Tensor, "b y x d"], size: int) -> Float[Tensor, "bw n d"]
 
 
 def merge(windows: Float[Tensor, "bw n d"], size: int, rows: int, columns: int) -> Float[Tensor, "b y x d"]:
-    """Join windows to images without the padding: the inverse of `partition`."""
+    """Join windows to images and remove the padding: the inverse of `partition`.
+
+    rows, columns  height and width of the images without padding
+    """
     check_integer("size", size, 1)
     down, across = -(-rows // size), -(-columns // size)
     if windows.shape[0] % (down * across) or windows.shape[1] != size * size:

@@ -1,4 +1,4 @@
-"""`as_probe`: wrap any attention function or module, so that it is called with q, k and v of fixed axes."""
+"""`as_probe`: wrap any attention function or module as a function of q, k and v with a fixed order of axes."""
 
 import torch
 from torch import nn
@@ -30,16 +30,21 @@ def as_probe(
 ) -> Probe:
     """Wrap any attention function or module as a `Probe`, which has one fixed signature.
 
-    `probe.call(q, k, v)` takes (b h i c), (b g j c) and (b g j e), and returns (b h i e).
+    `probe.call(q, k, v)` takes q (b h i c), k (b g j c) and v (b g j e), and returns (b h i e), for b sequences, h
+    query heads, g key heads, i queries and j keys. c and e are the widths of one head of q and of v.
 
     fn                      a function of q, k and v in any known layout, or a module; modules are copied
-    heads, kv_heads, width  sizes to use if trial calls cannot find them, such as heads=4 if the function has ALiBi
-                            slopes for 4 heads
-    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial
-                            calls
-    queries, keys           numbers of queries and keys of the trial calls; needed if a tensor in `extra`, such as
-                            a mask, has a fixed number of queries or keys
+    heads, kv_heads, width  numbers of query heads and key heads, and width of one head; needed if trial calls cannot
+                            find them, such as heads=4 if the function has ALiBi slopes for 4 heads
+    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c": the order of the axes of q, k
+                            and v, where n is the axis of positions; None finds it by trial calls
+    queries, keys           numbers of queries and keys of the trial calls; needed if a tensor in `extra`, such as a
+                            mask, has a fixed number of queries or keys
+    device                  device of the calls; None is the CPU. A module with parameters is always called on their
+                            device
     extra                   keyword arguments passed to `fn` at every call
+
+    The inputs of this module are (n, b, width), with the heads concatenated along the width:
 
     >>> as_probe(torch.nn.MultiheadAttention(12, 3)).layout
     'n b (h c)'
@@ -92,7 +97,7 @@ def _probe_module(module: nn.Module, name: str, options: ProbeOptions) -> Probe:
 
 
 def _attentions_inside(module: nn.Module) -> list[str]:
-    """Return the paths of the outermost attention modules inside a module."""
+    """Return the paths of the attention modules inside a module, without those inside another attention module."""
     found: list[str] = []
     for path, part in module.named_modules():
         within = not path or any(path.startswith(f"{other}.") for other in found)

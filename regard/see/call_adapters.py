@@ -1,6 +1,7 @@
 """Convert the arguments of an attention call to a `Record`: q, k, v, mask, score terms and beta.
 
-The call may be one of torch, of `regard.attend` or of another library.
+Score terms are biases and other changes of the scores beta q . k, where beta is the scale. The call may be one of
+torch, of `regard.attend` or of another library.
 """
 
 import math
@@ -28,7 +29,10 @@ MARGIN = 40.0  # exp(-40) is far below the rounding error of float32
 
 @runtime_checkable
 class OutputTransform(Protocol):
-    """Converts between the output of the attention heads and the output of the intercepted operation."""
+    """Converts between the output of the attention heads and the output of the intercepted operation.
+
+    The operation can return the heads in another order of axes, or after a projection.
+    """
 
     def apply(self, heads: Float[Tensor, "b h i e"], out: Tensor) -> Tensor:
         """Convert the output of the heads to the output of the intercepted operation, in the shape of `out`."""
@@ -44,7 +48,7 @@ class OutputTransform(Protocol):
 class AxisPermutation:
     """An output transform that permutes the axes.
 
-    axes  the permutation from the axes of the operation's output to the axes of the heads' output
+    axes  for each axis of the heads' output (..., i, e), the index of this axis in the operation's output
     """
 
     axes: list[int]
@@ -61,7 +65,9 @@ class AxisPermutation:
 
 @dataclass(frozen=True, eq=False)
 class HeadTransform:
-    """An output transform that converts (b h i e) to the leading axes of the call, then applies another transform.
+    """An output transform for calls whose leading axes, those before (i, e), are not (b, h).
+
+    The output of the heads (b h i e) is reshaped to the leading axes of the call, then another transform is applied.
 
     axes  the leading axes of the call, with the functions that convert them from and to (b h i e)
     rest  the second transform
@@ -113,8 +119,8 @@ class FlexScore(ScoreTerm):
 
     fn      the score_mod: a function of the score and the batch, head, query and key indices of one pair
     data    further tensor arguments of `fn`
-    chosen  indices that the recorded heads have in the model; None if all heads are recorded
-    rows    indices that the recorded queries have in the model; None if all queries are recorded
+    chosen  for each recorded head, its index among all heads of the model's call; None if all heads are recorded
+    rows    for each recorded query, its index among all queries of the model's call; None if all queries are recorded
     """
 
     fn: Callable[..., Tensor]
@@ -151,10 +157,10 @@ class MeasuredScores(ScoreTerm):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UniformRows(ScoreTerm):
-    """A score term that gives all keys of the marked rows equal scores, and so equal weights.
+    """A score term that gives all keys of some queries equal scores, and so equal weights.
 
-    A model has such rows if its mask adds the lowest number of the dtype to all scores of a row: all sums are rounded
-    to this number.
+    A model has such queries if its mask adds the lowest number of the dtype to all their scores: all sums are rounded
+    to this number. `rows` is True for these queries.
     """
 
     rows: Bool[Tensor, "#b #h i 1"]
@@ -176,11 +182,11 @@ class UniformRows(ScoreTerm):
 def _map_pairs(
     fn: Callable[..., Tensor], first: tuple[Tensor, ...], indices: tuple[Tensor, ...], data: tuple[Tensor, ...]
 ) -> Tensor:
-    """Apply a function of one query-key pair, such as a mask_mod, to all pairs of a grid with torch.vmap.
+    """Apply a function of one query-key pair, such as a mask_mod, to many pairs with torch.vmap.
 
     fn       the function: fn(*first, *indices, *data)
     first    arguments of `fn` before the indices, such as the scores
-    indices  batch, head, query and key indices; they are broadcast together
+    indices  batch, head, query and key indices, as four tensors that are broadcast to one shape; each entry is one pair
     data     further arguments, the same for each pair
     """
     parts = torch.broadcast_tensors(*first, *indices)
@@ -204,9 +210,11 @@ def build_sdpa_record(
 ) -> Record:
     """Build the record of a scaled_dot_product_attention call from its arguments.
 
-    With is_causal=True, the first query and the first key are both at position 0.
+    With is_causal=True, torch aligns the mask at the top left: the first query and the first key are both at position
+    0.
 
-    axes  how the axes before (n, c) map to batch and heads; None if these axes are (b, h)
+    axes  which of the axes before (n, c), the positions and the width, are the batch and which are the heads; None if
+          these axes are (b, h)
     """
     q, k, v = cast_for_autocast(query, key, value)
     note = ""
@@ -237,7 +245,7 @@ def build_flex_record(
 ) -> Record:
     """Build the record of a flex_attention call from its arguments.
 
-    The record keeps score_mod and the mask_mod. They are called later, when a statistic is computed.
+    The record keeps the functions score_mod and mask_mod. They are called later, when a statistic is computed.
     """
     terms = () if score_mod is None or _is_identity(score_mod) else (FlexScore(score_mod, _copy_data(score_data)),)
     mask = Full() if block_mask is None else FlexMask(block_mask[-1], _copy_data(mask_data))
@@ -279,7 +287,7 @@ def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def to_four_axes(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "b h n c"]:
-    """Reshape a tensor to four axes: add leading axes of size 1, or merge all axes before the last three."""
+    """Reshape a tensor to four axes: add leading axes of size 1, or merge all axes before the last three into one."""
     if x.ndim < 4:
         return x.reshape(*(1,) * (4 - x.ndim), *x.shape)
     return x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
@@ -305,12 +313,13 @@ def read_mask(
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
     """Convert an `attn_mask` tensor, boolean (True is visible) or additive, to a mask, score terms and positions.
 
-    A value of an additive mask that is low enough to hide a key becomes part of the mask. If all values of a row are
-    low enough, the keys with the highest value of the row stay visible. If this highest value is so low that adding it
-    rounds all scores to the same number, the weights of the row are uniform.
+    Values of an additive mask that are low enough to hide a key become part of the mask; the other values become a
+    score term. The positions are those of queries at the end of the keys. If all values of a row are low enough, the
+    keys that have the highest value of the row stay visible. If this highest value is so low that adding it rounds all
+    scores to the same number, the weights of the row are uniform.
 
-    has_sink  whether an attention sink takes part in the softmax; if so, a row that would have uniform weights
-              hides all keys instead
+    has_sink  whether an attention sink takes part in the softmax; if so, a row that would have uniform weights hides
+              all keys instead
     """
     i, j = q.shape[2], k.shape[2]
     positions = Positions.last_rows(i, j)
@@ -339,13 +348,13 @@ def finite_score_bound(q: Tensor, k: Tensor, beta: float) -> float:
 def split_hidden(
     added: Float[Tensor, "b h i j"], bound: float
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
-    """Split an additive mask into the visible pairs, the values at these pairs, and the rows with uniform weights.
+    """Split an additive mask into three tensors: visible pairs, values at these pairs, and rows of uniform weights.
 
     If finite values hide all keys of a row, the keys with the highest value of the row count as visible. If this
     highest value is so low that adding it rounds all scores to the same number, the weights of the row are uniform.
 
     added  the additive mask
-    bound  upper bound of the absolute scores
+    bound  upper bound of the absolute scores beta q . k
     """
     hidden = is_hiding(added, bound)
     empty = hidden.all(-1, keepdim=True) & (added > -torch.inf).any(-1, keepdim=True)
@@ -362,10 +371,10 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
     """Return True where an additive mask hides a pair: the weight of the pair is rounded to 0, whatever its score is.
 
     A value hides its pair if it is so far below all other values of the mask that even the highest possible score
-    cannot compensate for it: -inf, the lowest number of the dtype, -1e9, -1e4, or -100 if scores are small. The values
-    of a bias that decreases gradually, such as ALiBi, do not hide a pair.
+    cannot compensate for it. Examples are -inf, the lowest number of the dtype, -1e9, -1e4, and -100 if scores are
+    small. The values of a bias that decreases gradually, such as ALiBi, do not hide a pair.
 
-    bound  upper bound of the absolute scores
+    bound  upper bound of the absolute scores beta q . k
     """
     added, lowest = added.detach(), torch.finfo(added.dtype).min / 2
     if not added.numel() or float(added.amin()) > -MARGIN:
@@ -386,7 +395,7 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
 def _negligible(bound: float) -> float:
     """Return how far below all other scores a score must be so that its weight is below rounding error.
 
-    bound  upper bound of the absolute scores
+    bound  upper bound of the absolute scores beta q . k
     """
     return 2 * bound + MARGIN
 
@@ -418,7 +427,7 @@ def copy_record(record: Record, device: torch.device | None, values: bool, **fie
 
     device  device of the copies; None keeps the device
     values  whether to copy v
-    fields  further fields to set, such as `name`
+    fields  further fields to set in the copy, such as `name`
     """
 
     def copy(x: Tensor) -> Tensor:
@@ -460,7 +469,7 @@ def _copy_mask(mask: Mask, record: Record, device: torch.device | None) -> Mask:
 def keep_heads(record: Record, heads: Int[Tensor, "r"]) -> Record:
     """Return a recorded attention call reduced to the heads with these indices.
 
-    With grouped-query attention, each head gets its own copy of the keys.
+    With grouped-query attention, each remaining query head gets its own copy of its keys and values.
     """
 
     def keep_in_term(term: ScoreTerm) -> ScoreTerm:

@@ -1,7 +1,7 @@
 """A table of attention heads: entropy, distance, and mean weight on the previous, the first and the induction token.
 
-The induction token is the token after the previous occurrence of the same token. Every number is computed from the
-weights of single pairs and from row statistics, never from the matrix of weights.
+The induction token is the token after the previous occurrence of the query's token. Every number is computed from the
+weights of single query-key pairs and from statistics of each query, never from the whole matrix of weights.
 """
 
 import math
@@ -31,11 +31,11 @@ class HeadSummary:
 
     entropy    entropy of the weights of a query, in nats
     spread     entropy divided by its maximum, the log of the number of visible keys
-    distance   weighted mean of |i - j|. This and the next three fields are None if the positions of the queries
-               are unknown
-    previous   weight on the previous position
-    first      weight on the first position (attention sink); the query at this position is left out
-    induction  weight on the token after the previous occurrence of the same token
+    distance   distance |i - j| from query position i to key position j, in positions, averaged with the weights. This
+               and the next three fields are None if the positions of the queries are unknown
+    previous   weight on the key one position before the query
+    first      weight on the key at the first position (attention sink), without the query at this position
+    induction  weight on the token after the previous occurrence of the query's token
     """
 
     layer: str
@@ -58,7 +58,7 @@ class HeadTable(TextDisplay):
     heads: tuple[HeadSummary, ...]
 
     def sorted(self, column: str, descending: bool = True) -> "HeadTable":
-        """Return the table sorted by one column, with NaN first and None last."""
+        """Return the table sorted by one column, with NaN at the beginning and None at the end."""
         check_column(column)
         values = [(head, getattr(head, column)) for head in self.heads]
         missing = [head for head, value in values if value is None]
@@ -139,7 +139,7 @@ def measure_heads(record: Record, tokens: Int[Tensor, "b n"] | None = None) -> l
 
 
 def masked_mean(values: Float[Tensor, "b h r"], counted: Bool[Tensor, "#b #h r"]) -> Float[Tensor, "h"]:
-    """Return the mean for each head over the sequences and queries where `counted` is True; 0 if none is counted."""
+    """Return the mean of each head over the sequences and queries where `counted` is True; 0 if there are none."""
     counted = counted.expand(values.shape)
     return values.masked_fill(~counted, 0).sum((0, 2)) / counted.sum((0, 2)).clamp(min=1)
 
@@ -161,7 +161,7 @@ def count_visible_keys(record: Record) -> Int[Tensor, "b h i"]:
 
 
 def hidden_cells(record: Record, rows: int, columns: int) -> Bool[Tensor, "b h rows columns"]:
-    """Return which cells of `record.pooled((rows, columns))` contain only hidden query-key pairs."""
+    """Return which cells of the pooled map `record.pooled((rows, columns))` contain only hidden query-key pairs."""
     (b, h, i, _), j = record.q.shape, record.k.shape[2]
     counts = torch.zeros(b, h, rows, columns, device=record.q.device)
     row_cell, key_cell = (
@@ -181,13 +181,13 @@ def iterate_visible(record: Record) -> Iterator[tuple[Int[Tensor, "r"], Bool[Ten
 
 
 def previous_token(record: Record) -> Float[Tensor, "h"] | None:
-    """Return the mean weight of each head on the key before the query; None if no query has a key before it."""
+    """Return the mean weight of each head on the key one position before the query; None if there is no such key."""
     i, j = record.query_positions, key_positions(record.positions, record.k.shape[2], record.q.device)
     return _mean_weight_at(record, i - 1, j)
 
 
 def first_token(record: Record) -> Float[Tensor, "h"] | None:
-    """Return the mean weight of each head on the first key, over the queries at other positions.
+    """Return the mean weight of each head on the first key, over all queries except the one at its position.
 
     Returns None if there is no key, or no query at another position.
     """
@@ -199,7 +199,7 @@ def first_token(record: Record) -> Float[Tensor, "h"] | None:
 
 
 def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"]) -> Float[Tensor, "h"] | None:
-    """Return the mean over queries of the weight on one wanted key per query; None if no wanted key exists.
+    """Return the mean weight of each head on one wanted key per query; None if no query has a wanted key.
 
     wanted  for each query, the position of the wanted key; a query without a key at this position is not counted
     j       positions of the keys
@@ -216,11 +216,12 @@ def _mean_weight_at(record: Record, wanted: Int[Tensor, "i"], j: Int[Tensor, "j"
 
 
 def induction(record: Record, tokens: Int[Tensor, "b n"]) -> Float[Tensor, "h"] | None:
-    """Return the induction score: the mean weight of a repeated token on the token after its previous occurrence.
+    """Return the induction score: the mean weight from a repeated token on the token after its previous occurrence.
 
-    Olsson et al. 2022, arXiv:2209.11895. This score takes any text and counts the previous occurrence only;
-    `induction_scores` in see/interventions/head_importance.py takes repeated random tokens and sums the weights
-    over all earlier copies. Returns None if no token is repeated, or if the keys do not correspond to `tokens`.
+    Olsson et al. 2022, arXiv:2209.11895. This score can be computed for any text and counts only the previous
+    occurrence of a token. In contrast, `induction_scores` in see/interventions/head_importance.py needs repeated random
+    tokens and sums the weights over all earlier copies. Returns None if no token is repeated, or if the keys do not
+    correspond to `tokens`.
     """
     b, n = tokens.shape
     if b != record.q.shape[0]:
@@ -255,6 +256,8 @@ def _previous_occurrence(tokens: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
 
 def weights_at(record: Record, rows: Int[Tensor, "#b p"], columns: Int[Tensor, "#b p"]) -> Float[Tensor, "b h p"]:
     """Return the attention weights of single query-key pairs, exp(score - lse).
+
+    lse is the log-sum-exp of the scores of the query.
 
     rows     query indices of the pairs
     columns  key indices of the pairs

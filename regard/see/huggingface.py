@@ -3,7 +3,8 @@
 A transformers model looks up its attention function in the registry at every call. Inside `watch`, the registry returns
 a wrapper of this function. Operations inside the function are intercepted as in any other code. If no operation is
 intercepted (flash attention, compiled flex_attention, a custom operator), the call is recorded by its arguments: q, k,
-v and the mask. Because a function can ignore some arguments, the record is verified: it must reproduce the output.
+v and the mask. A function can ignore some of its arguments, so such a record is verified: attention computed from it
+must equal the output of the function.
 """
 
 import sys
@@ -99,7 +100,7 @@ _softcap = softcap
 
 
 def heads_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> HeadCount | None:
-    """Return the number of heads from the arguments of a transformers attention call; None if q is not (b h i c)."""
+    """Return the number of heads from the arguments of a transformers attention call; None if q has not four axes."""
     query = args[0] if args else kwargs.get("query")
     return HeadCount(query.shape[1]) if isinstance(query, Tensor) and query.ndim == 4 else None
 
@@ -115,14 +116,15 @@ def is_library_function(function: Callable[..., Any]) -> bool:
 
 
 def verify_output(record: Record, out: Tensor, attention_mask: Any = None, trusted: bool = False) -> Record:
-    """Check that a record built from a function's arguments reproduces the function's output.
+    """Check that attention computed from a recorded call equals the output of the call.
 
-    Returns the record with a note that says how the record was made. Raises an error if the outputs differ.
+    The record was built from the arguments of the attention function. Returns the record with a note that says so.
+    Raises an error if the outputs differ.
 
     out             the output of the function, (b i h e)
     attention_mask  the argument of the function; a (b, n) mask excludes padded queries from the comparison
-    trusted         whether the function is part of transformers; if so, dropout adds a note instead of raising
-                    an error
+    trusted         whether the function is part of transformers. With dropout, outputs cannot be compared: the record
+                    of a trusted function then gets a note, any other raises an error
     """
     b, h, i, _ = record.q.shape
     if record.v is None or out.shape != (b, i, h, record.v.shape[-1]):
@@ -174,7 +176,8 @@ def _read_mask(
 ) -> tuple[Mask, tuple[ScoreTerm, ...], Positions]:
     """Convert an attention_mask of transformers to a mask, score terms and positions.
 
-    mask      a matrix, a (b, n) mask that is True for real keys, or a FlexAttention BlockMask
+    mask      a matrix of query-key pairs; a (b, n) mask that is True for keys that are not padding; or a BlockMask of
+              FlexAttention
     has_sink  whether an attention sink takes part in the softmax
     """
     i, j = q.shape[2], k.shape[2]

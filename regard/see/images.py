@@ -37,7 +37,10 @@ def read_image(
 def normalise_pixels(
     pixels: UInt8[Tensor, "y x channels"], mean: Sequence[float] = HALF, std: Sequence[float] = HALF
 ) -> Float[Tensor, "1 channels y x"]:
-    """Convert 8-bit pixels to the input of an image model: scale to 0..1, subtract `mean`, divide by `std`."""
+    """Convert 8-bit pixels to the input of an image model: scale to 0..1, subtract `mean`, divide by `std`.
+
+    mean, std  one number for each channel; default 0.5
+    """
     channels = pixels.shape[-1]
     centre, scale = (torch.tensor(each[:channels], dtype=torch.float32) for each in (mean, std))
     return ((pixels.float() / 255 - centre) / scale).permute(2, 0, 1)[None]

@@ -1,4 +1,4 @@
-"""Find which axes before (positions, width) are heads, in attention calls with any number of axes."""
+"""Find which axes are heads in attention calls of tensors with any number of axes before (positions, width)."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,13 @@ class HeadCount:
 
 @dataclass(frozen=True)
 class LeadingAxes:
-    """Which of the axes before (n, c) are the batch and which are the heads.
+    """Which of the leading axes, those before (positions n, width c), are the batch and which are the heads.
 
-    Axes `first` to `last` (excluded) are the heads. All other leading axes are the batch.
+    Axes `first` to `last` (excluded) are the heads: two axes if query heads are grouped by key head. All other leading
+    axes are the batch.
 
-    sizes   sizes of the leading axes, after an axis that merges sequences and heads was split in two
-    merged  sizes of the leading axes before this split
+    sizes   sizes of the leading axes; an axis (b h) that merges sequences and heads counts as two axes
+    merged  sizes of the leading axes of the tensors, where (b h) is one axis
     note    a remark on how the heads were found, for the record
     """
 
@@ -59,14 +60,14 @@ class LeadingAxes:
 
 
 def read_leading_axes(sizes: Sequence[int], count: HeadCount | None) -> LeadingAxes:
-    """Find which of the axes before (n, c) are heads.
+    """Find which of the leading axes, those before (positions n, width c), are heads.
 
     A single axis is (b h), sequences times heads, if its size is a multiple of the number of heads, otherwise the
     batch. Two axes are (b, h). If there are three or more axes, the heads are the axis whose size is the number of
     heads, or two adjacent axes whose sizes multiply to this number, as in grouped-query attention. If there are no such
     axes, the heads are the last axis.
 
-    sizes  sizes of the axes before (n, c)
+    sizes  sizes of the leading axes
     count  the number of heads of the module; None if it is unknown
     """
     sizes = tuple(sizes)

@@ -1,7 +1,7 @@
-"""Maximum flow through a layered graph by Dinic's algorithm, for attention flow.
+"""Maximum flow through a graph of layers by Dinic's algorithm, for attention flow.
 
-A set of positions is stored as the bits of a Python integer, so that one bitwise operation handles all edges between a
-position and a layer.
+A set of positions of a layer is stored as the bits of a Python integer, so that one bitwise operation handles all edges
+between a position and a layer.
 """
 
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ def layered_max_flow(capacities: Integers, sink: int) -> Integers:
     """Return the maximum flow from each position of the first layer to one position of the last layer.
 
     capacities  (l, i, j): the capacity of the edge from position j of layer l to position i of layer l + 1
-    sink        the position of the last layer
+    sink        the position of the last layer to which the flow goes
     """
     graph = _ResidualGraph(capacities)
     return np.array([graph.max_flow(source, sink) for source in range(capacities.shape[-1])], np.int64)
 
 
 class _ResidualGraph:
-    """The residual graph of Dinic's maximum-flow algorithm: the remaining capacity of each edge.
+    """The residual graph of Dinic's maximum-flow algorithm: the capacity of each edge minus the flow through it.
 
-    All capacities are restored after each computed flow.
+    When a maximum flow has been computed, all capacities are reset for the next one.
     """
 
     def __init__(self, capacities: Integers) -> None:
@@ -100,7 +100,7 @@ class _ResidualGraph:
                 path.pop()
 
     def _augment(self, path: list[tuple[int, int]]) -> int:
-        """Send the largest possible flow along a path, update the residual capacities, and return the amount."""
+        """Send the largest possible flow along a path, update the remaining capacities, and return the amount."""
         steps = []
         for (layer, j), (after, i) in pairwise(path):
             ahead = after > layer

@@ -1,7 +1,8 @@
-"""Records of nn.MultiheadAttention and nn.TransformerEncoderLayer, whose fast paths run as one fused operator.
+"""Records of nn.MultiheadAttention and nn.TransformerEncoderLayer, whose fast paths are one fused operator.
 
-A hook on these modules, or an active function mode, disables the fast path and changes the output bitwise. So these
-modules run unchanged, and q, k and v are computed from the inputs a second time.
+A hook on these modules, or an active torch function mode, disables the fast path, and the output is then no longer
+bitwise the same. So these modules run without hooks, and q, k and v are computed from their inputs a second time for
+the record.
 """
 
 import inspect
@@ -97,7 +98,8 @@ def merge_masks(attn: Tensor | None, padding: Tensor | None, b: int, j: int, dty
 
     In a boolean mask, True hides a key.
 
-    j  number of keys, including the keys that the layer appends, which are always visible
+    b  number of sequences
+    j  number of keys, with those that the layer appends (bias_k, add_zero_attn), which are always visible
     """
     parts = []
     if attn is not None:
@@ -155,8 +157,8 @@ def build_module_record(
 def build_nested_record(layer: nn.MultiheadAttention, x: Tensor) -> Record:
     """Build the record of an nn.MultiheadAttention call with a nested tensor.
 
-    The record holds padded sequences. Its mask hides padded keys from all queries, and all keys from padded
-    queries.
+    The sequences of a nested tensor have different lengths, and the record holds them padded to the longest. Its mask
+    hides padded keys from all queries, and all keys from padded queries.
     """
     lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
     padded = x.to_padded_tensor(0.0)

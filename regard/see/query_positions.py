@@ -1,8 +1,9 @@
 """Find the positions of the queries of an intercepted attention call, or mark the positions as unknown.
 
-A static KV cache has empty slots after the keys in use, so the queries need not be at the last positions. The positions
-are read from the causal mask: the last visible key of each row is at the position of the query. In cross-attention, and
-if keys are pooled or queries come in chunks, the positions of queries and keys are unrelated or unknown.
+Without a cache, or with one that grows, the queries are at the positions of the last keys. A static KV cache has empty
+slots after the keys in use, so this need not be true. The positions are therefore read from the causal mask: the last
+key that a query sees is at the position of the query. In cross-attention, the positions of queries and keys are
+unrelated. If keys are pooled or queries come in chunks, they are unknown.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,8 @@ NO_DIAGONAL = "the positions of its queries are unknown: i={i} queries, j={j} ke
 def infer_query_positions(record: Record, causal: bool = False, cross: bool = False) -> Record:
     """Return a record whose query positions are inferred from its mask, or marked as unknown.
 
-    causal  whether the call is causal self-attention. If so, one row of the mask is enough to find positions,
-            and without a mask the queries are at the last positions
+    causal  whether the call is known to be causal self-attention. If so, a mask of one query is enough to find its
+            position, and without a mask the queries are at the last positions
     cross   whether queries and keys are different sequences
     """
     if cross or not record.positions_known:
@@ -58,8 +59,9 @@ def _without_positions(record: Record, reason: str) -> Record:
 def is_over_channels(record: Record, find_module: Callable[[], nn.Module | None]) -> bool:
     """Return whether attention is over channels instead of positions, as in the channel attention of DaViT and XCiT.
 
-    This is inferred from sizes. For attention over channels, the number of heads times the number of queries is the
-    size of an axis of the module's parameters, and the number of heads times the width of q is not.
+    This is inferred from sizes: heads times channels is the width of the model, which is the size of an axis of the
+    module's parameters. So attention is over channels if the number of heads times the number of queries is such a
+    size, and the number of heads times the width of q is not.
 
     find_module  function that returns the module of the call; None if it is unknown
     """

@@ -35,21 +35,21 @@ class UnsupportedAttention(Exception):  # noqa: N818
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Record(Statistics):
-    """One recorded attention call: its inputs, its statistics, the module that made it, and how it was intercepted.
+    """One recorded attention call: its inputs, its statistics, the name of its module, and how it was intercepted.
 
-    route            the function that the model called: "sdpa", "flex", "softmax" (written by hand),
-                     "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
-    dropout          the dropout probability of the weights; statistics are computed from the weights before
-                     dropout
-    note             remarks, such as what the model did to the weights after the softmax, or what is unknown
-                     about the call
-    positions_known  whether the positions of queries and keys are known and comparable; if not, distances are
-                     None
-    over_channels    whether rows and columns are channels, not positions, as in the channel attention of a
-                     DaViT
+    route            how the call was intercepted, as the function that the model called: "sdpa", "flex", "softmax"
+                     (written by hand), "nn.MultiheadAttention", "hugging face ...", or "attend, ..." with the kernel
+    dropout          the dropout probability of the weights; statistics are computed from the weights before dropout
+    note             remarks, such as what the model did to the weights after the softmax, or what is unknown about the
+                     call
+    positions_known  whether the positions of queries and keys are known and refer to the same sequence; if not,
+                     `distance` is None
+    over_channels    whether rows and columns are channels, not positions, as in the channel attention of a DaViT
     name             the path of the module; the second call of a module is `path:2`
-    heads            indices that the recorded heads have in the model; None if all are recorded
-    rows_kept        indices that the recorded queries have in the model; None if all are recorded
+    heads            for each recorded head, its index among all heads of the layer; None if all are recorded
+    rows_kept        for each recorded query, its index among all queries of the call; None if all are recorded
+
+    A model with 8 heads is called with one sequence of 19 tokens:
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -75,7 +75,7 @@ class Record(Statistics):
 
     @property
     def distance(self) -> Float[Tensor, "b h i"] | None:  # type: ignore[override]
-        """The weighted mean of |i - j| for each query; None if the positions of the queries are unknown."""
+        """The distance |i - j| from query i to key j, averaged with the weights; None if the positions are unknown."""
         if not self.positions_known:
             return None
         if self.rows_kept is None or _is_contiguous(self.rows_kept):
@@ -102,7 +102,7 @@ class Record(Statistics):
         return f"{self.name}: b={b} h={h} i={i} j={self.k.shape[2]}{over}, {self.mask!r}{terms}, by {self.route}"
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook: pooled maps of the first heads for the first sequence."""
+        """Return HTML for a notebook: maps of the first heads for the first sequence, at a low resolution."""
         cells = min(self.q.shape[2], DRAWN_CELLS), min(self.k.shape[2], DRAWN_CELLS)
         maps = self.pooled(cells)[0, :DRAWN_HEADS].cpu()
         heads = self.heads or range(len(maps))
@@ -115,9 +115,10 @@ def _is_contiguous(rows: tuple[int, ...]) -> bool:
 
 
 def pair_grid(record: Record, rows: Tensor, columns: Tensor | None = None) -> Grid:
-    """Return the `Grid` of query-key pairs, the input of masks and score terms, from indices in the record.
+    """Return the `Grid` of query-key pairs, on which masks and score terms are evaluated, from indices.
 
-    rows     query indices: (r,) to pair these queries with every key, or (b, 1, p) to select single pairs
+    rows     query indices among those of the record: (r,) to pair these queries with every key, or (b, 1, p) to select
+             p single pairs in each sequence
     columns  key indices of the single pairs, in the shape of `rows`; None pairs the queries with every key
     """
     b, h = record.q.shape[:2]
@@ -179,14 +180,14 @@ class Seen(Mapping[str, Record]):
         return list(self._records.values())
 
     def calls(self, name: str) -> list[Record]:
-        """Return the records of all calls of one module: `name`, `name:2`, and so on."""
+        """Return the records of all calls of one module, with the names `name`, `name:2` and so on."""
         first = self[name]
         return [first, *(record for record in self.records if _is_repeat(record.name, name))]
 
     def table(self, tokens: Int[Tensor, "b n"] | None = None) -> "HeadTable":
         """Return a table of all heads: entropy, distance, and the weight on the previous, first and induction token.
 
-        The induction token is the token after the previous occurrence of the same token.
+        The induction token is the token after the previous occurrence of the query's token.
 
         tokens  the token ids of the input, from which the induction score is computed; if None, this score is None
         """

@@ -1,7 +1,8 @@
-"""Compute the relevance of each input for each output from the weights of all layers: rollout, flow, gradients, values.
+"""Compute the relevance of each input for each output from the weights of all layers: rollout, flow, gradients.
 
-Attention maps are (b h i j), in the order of the layers. A relevance R is (b i n): row i has the relevance of each of
-the n inputs for output i.
+Inputs and outputs are the positions before the first and after the last layer. Attention maps are the weights of a
+layer, (b h i j). A relevance R is (b i n): row i has the relevance of each of the n inputs for output i.
+`value_weighted` weights the attention of a single layer by the norms of its values.
 """
 
 import itertools
@@ -41,9 +42,9 @@ class EncoderDecoderRelevance(NamedTuple):
 
 
 def assign_roles(seen: Seen) -> Roles:
-    """Sort recorded attention calls into encoder, decoder and cross-attention, by the names of their modules.
+    """Sort recorded attention calls into encoder, decoder and cross-attention by the names of their modules.
 
-    For a model with other names, build `Roles(encoder, decoder, cross)` from the records yourself.
+    For a model with other names, build `Roles(encoder, decoder, cross)` from lists of the records yourself.
     """
     _refuse_repeats(seen, "Roles(encoder, decoder, cross) of the calls of one pass")
     encoder, decoder, cross = (
@@ -61,16 +62,17 @@ def assign_roles(seen: Seen) -> Roles:
 def rollout(
     maps: Maps, *, residual: float = 0.5, heads: Fusion = "mean", rows: Sequence[int] | None = None
 ) -> Float[Tensor, "b r n"]:
-    """Attention rollout: R = A_L ... A_2 A_1 with A = residual I + (1 - residual) W for weights W of a layer.
+    """Attention rollout: R = A_L ... A_2 A_1, where A_l mixes the identity and the weights W of layer l.
 
-    Abnar and Zuidema 2020, arXiv:2005.00928. Each row of R sums to one if each row of the weights does, that
-    is, if no row is empty and there is no attention sink. residual=1 gives the identity, residual=0 the product
-    of the weights.
+    Abnar and Zuidema 2020, arXiv:2005.00928. A = residual I + (1 - residual) W, where W is combined over heads and the
+    identity I stands for the residual connection. Each row of R sums to one if each row of the weights does, that is,
+    if every query sees a key and there is no attention sink. residual=1 gives the identity, residual=0 the product of
+    the weights.
 
     maps      records of `watch`, or weights (b h i j), one for each layer
-    residual  the weight of the identity
-    heads     how the heads of a layer are combined: "mean", "max" or "min"; after "max" and "min", rows are
-              divided by their sum
+    residual  the weight of the identity, from 0 to 1
+    heads     how the heads of a layer are combined: "mean", "max" or "min"; after "max" and "min", rows are divided by
+              their sum
     rows      indices of the outputs to compute, without computing the full matrix; None is all
 
     >>> with watch(model) as seen:
@@ -94,11 +96,12 @@ def rollout(
 def encoder_decoder_rollout(parts: Seen | Roles, *, residual: float = 0.5) -> EncoderDecoderRelevance:
     """Attention rollout through an encoder and a decoder with cross-attention.
 
-    In each decoder layer, self-attention combines the decoder positions, then cross-attention adds the encoder
-    output. Row i of the target relevance and row i of the source relevance together sum to one.
+    In each decoder layer, self-attention combines the decoder positions, then cross-attention adds the encoder output.
+    Row i of both results is for decoder output i: its entries in the target relevance (decoder inputs) and in the
+    source relevance (encoder inputs) together sum to one.
 
     parts     records of `watch`, or `Roles`
-    residual  the weight of the identity
+    residual  the weight of the identity, as in `rollout`
     """
     encoder, decoder, cross = assign_roles(parts) if isinstance(parts, Seen) else parts
     share = _check_residual(residual)
@@ -117,12 +120,12 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 
     Abnar and Zuidema 2020, arXiv:2005.00928.
 
-    The capacity of the edge from input j to output i of a layer is A_ij, where A = residual I + (1 - residual) W. A
-    flow is at least as large as the rollout, and at most one. Capacities are rounded to 1e-9, so the error of a flow is
-    at most L n 1e-9 for L layers of n positions.
+    The graph has an edge from input j to output i of each layer. Its capacity is A_ij, where A is the matrix of the
+    layer in `rollout`, a weighted mean of the identity and the weights. A flow is at least as large as the rollout, and
+    at most one. Capacities are rounded to 1e-9, so the error of a flow is at most L n 1e-9 for L layers of n positions.
 
     maps, residual, heads  as in `rollout`
-    rows                   indices of the outputs
+    rows                   indices of the outputs to which flows are computed
 
     >>> with watch(model) as seen:
     ...     out = model(tokens)
@@ -142,12 +145,12 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 
 
 def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | None = None) -> Float[Tensor, "b r n"]:
-    """Gradient relevance: start with R = I and set R = R + A R for each layer.
+    """Gradient relevance: start with R = I, the identity, and set R = R + A R for each layer in order.
 
-    A is the mean over heads of max(0, gradient * weight). Chefer et al. 2021, arXiv:2103.15679, equations 5 and 6. Call
-    `backward` on the number to explain first. The gradient of each weight is computed from the gradient of the
-    attention output: dL/dA_ij = dL/dout_i . v_j. No entry of R is smaller than the entry of the identity, and R is the
-    identity if all gradients are zero.
+    A is the mean over heads of max(0, gradient * weight), for each weight and the gradient of the number L to explain
+    with respect to it. Chefer et al. 2021, arXiv:2103.15679, equations 5 and 6. Call `backward` on L first. The
+    gradient of each weight is computed from the gradient of the attention output: dL/dw_ij = dL/dout_i . v_j. No entry
+    of R is smaller than the entry of the identity, and R is the identity if all gradients are zero.
 
     maps  records of `watch`, one for each layer
     rows  indices of the outputs to compute, without computing the full matrix; None is all
@@ -175,9 +178,10 @@ def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | N
 def encoder_decoder_gradient_relevance(parts: Seen | Roles) -> EncoderDecoderRelevance:
     """Gradient relevance through an encoder and a decoder with cross-attention.
 
-    Chefer et al. 2021, arXiv:2103.15679, equations 6 to 10. With A as in `gradient_relevance`, self-attention
-    adds A R to a relevance R. Cross-attention adds R_tt' A R_ss to the relevance of the source, where R_tt
-    (target) and R_ss (source) are normalised by `normalise_off_identity` and ' is the transpose.
+    Chefer et al. 2021, arXiv:2103.15679, equations 6 to 10. With A as in `gradient_relevance`, self-attention adds A R
+    to a relevance R. Cross-attention adds R_tt' A R_ss to the relevance of the encoder inputs. Here R_tt is the
+    relevance of decoder positions for each other, R_ss that of encoder positions for each other, both normalised by
+    `normalise_off_identity`, and ' is the transpose.
     """
     encoder, decoder, cross = assign_roles(parts) if isinstance(parts, Seen) else parts
     memory = gradient_relevance(encoder)
@@ -198,7 +202,7 @@ def normalise_off_identity(relevance: Float[Tensor, "b n n"]) -> Float[Tensor, "
 
 
 def positive_contributions(record: Record, rows: Tensor | None = None) -> Float[Tensor, "b r j"]:
-    """Return the mean over heads of max(0, gradient * weight).
+    """Return the mean over heads of max(0, gradient * weight), for each query-key pair.
 
     rows  indices of the queries; None is all
     """
@@ -208,7 +212,7 @@ def positive_contributions(record: Record, rows: Tensor | None = None) -> Float[
 
 
 def weight_gradients(record: Record, rows: Tensor | None = None) -> Float[Tensor, "b h r j"]:
-    """Return the gradient of each attention weight, dL/dA_ij = dL/dout_i . v_j.
+    """Return the gradient of each attention weight, dL/dw_ij = dL/dout_i . v_j.
 
     rows  indices of the queries; None is all
     """
@@ -227,12 +231,12 @@ def weight_gradients(record: Record, rows: Tensor | None = None) -> Float[Tensor
 def value_weighted(
     record: Record, *, projection: Float[Tensor, "d f"] | None = None, normalised: bool = False
 ) -> Float[Tensor, "b h i j"]:
-    """Return value-weighted attention |w_ij v_j|, the norm of each key's contribution.
+    """Return value-weighted attention |w_ij v_j|: the norm of the contribution of key j to output i.
 
     Kobayashi et al. 2020, arXiv:2004.10102.
 
-    projection  the weight W of the output projection (f is the width of the concatenated heads); if passed, the
-                result is |w_ij v_j W|, as in the paper
+    projection  the weight W of the output projection, as in `nn.Linear` (d outputs, f = width of all heads); if passed,
+                the result is the norm of the contribution after the projection, as in the paper
     normalised  divide rows by their sum; the result equals the weights if all values have the same norm
 
     >>> with watch(model) as seen:
@@ -273,8 +277,8 @@ def patch_map(
 
     relevance  relevance of tokens, as `rollout` returns it
     prefix     number of tokens before the patches (class token and registers), which are left out
-    pool       which outputs to explain: "class" takes the row of the first token, "mean" averages the rows of
-               all patches
+    pool       which outputs to explain: "class" takes the relevance for the first token (class token), "mean" averages
+               the relevance for all patches
     grid       rows and columns of patches; None is a square
     """
     r, n = relevance.shape[-2:]
@@ -328,7 +332,8 @@ def _identity(layer: Record | Tensor) -> Float[Tensor, "b n n"]:
 def _multiply_rows(x: Float[Tensor, "b r i"], layer: Record | Tensor, heads: Fusion) -> Float[Tensor, "b r j"]:
     """Multiply rows of relevance by the attention weights of a layer, combined over its heads.
 
-    For a record and heads="mean", no weight matrix is computed.
+    x      the rows of relevance
+    heads  how the heads are combined; for a record and "mean", the weight matrix is not computed
     """
     if isinstance(layer, Tensor) or heads != "mean":
         return x @ fuse_heads(layer, heads)
@@ -344,7 +349,8 @@ def _split_rows(record: Record) -> Sequence[Tensor]:
 def _check_stack(maps: Maps) -> list[Record | Tensor]:
     """Return the layers as a list; raise an error if they are not a stack of self-attention layers of equal size.
 
-    The layers of a `Seen` must belong to one stack according to their names. A list is used in the given order.
+    The layers of a `Seen` must belong to one stack according to their names, not to an encoder and a decoder. A list is
+    used in the given order.
     """
     layers: list[Record | Tensor] = list(maps.records) if isinstance(maps, Seen) else list(maps)
     if not layers:

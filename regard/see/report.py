@@ -32,7 +32,7 @@ WHITESPACE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 class TokenLabels:
     """A sequence of tokens: a label for each position, and the token ids.
 
-    code  name of the Python variable that holds the ids, for code snippets
+    code  name of the Python variable that holds the ids in the code snippets of the report
     """
 
     labels: tuple[str, ...]
@@ -41,7 +41,7 @@ class TokenLabels:
 
 
 class Sides(NamedTuple):
-    """The labels of the queries and of the keys of a layer; they differ in cross-attention."""
+    """The tokens of the queries and of the keys of a layer, with their labels; they differ in cross-attention."""
 
     queries: TokenLabels
     keys: TokenLabels
@@ -49,7 +49,7 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class HeadMap:
-    """The pooled attention map of one head; a cell is hidden if the mask hides all query-key pairs in it."""
+    """The attention map of one head, pooled to cells; a cell is hidden if the mask hides all its query-key pairs."""
 
     head: int
     values: Float[Tensor, "rows columns"]
@@ -57,7 +57,7 @@ class HeadMap:
 
     @property
     def top(self) -> float:
-        """The largest pooled weight; 0 if the map is empty."""
+        """The largest value of a cell; 0 if the map is empty."""
         return float(self.values.nan_to_num(0.0).max()) if self.values.numel() else 0.0
 
 
@@ -85,10 +85,11 @@ class AttentionReport:
     """The contents of an attention report; `render_report` converts it to an HTML page, `draw_report` to a figure.
 
     prompt       the text or image file that the model was given
-    setup        Python code that creates `seen`; the other code snippets of the report use variables of this code
-    sides        the labels of queries and keys of each layer
+    setup        Python code that creates `seen`, the recorded attention calls; the other code snippets of the report
+                 use its variables
+    sides        the labels of queries and keys of each layer, by name of the layer
     table        statistics of the heads, in the order to show them
-    layer, head  the layer and index of the chosen head, which is shown large
+    layer, head  the layer and index of the chosen head, whose map is shown large
     """
 
     title: str
@@ -113,7 +114,10 @@ class AttentionReport:
         return show_page(render_report(self))
 
     def small_maps(self, name: str, most: int) -> list[HeadMap]:
-        """Return the map of every head of a layer, pooled to at most `most` rows and columns."""
+        """Return the map of every head of a layer, pooled to at most `most` rows and columns.
+
+        name  name of the layer
+        """
         record = self.seen[name]
         return [head_map(record, head, most) for head in record.heads or range(record.q.shape[1])]
 
@@ -133,12 +137,12 @@ class AttentionReport:
 
     @property
     def small_cells(self) -> int:
-        """The maximum number of rows and columns of a small map; the number is smaller if there are many heads."""
+        """The maximum number of rows, and of columns, of a small map; the number is smaller if there are many heads."""
         return max(8, min(SMALL, int((SMALL_TOTAL / max(len(self.table), 1)) ** 0.5)))
 
 
 def build_labelled_table(seen: Seen, sides: Mapping[str, Sides]) -> HeadTable:
-    """Compute the statistics of all heads.
+    """Compute the statistics of all heads of all recorded layers.
 
     Induction scores are included for layers whose queries and keys are the same tokens.
     """
@@ -164,9 +168,9 @@ def _own_tokens(sides: Sides) -> TokenLabels:
 
 
 def rank_heads(table: HeadTable, column: str) -> HeadTable:
-    """Sort the heads by a column: smallest first for entropy and spread, largest first for others.
+    """Sort the heads of a table by a column: smallest first for entropy and spread, largest first for others.
 
-    column  name of the column; "layer" keeps the order of the table
+    column  name of the column, as in `HeadSummary`; "layer" keeps the order of the table
     """
     return table if column == "layer" else table.sorted(column, descending=column not in ASCENDING)
 
@@ -177,7 +181,7 @@ def rank_code(column: str) -> str:
 
 
 def choose_head(seen: Seen, table: HeadTable, layer: str | None = None, head: int | None = None) -> HeadSummary:
-    """Return the head with the smallest spread among those that match `layer` and `head`.
+    """Return the head with the smallest spread (entropy divided by its maximum) among the selected ones.
 
     layer  name or index of a layer; None allows any
     head   index of a head; None allows any
@@ -206,7 +210,7 @@ def _resolve_layer(seen: Seen, layer: str) -> str:
 
 
 def head_map(record: Record, head: int, most: int) -> HeadMap:
-    """Return the map of one head, averaged over the batch and pooled to at most `most` rows and columns."""
+    """Return the map of one head, averaged over sequences and pooled to at most `most` rows and columns."""
     cells, at = map_cells(record, most), _head_index(record, head)
     values = record.pooled(cells)[:, at].mean(0).cpu()
     return HeadMap(head, values, hidden_cells(record, *cells)[:, at].all(0).cpu())
@@ -224,7 +228,8 @@ def _head_index(record: Record, head: int) -> int:
 def map_cells(record: Record, most: int) -> tuple[int, int]:
     """Return the numbers of rows and columns of a pooled map, each at most `most`.
 
-    All cells except the last have the same number of positions; different numbers would be visible as stripes.
+    All cells except the last of a side have the same number of positions; different numbers would be visible as
+    stripes.
     """
     down, across = (-(-size // max(1, -(-size // most))) for size in (record.q.shape[2], record.k.shape[2]))
     return down, across
@@ -249,9 +254,9 @@ def shorten(label: str) -> str:
 
 
 def relevance_cells(relevance: TokenRelevance, most: int = MOST_TOKENS) -> tuple[list[str], Float[Tensor, "cells"]]:
-    """Return the labels and relevance of the tokens to draw.
+    """Return the labels and relevance of the tokens to draw, as at most `most` cells.
 
-    If there are more than `most` tokens, neighbouring tokens are grouped and their relevance is summed.
+    If there are more tokens, neighbouring tokens are grouped into a cell and their relevance is summed.
     """
     labels, values = relevance.words.labels, relevance.values.cpu()
     n = len(values)

@@ -1,8 +1,9 @@
 """Draw the figures of an attention report: maps of heads with a colour bar, and overlays on the image.
 
 The colormap is cividis, which is readable with colour blindness and in grey print. Attention maps use a square-root
-scale from zero to the largest weight: the first row of a causal map is always 1, and a linear scale would leave all
-other cells dark. Hidden pairs are grey, which distinguishes them from visible pairs with a weight of zero.
+scale from zero to the largest weight. The first query of a causal map has weight 1 on the only key that it sees, and a
+linear scale would leave all other cells dark. Hidden pairs are grey, which distinguishes them from visible pairs with a
+weight of zero.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def head_figure(report: AttentionReport) -> Figure:
 def layer_figure(report: AttentionReport, name: str, most: int) -> Figure:
     """Return a figure with the maps of all heads of a layer, in rows of eight.
 
-    most  largest number of rows and columns of a map
+    most  largest number of rows, and of columns, of cells in a map
     """
     maps = report.small_maps(name, most)
     rows = [maps[start : start + 8] for start in range(0, len(maps), 8)]
@@ -102,7 +103,7 @@ def draw_head(ax: Any, report: AttentionReport) -> None:
 
 
 def draw_small_maps(ax: Any, rows: Sequence[Sequence[HeadMap]], names: Sequence[str]) -> None:
-    """Draw the maps of heads in rows, each scaled from zero to its own largest cell.
+    """Draw the maps of heads in rows; the colours of each map are scaled from zero to its own largest cell.
 
     names  labels of the rows
     """
@@ -123,7 +124,7 @@ def draw_small_maps(ax: Any, rows: Sequence[Sequence[HeadMap]], names: Sequence[
 
 
 def _enlarge(drawn: HeadMap, side: int) -> NDArray[np.float64]:
-    """Return the RGBA colours of a map, enlarged to `side` x `side` pixels by repeating cells."""
+    """Return the RGBA colours of a map with `side` x `side` pixels, in which every cell is repeated."""
     values = np.ma.array(drawn.values.numpy(), mask=drawn.hidden.numpy())
     colours = COLORMAP(root_norm(drawn.top)(values))
     down, across = (np.arange(side) * size // side for size in values.shape)
@@ -132,7 +133,7 @@ def _enlarge(drawn: HeadMap, side: int) -> NDArray[np.float64]:
 
 
 def draw_overlay(ax: Any, report: AttentionReport, overlay: Overlay) -> None:
-    """Draw an overlay on the image in grey, without interpolation between cells."""
+    """Draw an overlay on the grey version of the image, without interpolation between cells."""
     assert report.image is not None
     y, x, _ = report.image.shape
     place = {"extent": (-0.5, x - 0.5, y - 0.5, -0.5), "interpolation": "nearest"}

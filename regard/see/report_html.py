@@ -1,6 +1,6 @@
 """Write an attention report as one HTML page without scripts or remote files.
 
-The tokens of a model are escaped.
+The tokens of a model are escaped, so that they cannot act as HTML.
 """
 
 from base64 import b64encode

@@ -1,4 +1,4 @@
-"""Compute scores and weights of one block of rows at a time, so that the i x j matrix is never formed.
+"""Compute scores and weights for one block of queries at a time, so that the i x j matrix is never formed.
 
 Any mask and score terms are supported.
 """
@@ -29,7 +29,8 @@ LOW = -1e30  # the score of a hidden pair: exp gives 0, and 0 * LOW is 0, which 
 class RowBlock:
     """The attention weights and statistics of a block of queries.
 
-    The weights are those on the keys `columns`, which include every key that one of these queries sees.
+    The weights are those on some keys, whose indices are `columns`. Every key that one of these queries sees is among
+    them.
     """
 
     rows: Int[Tensor, "r"]
@@ -46,7 +47,7 @@ class RowBlock:
 def iterate_row_blocks(
     call: Request, rows: Int[Tensor, "r"] | None = None, lse: Float[Tensor, "b h i"] | None = None
 ) -> Iterator[RowBlock]:
-    """Yield the attention weights in blocks of queries, in order, each within a memory budget.
+    """Yield the attention weights in blocks of queries, in order; the size of a block is limited by its memory.
 
     call  the inputs of the attention call
     rows  indices of the queries; None is all
@@ -69,9 +70,9 @@ def iterate_row_blocks(
 
 
 def see_rows(mask: Mask, grid: Grid, columns: Tensor | slice = slice(None)) -> Bool[Tensor, "#b #h r s"]:
-    """Return which keys some queries see, as a boolean tensor.
+    """Return which keys some queries see, as a boolean tensor that is True for visible pairs.
 
-    A dense mask is sliced, which is faster than `mask.see`.
+    The matrix of a dense mask is indexed, which is faster than `mask.see`.
 
     grid     the grid of these queries and the keys
     columns  indices of the keys; by default all
@@ -131,7 +132,7 @@ def _compute_block(
 def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Apply the softmax to scores in place.
 
-    Returns the log-sum-exp, the entropy, the largest weight, the index of the largest weight, and the weights.
+    Returns for each query the log-sum-exp, the entropy, the largest weight and its index, and then the weights.
     """
     if not scores.shape[-1]:
         empty = scores.sum(-1)
@@ -158,7 +159,7 @@ def _normalise(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x), but 0 where the result is near the smallest normal number or below. Overwrites x.
+    """Return exp(x), but 0 where the result is near or below the smallest normal floating-point number. Overwrites x.
 
     This avoids denormal numbers, with which arithmetic is about ten times as slow.
     """
@@ -177,10 +178,10 @@ def _normalise_steep(call: Request, scores: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _table(call: Request) -> BlockTable | None:
-    """Return the block table of the mask; None if at most 10 % of the blocks are hidden, or the mask has no table.
+    """Return the table of visible blocks of the mask; None if at most 10 % are hidden, or there is no table.
 
     A table is not computed for the mask `full()`, for masks that must be evaluated on every pair (`Mask.opaque`), and
-    if key positions are a tensor.
+    if the positions of the keys are a tensor instead of consecutive numbers.
     """
     if isinstance(call.mask, Full) or call.mask.opaque() or not isinstance(call.positions.keys, int):
         return None
@@ -198,9 +199,9 @@ def _visible_columns(table: BlockTable, rows: Tensor, j: int) -> Tensor | slice:
 
 
 def _dense_columns(mask: Mask, rows: Tensor, j: int) -> slice:
-    """Return the range of keys, from the first to the last, that at least one of the queries in `rows` sees.
+    """Return the range from the first to the last key that at least one of the queries in `rows` sees.
 
-    If the mask is not a dense matrix, the range of all keys is returned.
+    Indices in `rows` select the queries. If the mask is not a dense matrix, the range of all keys is returned.
     """
     if not isinstance(mask, DenseMask) or mask.data.shape[-1] != j or not len(rows):
         return slice(None)

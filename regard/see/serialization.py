@@ -1,7 +1,8 @@
 """Save and load recorded attention calls: a safetensors file with all tensors, and other fields as JSON in its header.
 
-Masks and score terms are saved as the fields of their classes. A mask that is a function is saved as a boolean matrix.
-A record that cannot be saved, such as a call of flex_attention with a score_mod, is listed in `left_out`.
+Masks and score terms are objects: the name of their class and their fields are saved. A mask that is a function is
+saved as a boolean matrix. A record that cannot be saved, such as a call of flex_attention with a score_mod, is listed
+in `left_out`.
 """
 
 import json
@@ -90,7 +91,7 @@ def _classes() -> dict[str, type]:
 def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     """Convert a value to JSON. A tensor is stored in `tensors` under a key, and the JSON contains this key.
 
-    key  the key if the value is a tensor, otherwise the prefix of the keys of the tensors inside the value
+    key  the key in `tensors` if the value is a tensor, otherwise the prefix of the keys of the tensors inside it
     """
     if isinstance(value, Tensor):
         tensors[key] = value.detach().cpu().contiguous().clone()
@@ -122,7 +123,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _without_functions(record: Record) -> Record:
-    """Return the record with a dense matrix in place of each mask that is a function.
+    """Return the record with a boolean matrix in place of each mask that is a function.
 
     Raises CheckpointError if the record has a score_mod.
     """

@@ -2,14 +2,16 @@
 
 A product is a matmul, an einsum of any number of operands, or an elementwise product and a sum. Functions of
 torch.special, torch.linalg and torch.ops.aten are traced like those of torch. Each operation on the scores before the
-softmax is traced: a factor becomes beta, an added tensor becomes a score term, a filled value becomes a mask.
+softmax is traced: a factor becomes beta (the scale), an added tensor becomes a score term, a filled value becomes a
+mask.
 
-After any other operation, the scores themselves are stored, which is exact and needs more memory. Square scores that
-are not a traced product are stored too: the queries and keys are then unknown, but every statistic can be computed.
+After any other operation, the scores themselves are stored, which is exact and needs more memory. If the scores are not
+a traced product but square matrices (i = j), they are stored too: the queries and keys are then unknown, but every
+statistic can be computed.
 
-Three kinds of weights are not supported: weights that were not computed by a softmax over the last axis, a selection of
-rows or keys of weights, and weights with permuted axes. The product of such weights with the values raises
-UnsupportedAttention, which `watch` adds to `seen.left_out`.
+Three kinds of weights are not supported: weights that were not computed by a softmax over the last axis, weights of
+which only some rows or keys are used, and weights with permuted axes. The product of such weights with the values
+raises UnsupportedAttention, which `watch` adds to `seen.left_out`.
 """
 
 import string
@@ -110,7 +112,7 @@ class TracedWeights:
 
 @dataclass(frozen=True, eq=False)
 class Unsupported:
-    """Marks a tensor that may be attention weights but was computed in an unsupported way."""
+    """Marks a tensor that may be attention weights but was computed in an unsupported way, with the reason."""
 
     reason: str
     root: object = None  # as in TracedWeights, if it was made from attention weights
@@ -148,7 +150,7 @@ Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedVal
 
 @dataclass(frozen=True, eq=False)
 class EinsumProjection:
-    """An output transform: an einsum of the heads' output and other factors, such as the weight of a projection."""
+    """An output transform for an einsum of the heads' output and other factors, such as the weight of a projection."""
 
     heads: str  # the letters of (..., i, e)
     sizes: tuple[int, ...]
@@ -202,7 +204,7 @@ class Operation:
         return self.name.endswith("_like") or self.name.startswith("new_")
 
     def option(self, name: str, at: int, default: Any) -> Any:
-        """Return an argument by its keyword `name` or its position `at`; `default` if it was not passed."""
+        """Return an argument of the call by its keyword `name` or its position `at`; `default` if it was not passed."""
         return self.kwargs.get(name, self.args[at] if len(self.args) > at else default)
 
     @property
@@ -214,7 +216,7 @@ class Operation:
         return any(isinstance(x, Tensor) and x is not source and x.is_floating_point() for x in self.args)
 
     def reshapes(self, source: Tensor) -> bool:
-        """Return whether the function only splits, merges or adds axes of `source`, so that entries stay in order."""
+        """Return whether the function only splits, merges, adds or removes axes of `source`, with entries in order."""
         if self.name == "getitem":
             key = self.args[1] if isinstance(self.args[1], tuple) else (self.args[1],)
             basic = all(part is None or part is ... or type(part) in (int, slice) for part in key)
@@ -229,7 +231,7 @@ class Operation:
         return self.out.shape != source.shape or self.name in MOVES
 
     def carries(self, source: Tensor) -> bool:
-        """Return whether the output contains the entries of `source`, moved or changed one by one.
+        """Return whether the output contains the entries of `source`, each moved or changed on its own.
 
         If `source` is the only tensor among the arguments, this is True except for known reductions such as a sum. If
         there are other tensors, the output must have as many entries as `source`.
@@ -315,10 +317,10 @@ class SoftmaxTracer:
             self._keep(out, pairs)
 
     def _trace_single(self, operation: Operation) -> None:
-        """Trace an operation whose output has one axis: scores, weights or the output of a single query.
+        """Trace an operation whose output has one axis: it may be scores, weights or the output of a single query.
 
-        Attention of a single query without an axis for queries cannot be recorded. The product of its weights and
-        the values raises an error.
+        Attention of a single query without an axis for queries cannot be recorded. The product of its weights and the
+        values raises an error.
         """
         if operation.name in PRODUCTS:
             factors = _tensors((*operation.args, *operation.kwargs.values()))[:2]
@@ -344,7 +346,8 @@ class SoftmaxTracer:
     def _recall(self, x: Tensor, changed: bool = False) -> Any:
         """Return the trace entry of a tensor, such as `TracedScores`; None if the tensor is not traced.
 
-        changed  whether the current operation wrote into the tensor in place
+        changed  whether the current operation wrote into the tensor in place; any other write since it was traced
+                 counts as unknown
         """
         if x not in self._traced:
             return None
@@ -370,7 +373,7 @@ class SoftmaxTracer:
     def _trace_product(self, left: Tensor, right: Tensor, beta: float, added: tuple[Tensor, ...], out: Tensor) -> None:
         """Trace a matrix product: an attention output if the left factor is attention weights, else possibly scores.
 
-        beta   factor of the product
+        beta   number by which the product is multiplied
         added  tensors added to the product
         """
         traced = self._recall(left)
@@ -532,7 +535,7 @@ class SoftmaxTracer:
     ) -> None:
         """Report an attention call after its last step, the product of weights and values.
 
-        factor   the shape that the weights have in the product
+        factor   the shape that the weights have in the product with the values
         leading  sizes of the leading axes of the product
         """
         scores, shape = weights.scores, weights.shape
@@ -575,7 +578,7 @@ class SoftmaxTracer:
         """Return the tensors that hold these weights, before and after dropout.
 
         shape  shape to which the weights are broadcast in the product with the values
-        axes   how the leading axes map to batch and heads
+        axes   which leading axes, those before (i, j), are the batch and which are the heads
         """
         tensors, refusal = [], ""
         for tensor, (traced, _) in list(self._traced.items()):
@@ -589,11 +592,11 @@ class SoftmaxTracer:
         return WeightTensors(tuple(tensors), weights.shape, shape, axes, refusal)
 
     def _read_axes(self, leading: torch.Size, factor: torch.Size) -> LeadingAxes:
-        """Return how the leading axes of the scores map to batch and heads.
+        """Return which leading axes of the scores, those before (i, j), are the batch and which are the heads.
 
-        leading  leading axes of the scores
-        factor   leading axes of the weights in the product with the values; they may show which axis is the
-                 heads
+        leading  sizes of the leading axes of the scores
+        factor   sizes of the leading axes of the weights in the product with the values; they may show which axis is
+                 the heads
         """
         if len(leading) == 1 and len(factor) == 2 and leading.numel() == factor.numel():
             return read_leading_axes(leading, HeadCount(factor[1]))
@@ -616,7 +619,7 @@ def _refuse_rows(rows: Tensor, values: Tensor, is_left: bool) -> None:
     The product may be attention if the softmax has one row for each sequence, (b, 1, j) or (b, j, 1), or is a square
     matrix (j, j).
 
-    rows     the softmax of a matrix
+    rows     the result of the softmax
     values   the other factor of the product
     is_left  whether `rows` is the left factor
     """
@@ -643,8 +646,8 @@ def _selected_scores(name: str) -> Unsupported:
 def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> tuple[Mask, tuple[ScoreTerm, ...]]:
     """Convert the tensors that were added to the scores, each (b h i j), to a mask and score terms.
 
-    Values that are low enough to hide a key are summed over all tensors and become the mask. All other values become
-    score terms. If the mask hides all keys of a row, the keys with the highest sum of the row get the weights.
+    The values of all tensors that are low enough to hide a key are summed and become the mask. All other values become
+    score terms. If the mask hides all keys of a row, the keys with the highest sum of this row stay visible.
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []
@@ -665,7 +668,7 @@ def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> t
 def _read_product(operation: Operation) -> tuple[Tensor, Tensor, float, tuple[Tensor, ...]] | None:
     """Return the two factors of a matrix product, the number that scales the product, and the tensors added to it.
 
-    Returns None if the operation is not a matrix product, or is a linear layer.
+    Returns None if the operation is not a matrix product, or is a linear layer, whose second factor is a parameter.
     """
     if operation.name in PRODUCTS:
         named = [operation.kwargs[name] for name in FACTORS if name in operation.kwargs]
@@ -708,7 +711,7 @@ def _as_einsum(operation: Operation) -> tuple[Any, ...] | None:
 
 
 def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) -> Traced | None:
-    """Return the entry for the output of an operation on scores: weights for a softmax, scores for most operations."""
+    """Return the `Traced` entry for the output of an operation on scores: weights for a softmax, else mostly scores."""
     if operation.name == "softmax":
         if not operation.is_softmax_over_keys:
             return _no_softmax("a softmax over another axis")
@@ -723,7 +726,7 @@ def _trace_scores(scores: TracedScores, operation: Operation, source: Tensor) ->
 
 
 def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -> TracedScores | None:
-    """Return the entry for an operation's output as attention scores; None if the output is no longer scores.
+    """Return the `TracedScores` entry for the output of an operation on scores; None if it is no longer scores.
 
     scores  the entry for the operation's input `source`
     """
@@ -762,7 +765,9 @@ def _change_scores(scores: TracedScores, operation: Operation, source: Tensor) -
 def _fill_scores(scores: TracedScores, hidden: Tensor, value: float | None, source: Tensor) -> TracedScores:
     """Return the scores after masked_fill with a low value, as if the value were added at the hidden pairs.
 
-    The scores are marked as not exact if the value is not low enough to hide a pair.
+    If the value is not low enough to hide a pair, the scores are marked as not exact, so that their numbers are stored.
+
+    hidden  boolean tensor, True where the value was filled in
     """
     lowest = torch.finfo(source.dtype).min
     if value is None or (value > lowest / 2 and not _hides(scores, value)):
@@ -784,8 +789,8 @@ def _hides(scores: TracedScores, value: float) -> bool:
 def _trace_weights(weights: TracedWeights, operation: Operation, source: Tensor) -> TracedWeights | Unsupported:
     """Return the entry for the output of an operation on attention weights.
 
-    Dropout is stored in the field `dropout`, other operations are listed in the field `note`. An operation that moves
-    entries makes the weights unsupported.
+    Dropout is stored in the field `dropout`, other operations are listed in the field `note`. After an operation that
+    moves entries to other rows or keys, the weights are unsupported.
 
     weights  the entry for the operation's input `source`
     """
@@ -820,7 +825,7 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _scores(q: Tensor, k: Tensor, out: Tensor, learned: bool) -> TracedScores:
-    """Return the traced scores of a product q k', with q and k expanded to the leading axes of the output.
+    """Return the entry for the product of q and the transpose of k, both expanded to the leading axes of the output.
 
     learned  whether k is a parameter
     """
@@ -863,7 +868,10 @@ def _read_weighted_values(
 
 
 def _expand_letters(equation: str, operands: list[Tensor]) -> tuple[list[str], str]:
-    """Return the letters of the operands and the result of an einsum, with "..." and an implicit result expanded."""
+    """Return the letters of the operands and of the result of an einsum equation.
+
+    "..." is replaced by letters, and a result that the equation leaves out is added.
+    """
     equation = equation.replace(" ", "")
     inputs, arrow, result = equation.partition("->")
     parts = inputs.split(",")
@@ -880,7 +888,10 @@ def _expand_letters(equation: str, operands: list[Tensor]) -> tuple[list[str], s
 
 
 def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
-    """Return the size of each letter of an einsum, after broadcasting."""
+    """Return the size of the axis of each letter of an einsum, after broadcasting.
+
+    letters  letters of the axes of each operand
+    """
     sizes: dict[str, int] = {}
     for part, x in zip(letters, operands, strict=True):
         for letter, size in zip(part, x.shape, strict=True):
@@ -891,8 +902,8 @@ def _axis_sizes(letters: list[str], operands: list[Tensor]) -> dict[str, int]:
 def _read_einsum_scores(letters: list[str], result: str, operands: list[Tensor], out: Tensor) -> TracedScores | None:
     """Return the result of an einsum as traced scores; None if the einsum is not a product of queries and keys.
 
-    The operand that has the last letter of the result is the keys. The product of all other operands is the
-    queries.
+    The operand that has the last letter of the result is taken for the keys, and the product of all other operands for
+    the queries.
     """
     if len(result) < 2 or len(operands) < 2:
         return None
@@ -952,8 +963,8 @@ def _is_parameter(x: Tensor) -> bool:
 def _spreads_over_values(traced: TracedWeights | Unsupported, operation: Operation, source: Tensor) -> bool:
     """Return whether an elementwise product multiplies weights by values that differ for each query.
 
-    An example is deformable attention. The weights are broadcast over the values, and the keys are the last axis of
-    both.
+    An example is deformable attention. The values have more axes than the weights, which are broadcast, and the keys
+    are the last axis of both.
     """
     is_own_softmax = isinstance(traced, Unsupported) or traced.scores is None
     repeated = operation.out.numel() > source.numel() > 0 and operation.out.shape[-1] == source.shape[-1] > 1

@@ -1,6 +1,8 @@
-"""Triton kernels for attention statistics, which compute one tile of scores at a time.
+"""Triton kernels for attention statistics, which compute one tile of scores (queries x keys) at a time.
 
-A pair is visible if low <= column - row - shift <= high. Scores are in units of log 2.
+Rows are queries, columns are keys. A pair is visible if low <= column - row - shift <= high, where `shift` is the
+position of the first query minus that of the first key. LOW and HIGH say whether these limits exist. BM and BN are the
+numbers of rows and columns of a tile. Scores are multiplied by 1 / log 2, so that exp2 replaces exp.
 """
 
 import triton
@@ -14,7 +16,7 @@ def _scores(
     q, K, start, j, stride_n, stride_c, scale,
     C: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of scores, (queries, BN), of the queries q and BN keys, starting at key `start`."""
+    """Compute a tile of scores of the queries q and BN keys, starting at key `start`. The shape is (queries, BN)."""
     columns = start + tl.arange(0, BN)
     features = tl.arange(0, WIDTH)
     at = K + columns[None, :].to(tl.int64) * stride_n + features[:, None] * stride_c
@@ -40,7 +42,7 @@ def _in_band(rows, columns, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.con
 
 @triton.jit
 def _range(first, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the limits (begin, inner, outer, end) of the keys that are visible to BM rows, starting at row `first`.
+    """Return limits (begin, inner, outer, end) of the keys that are visible to BM rows, starting at row `first`.
 
     Only keys from `begin` to `end` (excluded) may be visible; `begin` is rounded down to a tile of BN keys. Keys from
     `inner` to `outer` (excluded) are whole tiles that are visible to all BM rows.
@@ -73,7 +75,7 @@ def normalise(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the log-sum-exp of each row of scores, in nats."""
+    """Compute the log-sum-exp of each row of scores, as a natural logarithm."""
     first = tl.program_id(0) * BM
     both = tl.program_id(1)
     b, h = (both // H).to(tl.int64), (both % H).to(tl.int64)
@@ -97,7 +99,7 @@ def normalise(
 
 @triton.jit
 def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the limits (begin, inner, outer, end) of the rows that see keys of tile `number`.
+    """Return limits (begin, inner, outer, end) of the rows that see keys of the tile of keys with this number.
 
     Only rows from `begin` to `end` (excluded) may see a key of the tile; `begin` is rounded down to a tile of BM rows.
     Rows from `inner` to `outer` (excluded) see all keys of the tile.
@@ -117,7 +119,7 @@ def _between(number, i, j, shift, low, high, LOW: tl.constexpr, HIGH: tl.constex
 
 @triton.jit
 def _products(Q, k, b, h, start, BM: tl.constexpr, WIDTH: tl.constexpr):
-    """Compute q . k, (BM, keys), for BM queries, starting at query `start`, and the keys k of the program."""
+    """Compute q . k for BM queries, starting at query `start`, and all keys k of the program, (BM, keys)."""
     q = tl.reshape(Q.load([b.to(tl.int32), h.to(tl.int32), start, 0]), [BM, WIDTH])
     return tl.dot(q, k, input_precision="ieee")
 
@@ -128,12 +130,12 @@ def _tile(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Add the weights of one tile to all statistics; return the sum of the weights that each key has received so far.
+    """Add the weights of one tile to all statistics; return the sum of the weights on each key so far.
 
     logs    logarithms to base 2 of the weights, (BM rows, BN keys)
     number  number of the tile of keys
     start   first row of the tile
-    mass    sum of weights that each key received from earlier rows
+    mass    sum of the weights on each key from the rows of earlier calls
     """
     rows, columns = start + tl.arange(0, BM), number * BN + tl.arange(0, BN)
     weights = tl.exp2(logs)
@@ -174,9 +176,10 @@ def _tile(
 
 @triton.jit
 def _cell(CELLS, mass, before, row, SPAN):
-    """Add the weights received since the previous call to the cell of the pooled map that contains `row`.
+    """Add the weights on the keys of the program since the previous call to a cell of the pooled map.
 
-    Returns the sum of the weights received so far, which is passed as `before` in the next call.
+    The cell is the one of these keys that contains `row`. Returns the sum of the weights on the keys so far, which is
+    passed as `before` in the next call.
     """
     now = tl.sum(tl.sum(mass, 4), 2)
     tl.atomic_add(CELLS + (row // SPAN).to(tl.int64) * tl.num_programs(0), tl.sum(now - before), sem="relaxed")
@@ -189,7 +192,10 @@ def _edge(
     C: tl.constexpr, WIDTH: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Process the rows from `begin` to `end`, whose tiles of scores are partly masked or cross the diagonal."""
+    """Process the rows from `begin` to `end`, whose tiles of scores are partly masked or cross the diagonal.
+
+    Returns the sums `mass` of `_tile` and `before` of `_cell`.
+    """
     for row in tl.range(begin, end, BM):
         rows = row + tl.arange(0, BM)
         lse = tl.load(LSE + rows, mask=rows < i, other=float("inf"))
@@ -204,10 +210,10 @@ def _edge(
 
 @triton.jit
 def _row(turn, tiles, before, first, gap, BM: tl.constexpr):
-    """Return the first row of the tile that is processed at step `turn`.
+    """Return the first row of the tile that a program processes at step `turn`.
 
-    The first tile begins at row `first`. Before tile number `before`, `gap` rows are skipped. Each program starts at
-    another tile, so `turn` may exceed the number of tiles; tile 0 then follows the last tile.
+    Tile 0 begins at row `first`. Between the tiles `before` - 1 and `before`, `gap` rows are skipped. Each program
+    starts at another tile, so `turn` may exceed `tiles`, the number of tiles; tile 0 then follows the last tile.
     """
     tile = tl.where(turn >= tiles, turn - tiles, turn)
     return first + tile * BM + tl.where(tile >= before, gap, 0)
@@ -220,11 +226,11 @@ def gather(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BACK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute all row and key statistics of the weights exp(score - lse), visiting each pair once.
+    """Compute all statistics of rows and of keys from the weights exp(score - lse), visiting each pair once.
 
-    Each program processes one tile of keys, so the sums of the weights on these keys stay in registers. Row
-    statistics are added to memory atomically, one number for each row and tile. The sums of the weights over
-    spans of rows are the cells of pooled maps.
+    Each program processes one tile of keys, so the sums of the weights on these keys stay in registers. Row statistics
+    are added to memory atomically, one number for each row and tile. The sum of the weights on these keys over SPAN
+    rows is one cell of a pooled map.
     """
     number = tl.program_id(0)
     both = tl.program_id(1).to(tl.int64)
@@ -283,7 +289,10 @@ def pool(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute a pooled map: for each key, the sum of the weights over the rows between two edges of cells."""
+    """Compute a map pooled over rows: for each key, the sum of the weights over the rows of each cell.
+
+    EDGES has the first row of every cell, and the number of rows as the last entry.
+    """
     number, cell = tl.program_id(0), tl.program_id(1)
     both = tl.program_id(2).to(tl.int64)
     b, h = both // H, both % H
@@ -310,7 +319,7 @@ def locate(
     H: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Find the key with the largest weight of each row, inside the group of keys that `gather` found."""
+    """Find the key with the largest weight of each row, in the group of neighbouring keys that `gather` found."""
     both = tl.program_id(1).to(tl.int64)
     b, h = both // H, both % H
     rows, features = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, WIDTH)

@@ -1,7 +1,7 @@
 """Compute all statistics in one pass of a Triton kernel, for band masks (full, causal or a window).
 
-The kernel takes the log-sum-exp, which a fused forward pass returns. It recomputes the scores tile by tile. All
-statistics are computed while a tile is in registers.
+The kernel takes the log-sum-exp of each query, which a fused forward pass returns. It computes the scores again, one
+tile (queries x keys) at a time. All statistics are computed while a tile is in registers.
 """
 
 import math
@@ -94,15 +94,15 @@ def compute_row_statistics(call: Request, lse: Float[Tensor, "b h i"] | None) ->
 
 
 def is_exact(found: RowStatistics) -> bool:
-    """Return whether the entropy of every row is finite and no log-sum-exp is too large for exact weights."""
+    """Return whether the statistics are reliable: all entropies are finite and no log-sum-exp is too large."""
     finite_lse = found.lse.masked_fill(found.lse == -math.inf, 0)
     return bool((found.entropy.isfinite() & (finite_lse.abs() < LARGEST_LSE)).all())
 
 
 def pool_map(call: Request, found: RowStatistics, rows: int, columns: int) -> Float[Tensor, "b h rows columns"]:
-    """Return the pooled attention map of a call.
+    """Return the attention map of a call at a lower resolution, with `rows` x `columns` cells.
 
-    If every requested cell is a union of cells in `found`, the map is computed from these cells. Otherwise another
+    If every such cell is a union of the finer cells in `found`, the map is computed from these. Otherwise another
     kernel computes the map.
     """
     from regard.see import triton_kernels
@@ -144,7 +144,7 @@ def _arguments(call: Request) -> tuple[tuple[int | float, ...], dict[str, Any]]:
 
 
 def _occupancy_options(width: int, q: Tensor) -> dict[str, int]:
-    """Return launch options that limit registers and stages, so that a multiprocessor can run three programs.
+    """Return launch options that limit registers and stages, so that a multiprocessor runs three programs at a time.
 
     Returns {} in float32, or if the width is above 128.
     """
@@ -160,7 +160,7 @@ def _band(call: Request) -> tuple[int | None, int | None]:
 
 
 def _lse_in_bits(lse: Float[Tensor, "b h i"]) -> Float[Tensor, "b h i"]:
-    """Convert the log-sum-exp to base 2; for a query that sees no key it becomes inf, so that all weights are 0."""
+    """Convert log-sum-exps to base 2; for a query that sees no key the result is inf, so that all weights are 0."""
     return torch.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
 
 
@@ -175,5 +175,8 @@ def _tile_descriptor(q: Float[Tensor, "b h i c"], width: int) -> Any:
 
 
 def _span(i: int) -> int:
-    """Return the number of rows in each cell of the pooled map that the kernel computes."""
+    """Return the number of queries in each cell of the pooled map that the kernel `gather` computes.
+
+    i  number of queries
+    """
     return ROWS * max(1, i // ROWS // SPANS)

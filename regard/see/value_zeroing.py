@@ -29,20 +29,20 @@ def value_zeroing(
 ) -> Float[Tensor, "b i r"]:
     """Value zeroing: how much output i of a block changes if the value of key j is set to zero in all heads of a layer.
 
-    Mohebbi et al. 2023, arXiv:2301.12971. The result is 1 - cos(y_i, y_i without v_j) for every output row y_i
-    of the block that contains the attention layer. If the value of a key is zero, or all weights on the key are zero,
-    then the column of this key is zero.
+    Mohebbi et al. 2023, arXiv:2301.12971. The result is 1 - cos(y_i, y_i without v_j): one minus the cosine similarity
+    of output i of the block that contains the attention layer, before and after the value of key j is set to zero. If
+    the value of a key is zero, or all weights on the key are zero, then the column of this key is zero.
 
-    Attention is linear in the values, so w_ij v_j is subtracted from the attention output, and the weights are not
+    Attention is linear in the values, so w_ij v_j is subtracted from attention output i, and the weights w are not
     computed again. Every attention call that `watch` records is supported. The model runs once for each key and should
     be in eval mode.
 
-    run         function that calls the model on its inputs, such as lambda: model(x)
+    run         function without arguments that calls the model on its inputs, such as lambda: model(x)
     layer       the name of the attention in `watch(model)`
     keys        indices of the keys to zero; None is all
-    block       path of the module whose output is compared; None selects the numbered block that contains the
-                layer
-    normalised  divide rows by their sum, as in the paper
+    block       path of the module whose output is compared; None selects the block that contains the layer, the
+                innermost module with a number as its name
+    normalised  whether to divide the changes of each output by their sum over keys, as in the paper
     progress    function that is called with the number of keys done and the total number
 
     >>> changed = value_zeroing(model, lambda: model(tokens), "blocks.0.attention", keys=[0, 18])
@@ -101,7 +101,10 @@ def _run_without(
 
 
 def _value_contribution(record: Record, key: int) -> Float[Tensor, "b h i e"]:
-    """Return the contribution w_ij v_j of key j to every output row i."""
+    """Return the contribution w_ij v_j of key j to attention output i, for every i.
+
+    key  the index j
+    """
     assert record.v is not None
     rows = torch.arange(record.q.shape[2], device=record.q.device)[None]
     weights = weights_at(record, rows, torch.full_like(rows, key))
@@ -110,7 +113,10 @@ def _value_contribution(record: Record, key: int) -> Float[Tensor, "b h i e"]:
 
 
 def _enclosing_block(model: nn.Module, layer: str) -> str:
-    """Return the path of the innermost numbered module that contains a layer, or else the path of its parent."""
+    """Return the path of the innermost module with a number as its name, such as blocks.3, that contains a layer.
+
+    If there is none, the path of the layer's parent is returned.
+    """
     parts = layer.partition(":")[0].split(".")
     numbered = [at for at, part in enumerate(parts) if part.isdigit()]
     end = numbered[-1] + 1 if numbered else max(len(parts) - 1, 0)

@@ -64,24 +64,27 @@ def watch(
 ) -> AbstractContextManager[Seen]:
     """Context manager: record every attention call of a model inside the `with` block, using hooks.
 
-    The recorded functions are scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its
-    encoder layers, the functions of Hugging Face's attention registry, attention written by hand as a softmax
-    between two products, and `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only
-    calls of the thread that entered the `with` block are recorded; if other threads call modules of the model,
-    `left_out` says so. Inside `intervene`, the recorded inputs are those after the edits `scale_beta` and `hide`:
-    `scale_beta` appears as multiplied queries, `hide` as part of the mask.
+    The recorded functions are scaled_dot_product_attention, flex_attention, nn.MultiheadAttention and its encoder
+    layers, the functions of Hugging Face's attention registry, attention written by hand as a softmax between two
+    products, and `regard.attend`. `seen.left_out` lists why other calls could not be recorded. Only calls of the thread
+    that entered the `with` block are recorded; if other threads call modules of the model, `seen.left_out` says so.
+    Inside `intervene`, the recorded inputs are those after the edits `scale_beta` and `hide`: `scale_beta` appears as
+    multiplied queries, `hide` as part of the mask.
 
-    Outputs and gradients are bitwise the same as without watching, except in code that was compiled by
-    `torch.compile`: such code runs eagerly inside the `with` block (`torch.compiler.set_stance("force_eager")`),
-    and `record.note` says so. All hooks are removed at the end of the `with` block, also after an error; the
-    records remain usable.
+    Outputs and gradients are bitwise the same as without watching, except in code that was compiled by `torch.compile`:
+    such code runs eagerly inside the `with` block (`torch.compiler.set_stance("force_eager")`), and the `note` of their
+    records says so. All hooks are removed at the end of the `with` block, also after an error; the records remain
+    usable.
 
-    model    the model to record; None, or a function that is not a method of a model, records all calls
-    layers   names or glob patterns of modules, such as "encoder.layer.3" or "*.cross_attention"; None is all
-    heads    indices of the query heads to keep; None is all
-    rows     indices of the queries to keep; negative indices count from the end; None is all
-    device   the device on which records are stored; None keeps the device of the call
-    values   whether to keep the values, which relevance methods need
+    model   the model to record; None, or a function that is not a method of a model, records all calls
+    layers  names or glob patterns of the modules to record, such as "encoder.layer.3" or "*.cross_attention"; None is
+            all
+    heads   indices of the query heads to keep; None is all
+    rows    indices of the queries to keep; negative indices count from the end; None is all
+    device  the device on which records are stored; None keeps the device of the call
+    values  whether to keep the values, which relevance methods need
+
+    This layer runs as nn.MultiheadAttention with 2 heads on 1 sequence of 5 positions:
 
     >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True)
     >>> with regard.watch(model) as seen:
@@ -175,7 +178,7 @@ class Watcher(TorchFunctionMode):
         return self._intercept(func, args, kwargs or {}, out)
 
     def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """Record the call of a torch function if it is attention, otherwise trace the call; return its output."""
+        """Record a torch function's call if it is attention, else pass it to the softmax tracer; return its output."""
         if self._is_disabled():
             return out
         name = function_name(func)
@@ -214,7 +217,8 @@ class Watcher(TorchFunctionMode):
     def _is_disabled(self) -> bool:
         """Return whether the current call must not be recorded.
 
-        A call is not recorded if `_is_foreign` is true, or if it runs inside a call that is recorded as a whole.
+        A call is not recorded if a compiler, another thread, an edit of `intervene` or a backward pass makes it, or if
+        it runs inside a call that is recorded as a whole, such as one of nn.MultiheadAttention.
         """
         return self._disabled_depth > 0 or self._is_foreign()
 
@@ -229,9 +233,10 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _disabled(self) -> Iterator[None]:
-        """Context manager: remove this function mode while the original function runs.
+        """Context manager: remove this torch function mode while the function that was intercepted runs.
 
-        The mode is removed because torch skips its fast paths while any function mode is active.
+        It is removed because torch skips its fast paths while any function mode is active. Nothing is recorded
+        meanwhile.
         """
         stack = [_get_function_stack_at(at) for at in range(_len_torch_function_stack())]
         above = len(stack) - 1 - stack.index(self) if self in stack else None
@@ -252,9 +257,9 @@ class Watcher(TorchFunctionMode):
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        """Context manager: allow torch.compile while a function runs, which `watch` otherwise runs eagerly.
+        """Context manager: let a compiled function run compiled; inside `watch`, it would otherwise run eagerly.
 
-        The function is recorded by its arguments, so its operations need not be intercepted.
+        Such a function is recorded by its arguments, so the operations inside it need not be intercepted.
         """
         if threading.get_ident() != self._thread:
             yield
@@ -276,10 +281,10 @@ class Watcher(TorchFunctionMode):
         return self._record_call(lambda: build_sdpa_record(*args, **(kwargs | {"axes": axes})), out, transform)
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Call a module, without this function mode if the module is a simple layer such as nn.Linear.
+        """Call a module, with this torch function mode removed if it is a simple layer such as nn.Linear.
 
-        A function mode is active in one thread only, so calls of other threads cannot be recorded. Each other thread
-        that calls a module adds a reason to `left_out` once.
+        A function mode is active in one thread only, so calls of other threads cannot be recorded. The first time that
+        another thread calls a module, a reason is added to `left_out`.
         """
         if is_simple_layer(module) and not self._tracer.traced:
             top = _len_torch_function_stack() - 1
@@ -359,13 +364,13 @@ class Watcher(TorchFunctionMode):
         result: Any,
         left_out: dict[str, int],
     ) -> Any:
-        """Record a call of a registered attention function by its arguments; return its result.
+        """Record a call of a function of Hugging Face's registry by its arguments; return its result.
 
-        This is used if no operation inside the function was intercepted.
+        Used if no operation inside the function was intercepted as attention.
 
         result    result of the call: a tuple of the output, and the weights or None
-        left_out  copy of `seen.left_out` from before the call; `seen.left_out` is reset to this copy if the call
-                  could be recorded
+        left_out  copy of `seen.left_out` from before the call; `seen.left_out` is reset to this copy if the call could
+                  be recorded
         """
 
         out = result[0]
@@ -444,17 +449,18 @@ class Watcher(TorchFunctionMode):
         positions_given: bool = False,
         weights: ReturnedWeights | None = None,
     ) -> Tensor | None:
-        """Record one attention call if its module is selected, or let `change` replace its output.
+        """Record one attention call if its module is selected, or, if there is a `change`, let it replace the output.
 
         Returns the new output, or None if the output does not change.
 
         build            function that builds the record from the arguments of the call
+        out              the output that the call returned; None if it cannot be read or replaced
         transform        the transform from the output of the heads to `out`; None if the two are the same
         owner            the module that makes the call, if known
-        positions_given  whether the call specifies the positions of its queries; otherwise they are inferred
-                         from the mask
-        weights          the attention weights that the model returns or stores, which an edit can replace; None
-                         if the model computes no weights
+        positions_given  whether the call specifies the positions of its queries; otherwise they are inferred from the
+                         mask
+        weights          the attention weights that the model returns or stores, which an edit can replace; None if the
+                         model computes no weights
         """
         self._intercepted += 1
         name = self._module_name(owner)
@@ -493,7 +499,7 @@ class Watcher(TorchFunctionMode):
         return None
 
     def _change_output(self, change: OutputChange, call: AttentionCall) -> Tensor | None:
-        """Let `change` edit an attention call and return the new output; None if the output does not change."""
+        """Let the function `change` edit an attention call; return the new output, or None if it does not change."""
         with self._disabled():
             _edits.running = True  # no other watcher records what an edit computes
             try:
@@ -535,7 +541,7 @@ class Watcher(TorchFunctionMode):
     def _catch_errors(self) -> Iterator[None]:
         """Context manager: catch an error of recording and add it to `left_out`, so that the model continues.
 
-        A RegardError is not caught, because it reports an invalid argument of `watch`.
+        A RegardError is not caught, because it reports an invalid argument that the user passed to `watch`.
         """
         try:
             yield
@@ -597,14 +603,14 @@ def _calling_modules() -> Iterator[nn.Module]:
 
 
 def _ordinary_mode() -> AbstractContextManager[object]:
-    """Context manager: leave inference mode if it is on, so that tensors created inside are ordinary tensors."""
+    """Context manager: leave torch.inference_mode if it is on, so that ordinary tensors are created inside."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _is_compiled_call() -> bool:
     """Return whether the current call was made through torch.compile.
 
-    False for an eager call of flex_attention, although this function uses torch.compile internally.
+    An eager call of flex_attention does not count, although this function uses torch.compile internally.
     """
     # torch has no public sign of a compiled function that a stance runs eagerly, so its frame is looked for;
     # tests/see/test_watch_compiled.py fails if the frame is renamed
@@ -632,7 +638,7 @@ def _replace_output(
 
 
 def _find_edited(out: Tensor | None) -> tuple[Record, Record] | None:
-    """Return the inputs of the call before and after an edit, if the tensor `out` results from an edit; else None."""
+    """Return the inputs of a call before and after an edit of `intervene`, if `out` is its new output; else None."""
     made, records = getattr(_edits, "latest", (lambda: None, None))
     return records if out is not None and made() is out else None
 
@@ -656,7 +662,7 @@ def _find_module(model: object) -> nn.Module | None:
 
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the path of every module, without the "_orig_mod" of torch.compile, and the module.
+    """Return every module with its path, without the "_orig_mod" that torch.compile adds to paths.
 
     The path of the model itself is its class name. If a module has several paths, the first is used. Apart from the
     names, the result equals that of `model.named_modules()`, which takes much longer.
@@ -690,7 +696,7 @@ def _check_patterns(layers: str | Sequence[str] | None, paths: dict[int, str]) -
 
 
 def _is_selected(path: str, patterns: tuple[str, ...] | None) -> bool:
-    """Return whether a pattern matches the path of a module or of a module that contains it; None matches all paths."""
+    """Return whether a glob pattern matches the path of a module, or of one that contains it; None matches all."""
     if patterns is None:
         return True
     parts = path.split(".")
@@ -716,7 +722,7 @@ def _reason_unusable(q: Tensor) -> str | None:
 
 @contextmanager
 def _patch_method(kind: type[nn.Module], name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-    """Context manager: call `wrapper(original, module, ...)` in place of a method of a class."""
+    """Context manager: call `wrapper(original, module, ...)` in place of the method `name` of a class of modules."""
     inherited = name not in vars(kind)
     original = getattr(kind, name)
 

@@ -1,9 +1,9 @@
 """X-ray: measure a black-box attention from outside and print what it does.
 
-Attention is linear in v, so the output for v = identity is the weights. The weights for q = 0 show the mask and the
-bias. The logarithm of the weights, minus the logarithm for k = 0, shows the scores. v = 1 in one key head, and 0 in the
-others, shows which query heads read this key head. The measurements are in `regard.see.measure`; a result that cannot
-be measured is None, and `notes` has the reason.
+The attention is called with chosen q, k and v. It is linear in v, so the output for v = identity is the weights. The
+weights for q = 0 show the mask and the bias. The logarithm of the weights, minus the logarithm for k = 0, shows the
+scores. Values of 1 in one key head, and 0 in the others, show which query heads use this key head. The measurements are
+in `regard.see.measure`; a property that cannot be measured is None, and `notes` has the reason.
 """
 
 import math
@@ -31,6 +31,8 @@ from regard.see.measure.scale import ScoreReading
 @dataclass(frozen=True, kw_only=True)
 class XRay(LinearityReading, MaskReading, ScoreReading, BiasReading, HeadReading):
     """The measured conventions of an attention function: mask, scale, bias, heads and more. `print` shows them.
+
+    Each query head has its own key head in this function:
 
     >>> xray(torch.nn.functional.scaled_dot_product_attention).grouping
     'one to one'
@@ -113,14 +115,17 @@ def xray(
     seed: int = 0,
     **extra: Any,
 ) -> XRay:
-    """Measure the weights, mask, scale, bias, sink, grouping, rotary pairing and dropout of any attention.
+    """Measure the weights, mask, scale, bias, sink, grouping, rotary pairing and dropout of any attention function.
 
-    fn       a function of q, k and v in any known layout, or a module; see `regard.see.as_probe`
-    queries  number of queries; a window or chunk that is wider than this number cannot be detected
-    keys     number of keys; by default the number of queries
-    layout   "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial calls
-    dtype    dtype of q, k and v; float32 is used if the function raises an error
-    extra    keyword arguments passed to the function at every call: is_causal=True, attn_mask=...
+    fn                      a function of q, k and v in any known layout, or a module; see `regard.see.as_probe`
+    queries                 number of queries; a window or chunk mask that is wider than this number cannot be detected
+    keys                    number of keys; by default the number of queries
+    heads, kv_heads, width  numbers of query heads and key heads, and width of one head; by default those of a module,
+                            or numbers that work
+    layout                  "b h n c", "b n h c", "n b h c", "b n c", "n b c" or "n c"; None finds it by trial calls. n
+                            is the axis of positions, c the width of a head
+    dtype                   dtype of q, k and v; float32 is used if the function raises an error
+    extra                   keyword arguments passed to the function at every call: is_causal=True, attn_mask=...
 
     >>> xray(torch.nn.functional.scaled_dot_product_attention).scale_name
     '1/sqrt(c)'

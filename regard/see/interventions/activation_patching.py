@@ -26,9 +26,11 @@ INPUTS = ("q", "k", "v")
 class HeadEffects(TextDisplay):
     """The metric after patching each head, or each head at each position.
 
+    To patch a head is to replace its output by its output in another forward pass. The metric is a number computed from
+    the output of the model.
+
     heads     the layer and index of each head
-    values    the metric after patching each head; if positions were patched one at a time, one column for each
-              position
+    values    the metric after patching each head; if positions were patched one at a time, one column for each position
     baseline  the metric without patching
     """
 
@@ -46,7 +48,7 @@ class HeadEffects(TextDisplay):
         return self.values[self.heads.index((layer, head))]
 
     def sorted(self) -> list[Head]:
-        """Return the heads sorted by the absolute change of the metric, largest first."""
+        """Return the heads sorted by how much patching changes the metric: largest absolute change first."""
         change = (self.values - self.baseline).abs()
         order = (change if change.ndim == 1 else change.amax(1)).argsort(descending=True, stable=True)
         return [self.heads[at] for at in order.tolist()]
@@ -73,13 +75,14 @@ def activation_patching(
 ) -> HeadEffects:
     """Activation patching: measure a metric while one head's output is replaced by that of another forward pass.
 
-    Meng et al. 2022, arXiv:2202.05262; for heads as in Wang et al. 2022, arXiv:2211.00593. Denoising: with
-    `source` from the clean input and `run` on the corrupted input, a head that restores the metric is
-    sufficient for it. Noising: with the inputs exchanged, a head that lowers the metric is necessary for it.
+    Meng et al. 2022, arXiv:2202.05262; for heads as in Wang et al. 2022, arXiv:2211.00593. The method is used in two
+    directions. Denoising: with `source` from the clean input and `run` on the corrupted input, a head is sufficient if
+    patching it restores the metric of the clean input. Noising: with the two inputs exchanged, a head is necessary if
+    patching it lowers the metric.
 
-    run        function that calls the model on its inputs and returns its output
+    run        function without arguments that calls the model on an input and returns its output
     source     another forward pass, recorded by `watch`, with inputs of the same shape
-    metric     function that returns a number for the output of `run`
+    metric     function that takes the output of `run` and returns a number
     layers     names of layers in `source`; None is all
     positions  positions to patch, one at a time; None patches all positions of a head together
 
@@ -117,16 +120,17 @@ def path_patching(
 ) -> HeadEffects:
     """Path patching: measure the effect of each head along one path, to the logits or through one later head.
 
-    Wang et al. 2022, arXiv:2211.00593, appendix B. For each sender head, the model runs with the sender's
-    output taken from `source` and the outputs of all other heads fixed to their values in `run`. Feed-forward
-    layers are computed as usual. Without a receiver, the metric is computed on the output of this pass. With a
-    receiver, the metric is computed on the output of one more pass. That pass replaces only the output of the
-    receiver, computed from the queries, keys and values that the receiver had in the first pass.
+    Wang et al. 2022, arXiv:2211.00593, appendix B. Each head is the sender once: the model runs with the sender's
+    output taken from `source`, and the outputs of all other heads fixed to their values without patching. Feed-forward
+    layers are computed as usual. Without a receiver, the metric is computed on the output of this first pass. With a
+    receiver, the model runs a second time, and the metric is computed on the output of this second pass. The second
+    pass replaces only the output of the receiver. It is computed from the queries, keys and values of the first pass;
+    those not named in `inputs` are as without patching.
 
     run, source, metric, layers  as in `activation_patching`
     receiver                     layer and index of a later head; only heads of earlier layers are senders. None
                                  measures the path to the logits
-    inputs                       the inputs of the receiver that change: some of "q", "k", "v"
+    inputs                       which inputs of the receiver are taken from the first pass: some of "q", "k", "v"
 
     >>> with watch(model) as source:
     ...     out = model(tokens)
@@ -165,7 +169,11 @@ def path_patching(
 
 
 def _freeze_heads(edit: Interventions, clean: Seen, source: Seen, sender: Head) -> None:
-    """Patch the sender with its output from `source`, and every other head with its output from `clean`."""
+    """Patch the sender with its output from `source`, and every other head with its output from `clean`.
+
+    clean   the forward pass without patching
+    sender  layer and index of the head whose effect is measured
+    """
     for name in clean:
         edit.patch(name, source=clean)
     edit.patch(sender[0], heads=[sender[1]], source=source)
@@ -176,8 +184,8 @@ def _run_receiver(
 ) -> Any:
     """Run the model with the output of one head, the receiver, recomputed from changed queries, keys or values.
 
-    clean    record of the head's layer in the unchanged forward pass
-    changed  record of the layer in the changed forward pass
+    clean    record of the receiver's layer in the forward pass without patching
+    changed  record of the same layer in the forward pass in which the sender was patched
     inputs   which of "q", "k" and "v" to take from `changed`
     """
     name, head = receiver

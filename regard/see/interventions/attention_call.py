@@ -18,14 +18,14 @@ from regard.see.record import Record
 class AttentionCall:
     """An intercepted attention call of a running model.
 
-    path       path of the module that makes the call
+    path       path of the module that makes the call, such as "blocks.0.attention"
     name       name that `watch` gives the call: the second call of a module is `path:2`
     build      function that builds the record of the inputs, with gradients
     out        the output that the model receives
-    transform  the transform from the output of the heads to `out`
-    weights    the attention weights that the model returns or stores, which an edit can replace; None if the
-               model computes no weights
-    edited     list with one record, the inputs of the call after the edits `scale_beta` and `hide`; empty if the
+    transform  converts the output of the heads (b h i e) to `out`
+    weights    the attention weights that the model returns or stores, which an edit can replace; None if the model
+               computes no weights
+    edited     the inputs of the call after the edits `scale_beta` and `hide`, as a list of one record; empty if the
                call has no such edit
     """
 
@@ -63,7 +63,7 @@ OutputChange = Callable[[AttentionCall], Float[Tensor, "b h i e"] | None]
 
 
 def attend_record(record: Record) -> Float[Tensor, "b h i e"]:
-    """Compute the output of a recorded attention call from its inputs, with its dropout and with gradients."""
+    """Compute the output of a recorded attention call from its inputs, with dropout and with gradients."""
     assert record.v is not None
     return attend(
         record.q,

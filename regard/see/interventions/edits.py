@@ -43,12 +43,12 @@ class HeadState:
         return self.call.record if self.edited is None else self.edited
 
     def chosen(self, heads: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Return the chosen head indices, from 0; None chooses all heads."""
+        """Return the chosen head indices with negative indices converted to positive ones; None chooses all heads."""
         count = self.heads.shape[1]
         return tuple(range(count)) if heads is None else resolve_indices("heads", heads, count, self.call.name)
 
     def mark(self, heads: tuple[int, ...] | None) -> Tensor:
-        """Return a boolean tensor (h 1 1) that is True for the chosen heads."""
+        """Return a boolean tensor that is True for the chosen heads; None chooses all. The shape is (h 1 1)."""
         marked = torch.zeros(self.heads.shape[1], 1, 1, dtype=torch.bool, device=self.heads.device)
         marked[list(self.chosen(heads))] = True
         return marked
@@ -59,7 +59,7 @@ class Edit(ABC):
     """Base class of edits, which change the chosen heads in the chosen attention calls.
 
     text   the user's call that created the edit, such as "ablate(...)", for messages
-    layer  the attention calls to edit
+    layer  which attention calls to edit: the name or index that the user passed, as a `LayerChoice`
     heads  indices of the heads; None is all
     calls  names of the attention calls that were changed so far
     """
@@ -76,7 +76,7 @@ class Edit(ABC):
 
 
 class ScoreEdit(Edit):
-    """Base class of edits that change queries, keys or mask and recompute the attention of the chosen heads."""
+    """Base class of edits that change queries or mask and compute the attention of the chosen heads again."""
 
     stage = 0
 
@@ -102,7 +102,7 @@ class ScoreEdit(Edit):
 
     @abstractmethod
     def change(self, state: HeadState) -> Record:
-        """Return the inputs of the attention call as a `Record` with changed queries, keys or mask."""
+        """Return the inputs of the attention call as a `Record` with changed queries or mask."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +138,7 @@ class HideKeys(ScoreEdit):
 
 @dataclass(frozen=True, eq=False)
 class SetWeights(Edit):
-    """Replace the attention weights by a given tensor."""
+    """Replace the attention weights of the chosen heads by a given tensor."""
 
     weights: Float[Tensor, "..."]
     stage = 1
@@ -170,8 +170,7 @@ class ReplaceOutput(Edit):
     Ablation replaces the output by zeros, a mean or the output for other sequences. Activation patching replaces it by
     the output in another forward pass.
 
-    values     function that returns the new output (b h i e), given the call and the current output of its
-               heads
+    values     function that takes the call and the current output of its heads, and returns the new output (b h i e)
     positions  indices of the queries to change; None is all
     """
 

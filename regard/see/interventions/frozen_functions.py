@@ -1,4 +1,4 @@
-"""Make norms and activation functions linear for gradients, by treating their factors as constants."""
+"""Make norms and activation functions linear for gradients: each is a product with a factor treated as a constant."""
 
 from typing import Any
 
@@ -14,8 +14,9 @@ class FrozenFunctions(TorchFunctionMode):
     """Torch function mode that makes norms and activation functions linear for gradients; outputs do not change.
 
     A norm multiplies its input by a factor that depends on the input. So does an activation function f, with the factor
-    f(x) / x. Inside the mode, autograd treats these factors as constants. The product of a vector and its gradient is
-    then the exact contribution of this vector to the output.
+    f(x) / x. Inside the mode, autograd treats these factors as constants, so the output is a linear function of each
+    vector in the residual stream. The dot product of such a vector and its gradient is then the exact contribution of
+    this vector to the output.
     """
 
     def __torch_function__(

@@ -16,14 +16,14 @@ from regard.see.watch import watch
 
 
 def head_importance(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Float[Tensor, "h"]]:
-    """Return the importance of each head: the mean over sequences of |z . dL/dz|, where z is the head's output.
+    """Return the importance of each head: the mean over sequences of |z . dL/dz|, for output z and loss L.
 
-    Michel et al. 2019, arXiv:1905.10650, equation 2, without the division by the norm of each layer. The
-    importance estimates how much the loss changes if the head is ablated. If the loss is a mean over b
-    sequences, all numbers are smaller by a factor of b.
+    z is the output of the head for all positions of a sequence. Michel et al. 2019, arXiv:1905.10650, equation 2,
+    without their division of all numbers of a layer by the norm of these numbers. The importance estimates how much the
+    loss changes if the head is ablated. L should be the sum over the sequences: if it is the mean over b sequences, all
+    numbers are smaller by a factor of b. The result has one tensor (h) for each layer, by name.
 
-    loss  function that runs the model on its inputs with gradients and returns the loss of all sequences, a
-          scalar
+    loss  function that runs the model on its inputs with gradients and returns the loss of all sequences, a scalar
 
     >>> importance = head_importance(model, lambda: model(tokens).logsumexp(-1).sum())
     >>> importance["blocks.0.attention"].shape
@@ -82,14 +82,17 @@ def induction_scores(
 ) -> dict[str, Float[Tensor, "h"]]:
     """Return the induction score of every head: the weight on tokens that follow earlier copies of a token.
 
-    Olsson et al. 2022, arXiv:2209.11895. The input is a sequence of random tokens, repeated several times. For
-    each token from the second copy on, the weights on all tokens that follow its earlier copies are summed. The
-    score is the mean of these sums; a perfect induction head has a score of 1. `induction` in see/heads.py, the
-    score of the head table, takes any text and counts only the previous occurrence of each token.
+    Olsson et al. 2022, arXiv:2209.11895. Each input is a sequence of random tokens, repeated several times. For each
+    token from the second repetition on, the weights on all tokens that follow its earlier occurrences are summed. The
+    score is the mean of these sums; a perfect induction head has a score of 1. In contrast, `induction` in
+    see/heads.py, the score of the head table, can be computed for any text and counts only the previous occurrence of
+    each token.
 
     tokens  repeated sequences, as returned by `repeated_tokens`
-    length  number of tokens in one copy
-    run     function that calls the model with the tokens; None calls `model(tokens)`
+    length  number of tokens in one repetition
+    run     function that takes the tokens and calls the model with them; None calls `model(tokens)`
+
+    Three of the four heads of this layer are induction heads:
 
     >>> tokens = repeated_tokens(95, length=20, repeats=2, b=4)
     >>> scores = induction_scores(regard.load("induction-gpt"), tokens, length=20)
@@ -116,10 +119,10 @@ def previous_token_scores(
 ) -> dict[str, Float[Tensor, "h"]]:
     """Return the previous-token score of every head: the mean weight of a token on the token before it.
 
-    Olsson et al. 2022, arXiv:2209.11895. A perfect previous-token head has a score of 1. The score is NaN if
-    positions are unknown.
+    Olsson et al. 2022, arXiv:2209.11895. A perfect previous-token head has a score of 1. The score is NaN if the
+    positions of queries and keys are unknown.
 
-    run  function that calls the model with the tokens; None calls `model(tokens)`
+    run  function that takes the tokens and calls the model with them; None calls `model(tokens)`
 
     >>> scores = previous_token_scores(model, tokens)
     >>> scores["blocks.0.attention"].shape

@@ -26,18 +26,20 @@ ABLATIONS = ("zero", "mean", "resample")
 def intervene(model: nn.Module | Callable[..., Any] | None = None) -> AbstractContextManager["Interventions"]:
     """Context manager to change what attention heads compute: ablation, activation patching and more.
 
-    Every attention call that `watch` records can be edited. Without edits, all outputs stay bit-identical.
-    Gradients flow through edits. At the end of the `with` block, or after an error, all changes to the model are
-    undone. An edit that has changed no call by the end of the first forward pass raises an error with the
-    reason.
+    Every attention call that `watch` records can be edited with a method of the returned object, such as `ablate`.
+    Without edits, all outputs stay bit-identical. Gradients flow through edits. At the end of the `with` block, or
+    after an error, all changes to the model are undone. An edit that has changed no call by the end of the first
+    forward pass raises an error with the reason.
 
-    The argument `layer` of an edit is the name of an attention call as `watch` records it, a unique suffix of such
-    a name, or the index of the call in a forward pass. A name selects every call of the module. `name:2` selects
-    only the second call of the module inside the `with` block. Edits of one layer are applied in a fixed order:
-    first `scale_beta` and `hide`, then `set_weights`, then `ablate` and `patch`.
+    The argument `layer` of an edit is the name of an attention call as `watch` records it, a unique suffix of such a
+    name, or the index of the call in a forward pass. A name selects every call of the module. `name:2` selects only the
+    second call of the module inside the `with` block. Edits of one layer are applied in a fixed order: first
+    `scale_beta` and `hide`, then `set_weights`, then `ablate` and `patch`.
 
-    model  the model; with None, or a function that is not a method of a model, every attention call inside the
-           `with` block can be edited, and `layer` is the index of the call since the start of this block
+    model  the model; with None, or a function that is not a method of a model, every attention call inside the `with`
+           block can be edited, and `layer` is the index of the call since the start of this block
+
+    This example sets the output of head 1 to zero:
 
     >>> model = torch.nn.TransformerEncoderLayer(16, nhead=2, batch_first=True).eval()
     >>> with regard.intervene(model) as edit:
@@ -78,12 +80,13 @@ class Interventions:
     ) -> None:
         """Ablate heads: replace their output by zeros, by a mean, or by the output for other sequences.
 
-        The output is replaced before the output projection.
+        The replaced output is that of the heads, before the output projection.
 
         layer   name or index of the layer, as in `intervene`
         heads   indices of heads; None is all
         how     "zero"; "mean", the mean over the sequences and positions of `source`, or of the current call if
-                `source` is None; "resample", the output for a randomly chosen sequence of `source`
+                `source` is None; "resample", the output for sequences of `source`, one chosen at random for each
+                sequence
         source  a forward pass that `watch` recorded, as a `Seen` or `Record`
         seed    seed of the random choice of "resample"
         """
@@ -107,7 +110,8 @@ class Interventions:
     def scale_beta(self, layer: str | int, factor: float, *, heads: Indices | None = None) -> None:
         """Multiply beta, the inverse temperature that scales q . k, by a factor. Masks and biases stay as they are.
 
-        factor  0 gives equal weights to all visible keys (without biases); a large factor gives hard attention
+        factor  the factor: 0 gives equal weights to all visible keys (without biases); a large factor gives hard
+                attention, in which the key with the largest score gets all weight
         """
         number = check_number("scale_beta(factor)", factor)
         if abs(number) == float("inf"):
@@ -127,7 +131,7 @@ class Interventions:
     def set_weights(self, layer: str | int, weights: Float[Tensor, "..."], *, heads: Indices | None = None) -> None:
         """Replace the attention weights of heads.
 
-        weights  (b, heads, i, j), or a shape that broadcasts to it
+        weights  the new weights of the chosen heads, (b, heads, i, j) or a shape that broadcasts to it
         """
         if not isinstance(weights, Tensor) or not weights.is_floating_point() or weights.ndim < 2:
             raise ConfigError("set_weights takes a floating-point tensor (..., i, j) of weights")
@@ -138,11 +142,11 @@ class Interventions:
     ) -> None:
         """Activation patching: replace the output of heads by that of another forward pass.
 
-        The output is replaced before the output projection.
+        The replaced output is that of the heads, before the output projection.
 
-        source     the other forward pass, recorded by `watch`; it must have the same number of positions as the
-                   current one, and either the same number of sequences or a single sequence
-        positions  indices of queries; None is all
+        source     the other forward pass, recorded by `watch`; it must have the same number of positions as the current
+                   one, and either the same number of sequences or a single sequence
+        positions  indices of the queries whose output is replaced; None is all
         """
         check_source("patch(source)", source)
         rows = check_indices("positions", positions)
@@ -224,7 +228,7 @@ class Interventions:
         self._check_effect([each for each in self.edits if each.layer.number is None])
 
     def _check_effect(self, edits: Sequence[Edit]) -> None:
-        """Raise InterventionError if one of the edits has changed no attention call."""
+        """Raise InterventionError with the reason if one of the edits has changed no attention call."""
         idle = next((each for each in edits if not each.calls), None)
         if idle is None:
             return
@@ -252,7 +256,7 @@ class EditingWatcher(Watcher):
         self._running = False
 
     def outside_forward_pass(self) -> bool:
-        """Return whether the current call is outside of a forward pass of the model; False without a model."""
+        """Return whether the current call is outside of a forward pass of the model; False if no model was passed."""
         return isinstance(self.model, nn.Module) and not self._running
 
     def _module_call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:

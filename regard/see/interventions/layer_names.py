@@ -12,10 +12,10 @@ from regard.base.validation import check_integer
 class LayerChoice:
     """Selects the attention calls that an edit changes.
 
-    path    path of the module; None for any
-    number  number of the call of this module inside the `with` block, from 1, as in the names of `watch`; None
+    path    path of the module that makes the call; None for any
+    number  which of the calls of this module inside the `with` block, counted from 1 as in the names of `watch`; None
             for every call
-    index   index among all attention calls of the forward pass, from 0; None for any
+    index   which of all attention calls of a forward pass, counted from 0; None for any
     """
 
     path: str | None = None
@@ -25,8 +25,8 @@ class LayerChoice:
     def includes(self, path: str, number: int, index: int) -> bool:
         """Return whether an attention call is selected.
 
-        path    module path of the layer
-        number  number of the call among those of this layer inside the `with` block, from 1
+        path    path of the module that makes the call
+        number  number of the call among those of this module inside the `with` block, from 1
         index   index of the call among all attention calls of its forward pass, from 0
         """
         return self.path in (None, path) and self.number in (None, number) and self.index in (None, index)

@@ -26,12 +26,11 @@ TOLERANCE = 1e-4  # largest error of the sum, relative to the sum of magnitudes;
 class LogitAttribution(TextDisplay):
     """The contributions of a model's components to one logit of each sequence; they sum to the logit.
 
-    parts      names of the components: "embedding", "LAYER head N", the path of each feed-forward layer, and
-               "bias"
-    values     contribution of each component
+    parts      names of the components: "embedding", "LAYER head N", the path of each feed-forward layer, and "bias"
+    values     contribution of each component to the logit of each sequence, in the order of `parts`
     logits     the logit of each sequence
-    gradients  for each layer, the gradient of the logit with respect to the outputs of the layer's heads, on
-               the direct path
+    gradients  for each layer, the gradient of the logit with respect to the outputs of the layer's heads, along the
+               residual stream only
     """
 
     parts: tuple[str, ...]
@@ -40,17 +39,21 @@ class LogitAttribution(TextDisplay):
     gradients: dict[str, Float[Tensor, "b h i e"]] = field(default_factory=dict, repr=False)
 
     def of(self, part: str) -> Float[Tensor, "b"]:
-        """Return the contribution of one component to the logit of each sequence."""
+        """Return the contribution of one component to the logit of each sequence.
+
+        part  a name in `parts`
+        """
         if part not in self.parts:
             raise ConfigError(f"there is no part {part!r}; parts are {', '.join(self.parts[:6])} and so on")
         return self.values[:, self.parts.index(part)]
 
     def of_keys(self, record: Record, head: int) -> Float[Tensor, "b j"]:
-        """Return the contribution of each key through one head: weight times value, summed over the queries.
+        """Return the contribution of each key to the logit through one head.
 
-        The contributions of all keys sum to the contribution of the head.
+        The contribution of a key comes from weight times value, summed over the queries. The contributions of all keys
+        sum to the contribution of the head.
 
-        record  the record of the layer with its values, from `watch` on the same forward pass
+        record  the record of the layer by `watch` on the same forward pass, with `values=True`
         head    index of the head; negative indices count from the end
         """
         if record.name not in self.gradients or record.v is None:
@@ -78,16 +81,19 @@ def direct_logit_attribution(
 ) -> LogitAttribution:
     """Direct logit attribution: what the embedding, heads, feed-forward layers and biases add to a logit.
 
-    Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*. Only the direct path through the
-    residual stream counts. This path is made linear: norms multiply by a factor that is treated as a constant,
-    and so is the factor f(x) / x of an activation function in the output head (BERT has one). The contributions
+    Elhage et al. 2021, *A Mathematical Framework for Transformer Circuits*. Only the direct path counts: what a
+    component adds to the residual stream, without the effect on later components. This path is made linear: norms
+    multiply by a factor that is treated as a constant, and so is the factor f(x) / x of an activation function in the
+    output head, the part that computes the logits after the last block (that of BERT has one). The contributions
     therefore sum to the logit; an error is raised if they do not.
 
-    run       function that calls the model on its inputs with gradients and returns its output, such as lambda:
+    run       function without arguments that calls the model with gradients and returns its output, such as lambda:
               model(x)
     token     index of the logit: a token, or a class
     against   a second index, whose logit is subtracted
-    position  position of the logit, if the model returns logits (b n w)
+    position  position of the logit; ignored if the model returns one vector of logits for each sequence
+
+    In this example the token 1 at the end was followed by 5 before, which an induction head predicts:
 
     >>> model, tokens = regard.load("induction-gpt"), torch.tensor([[7, 3, 9, 1, 5, 7, 3, 9, 1]])
     >>> parts = direct_logit_attribution(model, lambda: model(tokens), token=5)  # 5 followed 1 before
@@ -140,7 +146,7 @@ def _contributions(
 
     The contribution of a component is its output times the gradient of the logit, summed over all entries. The columns
     of the first result are in the order of `leaves`: one column for each head of a layer, and one for any other
-    component. The last column is the contribution of all biases together. The second result has, by name of the layer,
+    component. The last column is the contribution of all biases together. The second result has, for each layer name,
     the gradient of the logit with respect to the output of its heads.
 
     leaves  outputs of the components, by name; an output of four axes is that of the heads of a layer

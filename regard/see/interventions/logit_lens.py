@@ -16,11 +16,13 @@ def logit_lens(
 ) -> Float[Tensor, "depth b n w"] | Float[Tensor, "depth b w"]:
     """The logit lens: apply the final norm and the output head to the residual stream before and after every block.
 
-    nostalgebraist 2020, *interpreting GPT: the logit lens*. Entry 0 is for the embedding and entry L for the
-    output of block L; the last entry equals the logits of the model. The model runs once for each entry.
+    nostalgebraist 2020, *interpreting GPT: the logit lens*. Entry 0 is for the embedding and entry L for the output of
+    block L, counted from 1; the last entry equals the logits of the model. The model runs once for each entry.
 
-    run       function that calls the model on its inputs and returns its output, such as lambda: model(x)
+    run       function without arguments that calls the model and returns its output, such as lambda: model(x)
     progress  show a progress bar on a terminal
+
+    The model of this example has two blocks and 256 tokens, and its input is one sequence of 19 positions:
 
     >>> lens = logit_lens(model, lambda: model(tokens), progress=False)
     >>> lens.shape

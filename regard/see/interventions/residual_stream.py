@@ -1,4 +1,4 @@
-"""Find the blocks and feed-forward layers that write to the residual stream of a Transformer, and its logits."""
+"""Find the blocks and feed-forward layers that write to a Transformer's residual stream, and read its logits."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -17,7 +17,7 @@ from regard.see.record import Record
 
 @dataclass(frozen=True, eq=False)
 class EditedWeights:
-    """The weights of some heads after an edit.
+    """The attention weights of some heads after an edit.
 
     record   the inputs of all heads after the edit
     heads    indices of the edited heads
@@ -42,7 +42,7 @@ class ReturnedWeights(Protocol):
 def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
     """Compute the weights of a record with gradients and without dropout.
 
-    The weights are computed as the output of attention in which the values are unit vectors.
+    Unit vectors take the place of the values, so that the output of attention is the weights.
     """
     k = record.k
     units = torch.eye(k.shape[2], dtype=record.q.dtype, device=k.device).expand(*k.shape[:2], -1, -1)
@@ -54,7 +54,7 @@ def compute_weights(record: Record) -> Float[Tensor, "b h i j"]:
 class ResultWeights:
     """Attention weights in the result of a function or module; `write` stores the edited weights in `value`.
 
-    value     the weights (b h i j), or (b i j) if averaged; axis b is missing if the inputs have no batch axis
+    value     the weights (b h i j), or (b i j) if they are averaged over heads; without axis b if the inputs have none
     averaged  whether the weights are the mean over heads
     """
 
@@ -86,12 +86,12 @@ class ResultWeights:
 
 @dataclass(frozen=True, eq=False)
 class WeightTensors:
-    """The weights of attention written by hand; `write` replaces the values of the weight tensors in place.
+    """The weight tensors of attention written by hand, as softmax and matmul; `write` replaces their values in place.
 
-    tensors  pairs of a tensor that holds the weights, and whether dropout was applied to this tensor
+    tensors  pairs: a weak reference to a tensor that holds the weights, and whether dropout was applied to this tensor
     sizes    shape of the weights at the softmax
     shape    shape to which the weights are broadcast in the product with the values
-    axes     how the leading axes map to batch and heads
+    axes     which leading axes of the weights are the batch and which are the heads
     refusal  reason why the weights cannot be replaced; empty if they can
     """
 

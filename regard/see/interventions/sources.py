@@ -13,7 +13,7 @@ Source = Seen | Record
 
 
 def check_source(what: str, source: object) -> Source:
-    """Check that a source is a `Seen` or `Record` made by `watch`, else raise ConfigError; return the source.
+    """Check that `source` is a `Seen` or `Record` made by `watch`, else raise ConfigError; return it.
 
     what  name of the argument, for the error message
     """
@@ -41,7 +41,8 @@ def mean_of_source(source: Source | None, call: AttentionCall, heads: Tensor) ->
 def resample_source(source: Source, seed: int, call: AttentionCall, heads: Tensor) -> Tensor:
     """Resample ablation: return the head outputs of randomly chosen sequences of `source`, at the same positions.
 
-    Chan et al. 2022, *Causal Scrubbing*. Every call with the same seed chooses the same sequences.
+    Chan et al. 2022, *Causal Scrubbing*. The choice depends only on the seed, so that all layers use the same
+    sequences.
     """
     outputs = recorded_output(source, call)
     _check_shape(outputs, heads, call)
@@ -51,7 +52,10 @@ def resample_source(source: Source, seed: int, call: AttentionCall, heads: Tenso
 
 
 def patch_from(source: Source, call: AttentionCall, heads: Tensor) -> Tensor:
-    """Activation patching: return the output of the same heads, sequences and positions in another forward pass."""
+    """Activation patching: return the outputs that the same heads had in another forward pass.
+
+    The sequences and positions correspond; if `source` has one sequence, it is used for all.
+    """
     outputs = recorded_output(source, call)
     _check_shape(outputs, heads, call)
     if len(outputs) not in (1, len(heads)):

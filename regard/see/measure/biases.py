@@ -26,9 +26,10 @@ class BiasReading:
 def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
     """Measure the bias that is added to the scores.
 
-    The bias is the logarithm of the weights at q = 0, shifted to mean zero in each row.
+    At q = 0 every product q . k is zero, so the logarithm of a weight is the bias plus a constant for each row. The
+    result is shifted to mean zero in each row.
 
-    normalised  which axis of the weights sums to one, as in `LinearityReading`
+    normalised  the axis along which the weights sum to one, as in `LinearityReading`
     """
     if raw.flat_unusable:
         return BiasReading()
@@ -45,7 +46,7 @@ def read_bias(raw: RawWeights, normalised: str | None) -> BiasReading:
 
 
 def _alibi_forms(i: int, j: int) -> dict[str, Float[Tensor, "i j"]]:
-    """Return the biases of the two variants of ALiBi for slope 1: minus the distance, and the position of the key."""
+    """Return both variants of the ALiBi bias for slope 1, by name: minus the distance, and the position of the key."""
     position = torch.arange(j, dtype=torch.float64)
     distance = (torch.arange(i)[:, None] + j - i - position).abs()
     return {ALIBI_DISTANCE: -distance, ALIBI_KEY: position.expand(i, j)}
@@ -56,10 +57,11 @@ def name_bias(
 ) -> tuple[str, tuple[float, ...] | None]:
     """Return the name of a measured bias, and the slope of each head if the bias is ALiBi, else None.
 
-    Under a causal mask, both variants of ALiBi give the same weights.
+    ALiBi has two variants, minus slope times distance and slope times key position. Under a causal mask, both give the
+    same weights.
 
     bias  the bias, shifted so that the mean of each row is zero
-    near  largest difference that counts as equal
+    near  largest difference between a measured and an expected bias that counts as equal
     """
     h, i, j = bias.shape
     if float(bias.abs().max()) < near:
@@ -79,7 +81,8 @@ def name_bias(
 def _read_sink(raw: RawWeights, name: str, slopes: tuple[float, ...] | None) -> tuple[float, ...] | None:
     """Measure the logit of each head's attention sink; None if there is no sink.
 
-    A sink takes weight but adds no value. At q = 0 the weight of the sink is 1 minus the sum of the row.
+    A sink is an additional logit in the softmax: it takes weight but adds no value. At q = 0 the weight of the sink is
+    1 minus the sum of the row.
 
     name, slopes  the name and the slopes of the measured bias, as `name_bias` returns them
     """

@@ -12,7 +12,7 @@ from regard.see.measure.read_weights import READINGS, training_mode
 
 @dataclass(frozen=True)
 class DropoutReading:
-    """The measured dropout of the attention weights."""
+    """The measured dropout of the attention weights: fraction of zeros, and scale factor of the kept weights."""
 
     share: float = 0.0  # fraction of weights that are zero
     factor: float = 1.0  # factor of the weights that are kept
@@ -30,9 +30,9 @@ class DropoutReading:
 
 
 def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
-    """Return the measured weights without the effect of dropout in eval mode, and the dropout probability p.
+    """Undo dropout that is active in eval mode by mistake: return the weights without it, and its probability p.
 
-    A correct attention has p = 0 in eval mode, and its weights are returned unchanged.
+    A correct attention has no dropout in eval mode: p is 0, and its weights are returned unchanged.
     """
     if raw.deterministic or not bool(raw.nonempty.any()):
         return raw, 0.0
@@ -47,7 +47,7 @@ def remove_eval_dropout(raw: RawWeights) -> tuple[RawWeights, float]:
 def read_training_dropout(raw: RawWeights, in_eval: float) -> DropoutReading | None:
     """Measure the dropout in training mode; returns None for a function, which has no training mode.
 
-    in_eval  the dropout probability in eval mode
+    in_eval  the dropout probability that was measured in eval mode; 0 for a correct attention
     """
     reader = raw.reader
     if reader.probe.module is None:

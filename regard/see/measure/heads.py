@@ -10,7 +10,7 @@ from regard.see.measure.raw_weights import RawWeights
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReading:
-    """The measured assignment of query heads to key heads (grouped-query attention), by values and by keys."""
+    """The measured key head of each query head (grouped-query attention), once for the values and once for the keys."""
 
     value_heads: tuple[int, ...] | None = None  # the key head whose values each query head reads
     key_heads: tuple[int, ...] = ()  # the key head whose keys each query head is compared with
@@ -20,10 +20,10 @@ class HeadReading:
 def read_heads(raw: RawWeights, steady: bool) -> HeadReading:
     """Find the key head from which each query head takes its values, and the key head that determines its weights.
 
-    Setting v = 1 in one key head shows which query heads read the values of this key head. Changing the keys of
-    one key head shows which query heads compute their weights from these keys.
+    Setting v = 1 in one key head shows which query heads read the values of this key head. Changing the keys of one key
+    head shows which query heads compute their weights from these keys.
 
-    steady  whether two calls with the same input return the same weights
+    steady  whether two readings of the weights with the same input agree
     """
     reader, notes = raw.reader, raw.notes
     share, changed = torch.zeros(reader.h, reader.g), torch.zeros(reader.h, reader.g, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Measure along which axis the weights sum to one, and whether the output is weights @ v."""
+"""Measure along which axis the attention weights sum to one, and whether the output is weights @ v."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class LinearityReading:
 def read_linearity(raw: RawWeights, value_heads: tuple[int, ...] | None) -> LinearityReading:
     """Compare the measured output with weights @ v, and find the axis along which the weights sum to one.
 
-    value_heads  the key head whose values each query head reads
+    value_heads  for each query head, the key head whose values it reads; None if a query head reads none or several
     """
     error = _error_of_weights_at_v(raw, value_heads) if raw.deterministic else None
     w = raw.random.nan_to_num().masked_fill(~raw.visible, 0)

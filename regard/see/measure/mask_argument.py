@@ -25,10 +25,9 @@ class MaskArgument:
     name           the keyword
     axes           axes of the mask, such as "b 1 i j"
     values         "boolean"; "ones" (the numbers 1 and 0); or "additive" (0 and -inf)
-    polarity       what True or 1 means: "keep" (visible) or "drop" (hidden). "transposed" if the mask hides
-                   rows in place of keys; None if the mask hides nothing
-    boolean_added  whether the function also accepts a boolean mask, but wrongly adds it to the scores as 0 and
-                   1
+    polarity       what True or 1 means: "keep" (visible) or "drop" (hidden). "transposed" if a mask that hides a key
+                   hides the query of the same index instead; None if the mask hides nothing
+    boolean_added  whether the function also accepts a boolean mask, but wrongly adds it to the scores as 0 and 1
     """
 
     name: str
@@ -48,7 +47,7 @@ class MaskArgument:
         return "i" in self.axes
 
     def reshape(self, x: Shaped[Tensor, "b h i j"]) -> Tensor:
-        """Convert a (b, h, i, j) tensor to the axes of this argument."""
+        """Convert a (b, h, i, j) tensor to the axes of this argument; of an axis that it lacks, index 0 is kept."""
         return {
             "b h i j": lambda: x,
             "b 1 i j": lambda: x[:, :1],
@@ -76,12 +75,12 @@ def find_mask_argument(
     dtype: torch.dtype,
     axes_tried: tuple[str, ...] = AXES,
 ) -> MaskArgument | None:
-    """Find how an attention function takes a mask, by trial calls with each keyword, value type and shape.
+    """Find how an attention function takes a mask, by trial calls with each keyword, type of values and axes.
 
-    Returns the first format that hides the right keys or, transposed, hides rows in place of keys. If there is none,
-    returns the first format that raises no error, else None.
+    Returns the first format that hides the right keys, or that hides the queries of the same indices instead. If there
+    is none, returns the first format that raises no error, else None.
 
-    read        function that returns the weights at q = 0 of a call with given keywords
+    read        function that calls the attention at q = 0 with the keywords that it gets, and returns the weights
     names       keywords to try
     shape       sizes b, h, i and j
     axes_tried  axes of masks to try, such as "b 1 i j"
@@ -105,12 +104,12 @@ def find_mask_argument(
 def mask_polarity(
     read: ReadWeights, argument: MaskArgument, visible: Bool[Tensor, "b h i j"], dtype: torch.dtype
 ) -> str | None:
-    """Measure the effect of a mask: "keep", "drop" or "transposed"; None if it hides nothing.
+    """Measure whether True in a mask means "keep" or "drop"; "transposed" or None if the mask hides no key.
 
-    The meaning of the results is that of `MaskArgument.polarity`. Returns "refused" if the call raises an error. A
-    mask hides keys only if visible keys keep a positive weight, so a mask that makes all weights NaN hides nothing.
+    The results mean the same as in `MaskArgument.polarity`. Returns "refused" if the call raises an error. A mask hides
+    keys only if visible keys keep a positive weight, so a mask that makes all weights NaN hides nothing.
 
-    read      function that returns the weights at q = 0 of a call with given keywords
+    read      function that calls the attention at q = 0 with the keywords that it gets, and returns the weights
     argument  the keyword, axes and values with which the mask is passed
     visible   the mask to pass
     """
@@ -134,7 +133,11 @@ def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int
 
     "mean" means that all weights are equal, "unmasked" that the weights are the same as without a mask.
 
-    read  function that returns the weights for random q and k of a call with given keywords
+    read      function that calls the attention with random q and k and the keywords that it gets, and returns the
+              weights
+    argument  how the attention takes its mask
+    shape     sizes b, h, i and j
+    dtype     dtype of an additive mask
     """
     masked = read(**{argument.name: argument.convert(hide_one_row(argument, shape), dtype)})
     row = masked[:, :, 2]
@@ -153,7 +156,8 @@ def fully_masked_row(read: ReadWeights, argument: MaskArgument, shape: tuple[int
 def hide_one_row(argument: MaskArgument, shape: tuple[int, ...]) -> Bool[Tensor, "b h i j"]:
     """Return a Boolean mask that hides all keys from query 2, and key 1 from all queries.
 
-    The mask hides all keys from all queries if the mask argument has no axis of queries.
+    If the mask argument has no axis of queries, one row cannot be hidden alone, and the mask hides all keys from all
+    queries.
     """
     visible = torch.full(shape, argument.per_row)
     visible[:, :, 2] = False

@@ -1,4 +1,4 @@
-"""Find the name of a measured mask, in the notation of `regard.core.masks`, and the band of keys that it shows."""
+"""Find the name of a measured mask in the notation of `regard.core.masks`, such as causal(), and its band of keys."""
 
 import re
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ UNNAMED = "a mask without a name"
 
 @dataclass(frozen=True)
 class VisibleBand:
-    """A band of visible keys: `before` earlier keys, the key at the query's position, and `after` later keys.
+    """A band of visible keys: `before` keys before the query, the key at its position, and `after` keys after it.
 
-    `before=None` means all earlier keys, `after=None` all later keys.
+    `before=None` means all earlier keys, and `after=None` all later keys.
     """
 
     before: int | None
@@ -39,13 +39,13 @@ class VisibleBand:
         return f"{earlier}, itself and {later}"
 
     def cut_to(self, n: int) -> "VisibleBand":
-        """Return the band for n queries and keys: a limit of n - 1 or more, which hides nothing, becomes None."""
+        """Return the band for n queries and n keys: a limit of n - 1 or more, which hides nothing, becomes None."""
         return VisibleBand(*(None if end is None or end >= n - 1 else end for end in (self.before, self.after)))
 
     def visible(self, i: int, j: int, alignment: str = "bottom-right") -> Bool[Tensor, "i j"]:
         """Return the visible pairs of the band as a boolean matrix.
 
-        alignment  "bottom-right": the queries are the last positions; "top-left": they are the first positions
+        alignment  "bottom-right": the i queries are at the last of the j positions; "top-left": they are at the first
         """
         row = torch.arange(i)[:, None] + (j - i if alignment == "bottom-right" else 0)
         column = torch.arange(j)[None, :]
@@ -65,9 +65,10 @@ def smallest_band(visible: Bool[Tensor, "n n"]) -> VisibleBand | None:
 
 
 def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
-    """Return the name of a mask, found by comparison with known masks, and how it aligns queries with keys.
+    """Return the name of a mask, found by comparison with known masks, and its alignment.
 
-    The alignment is "bottom-right" or "top-left", or None if the mask does not depend on the alignment.
+    The alignment says at which positions the queries are if there are more keys than queries: "bottom-right" (the last
+    positions), "top-left" (the first), or None if the mask is the same for both.
     """
     for name, aligned in _candidates(*visible.shape):
         fits = [alignment for alignment, seen in aligned.items() if torch.equal(seen, visible)]
@@ -78,7 +79,7 @@ def describe_mask(visible: Bool[Tensor, "i j"]) -> tuple[str, str | None]:
 
 @lru_cache(maxsize=16)
 def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
-    """Return the name of each known mask, with its visible pairs (i j) for each alignment by name of the alignment."""
+    """Return the name of each known mask, and its visible pairs as a matrix (i j) for each of the two alignments."""
     aligned = {"bottom-right": Positions(j - i), "top-left": Positions(0)}
     return [
         (repr(mask), {name: mask.dense(i, j, positions=positions) for name, positions in aligned.items()})
@@ -87,7 +88,7 @@ def _candidates(i: int, j: int) -> list[tuple[str, dict[str, Tensor]]]:
 
 
 def _masks(n: int) -> Iterator[Mask]:
-    """Yield the known mask forms for n positions, alone and combined with causal(), the simplest first."""
+    """Yield the known masks for n positions, such as windows and chunks, alone and with causal(), simplest first."""
     alone = list(candidates(n))
     combined = [mask for each in alone if each.as_window() is None for mask in (causal() & each, causal() | each)]
     yield from sorted(

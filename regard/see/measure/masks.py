@@ -1,4 +1,4 @@
-"""Measure the mask: its name, how it aligns queries with keys, its keyword, and the output of a fully masked row."""
+"""Measure the mask: its name, its alignment, its keyword, and the output for a query whose keys are all hidden."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from regard.see.measure.read_weights import first_line
 
 @dataclass(frozen=True, kw_only=True)
 class MaskReading:
-    """The measured mask: which keys a query sees, and how a mask is passed."""
+    """The measured mask: which keys a query sees without a mask argument, and how a mask is passed."""
 
     mask: str  # the mask in the notation of regard.core.masks
     alignment: str | None = None  # how queries are aligned with more keys: "top-left" or "bottom-right"
@@ -23,7 +23,7 @@ class MaskReading:
 
 
 def read_mask(raw: RawWeights) -> MaskReading:
-    """Find the built-in mask of an attention function and the keyword that takes a mask, by calling the function."""
+    """Find the mask that an attention function applies by itself, and the keyword with which a mask is passed."""
     name, alignment = _name_and_alignment(raw)
     empty = None
     if not bool(raw.nonempty.all()):
@@ -42,10 +42,9 @@ def read_mask(raw: RawWeights) -> MaskReading:
 
 
 def _name_and_alignment(raw: RawWeights) -> tuple[str, str | None]:
-    """Return the name of the mask, and how it aligns queries with keys.
+    """Return the name of the mask, and its alignment: at which positions the queries are if there are more keys.
 
-    The alignment can be measured only if there are more keys than queries. If the numbers are equal, the function
-    is called again with four more keys.
+    If there are as many keys as queries, the attention is called again with four more keys.
     """
     reader, visible = raw.reader, raw.visible
     names, aligned = zip(*(describe_mask(head) for head in visible[0]), strict=True)
@@ -100,7 +99,8 @@ def _fully_masked(raw: RawWeights, argument: MaskArgument) -> str | None:
 def _note_finite_mask_value(raw: RawWeights) -> None:
     """Add a note if the mask hides keys with a finite value such as -1e9.
 
-    If all visible scores are lower than this value, the hidden keys get a weight above 0.
+    This is measured with very negative scores: if all visible scores are lower than this value, the hidden keys get a
+    weight above 0.
     """
     hidden = ~raw.visible & raw.nonempty[..., None]
     if not bool(hidden.any()):

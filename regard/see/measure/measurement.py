@@ -59,7 +59,7 @@ class AttentionMeasurement:
 
     @cached_property
     def mask(self) -> MaskReading:
-        """The measured mask: which keys a query sees, and how a mask is passed."""
+        """The measured mask: which keys a query sees without a mask argument, and how a mask is passed."""
         with self._isolated():
             return read_mask(self.raw)
 
@@ -82,18 +82,18 @@ class AttentionMeasurement:
             return read_training_dropout(self.raw, self.dropout_in_eval)
 
     def rotary_alignment(self, square: ScoreReading) -> str | None:
-        """Measure at which rotary positions the queries are if there are more keys than queries.
+        """Measure which positions rotary embedding gives to the queries if there are more keys than queries.
 
         Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None if neither
         fits.
 
-        square  the measured scores for equal numbers of queries and keys
+        square  how scores are computed, measured with equal numbers of queries and keys
         """
         with self._isolated():
             return read_rotary_alignment(ScoreReader(self.raw, self.heads.key_heads), square)
 
     def linearity_with_sink(self) -> LinearityReading:
-        """Return `linearity`, with `normalised` set to "rows and a sink" if an attention sink was found."""
+        """Return `linearity`, but with `normalised` set to "rows and a sink" if an attention sink was found."""
         return replace(self.linearity, normalised="rows and a sink") if self.bias.sink is not None else self.linearity
 
     @contextmanager
@@ -128,8 +128,9 @@ def measure_attention(
     Sizes that the probe fixes are taken from the probe instead of the arguments.
 
     queries, keys           numbers of queries and keys; by default there are as many keys as queries
-    heads, kv_heads, width  sizes of q and k
+    heads, kv_heads, width  numbers of query heads and key heads, and width of one head of q and k
     dtype                   dtype of q, k and v; float32 is used if the attention raises an error for this dtype
+    seed                    seed of q, k and v, and of dropout
     extra                   keyword arguments passed at every call
     """
     h = probe.heads or heads or (6 if probe.grouped else 3)

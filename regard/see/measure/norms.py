@@ -16,7 +16,7 @@ EPSILONS = (0.0, 1e-8, 1e-6, 1e-5)  # epsilons that norms usually add to the mea
 
 @dataclass(frozen=True)
 class QKNorm:
-    """The measured QK norm: whether q and k are normalised, how, and the epsilon of the norm."""
+    """The measured QK norm: whether the vectors q and k are normalised, how, and with which epsilon."""
 
     q: bool
     k: bool
@@ -53,8 +53,8 @@ def normalise(x: Float[Tensor, "b h n c"], kind: str | None, epsilon: float = 0.
 def read_norm(reader: ScoreReader) -> QKNorm:
     """Measure whether q and k are normalised: if so, a vector of twice the length gives the same scores.
 
-    The compared vectors are 8 and 16 times as long as the random q and k, because the epsilon of a norm changes the
-    scores of short vectors.
+    The compared vectors are the random q and k times 8 and times 16, because the epsilon of a norm changes the scores
+    of short vectors.
     """
     q, k = reader.raw.q, reader.raw.k
 
@@ -69,9 +69,9 @@ def read_norm(reader: ScoreReader) -> QKNorm:
 
 
 def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | None) -> tuple[list[float], float]:
-    """Fit the learned weights of the QK norm by least squares.
+    """Fit the learned weights of the QK norm, one for each coordinate, by least squares.
 
-    Returns the mean of the weights of each head, and the largest relative residual of a head.
+    Returns the mean of the weights for each head, and the relative residual of the head that fits worst.
     """
     raw = reader.raw
     sizes, parts, measured = raw.reader, [], []
@@ -95,7 +95,7 @@ def fit_norm_weights(reader: ScoreReader, norm: QKNorm, rotation: Rotation | Non
 def _coordinate_products(
     q: Float[Tensor, "b h i c"], k: Float[Tensor, "b h j c"], rotation: Rotation | None
 ) -> Float[Tensor, "b h i j terms"]:
-    """Return the products of single coordinates of q and k; a score is the sum of these products times norm weights.
+    """Return products of single coordinates of q and k: a score is a sum of these, each times an unknown norm weight.
 
     If `rotation` is not None, the products are the terms of q . k after q and k are rotated.
     """

@@ -15,9 +15,9 @@ HIDDEN = 1e-18  # a weight this small, relative to the largest of its row, is hi
 
 @dataclass(frozen=True)
 class RawWeights:
-    """The attention weights measured for random q and k and for q = k = 0, and the visible pairs.
+    """The attention weights measured for random q and k and for q = k = 0, and the visible query-key pairs.
 
-    Other measurements add their remarks to `notes`.
+    All other measurements start from these, and add their remarks to `notes`.
     """
 
     reader: WeightReader
@@ -39,7 +39,7 @@ class RawWeights:
 
     @property
     def neutral(self) -> tuple[Tensor, Tensor]:
-        """The q and k for measurements in which visible keys need a nonzero weight: zeros, or the random q and k.
+        """The q and k for measurements in which every visible key needs a nonzero weight: zeros, or the random q and k.
 
         At q = k = 0 all visible keys have similar weights. If `flat_unusable` is True, the weights at q = k = 0 are NaN
         or hide keys, and the random q and k are returned.
@@ -99,10 +99,11 @@ def read_raw_weights(reader: WeightReader, tensors: list[Tensor], notes: list[st
 
 
 def _visible_key_by_key(reader: WeightReader, q: Tensor, k: Tensor) -> Bool[Tensor, "b h i j"]:
-    """Find the visible pairs with one call for each key: this key equals the query, all other keys are minus the query.
+    """Find the visible pairs with one call per key: this key equals the queries, all others equal minus the queries.
 
     The chosen key of a call has the highest score in every row, so it has a weight in each row that sees it. This
-    method is needed for a hard argmax, and for a function in which a score of zero has no weight.
+    method is needed for attention that gives all weight to the largest score, and for a function in which a score of
+    zero has no weight.
     """
     ones, found = torch.ones_like(q), []
     for key in range(k.shape[2]):

@@ -1,4 +1,4 @@
-"""Read attention weights out of a black box by calling it with v = identity."""
+"""Read the attention weights of a function by calling it with v = identity: its output is then the weights."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -61,11 +61,11 @@ class WeightReader:
     ) -> tuple["WeightReader", list[Tensor], list[str]]:
         """Create a reader in the first dtype that works, with random q, k and v.
 
-        Returns the reader, the tensors and a list of notes.
+        Returns the reader, the tensors q, k and v, and a list of remarks for the user.
 
         sizes  b, h, g, i, j and c
         e      width of v; None if any width works
-        dtype  the dtype to try first, before float32 and the dtype of the probe
+        dtype  the dtype to try first; then float32 and the dtype of the probe are tried
         """
         b, h, g, i, j, c = sizes
         source, shapes = make_generator(seed), ((b, h, i, c), (b, g, j, c), (b, g, j, e or 5))
@@ -91,7 +91,7 @@ class WeightReader:
 
     @property
     def rounding(self) -> float:
-        """The largest relative residual of a fit that counts as rounding error.
+        """The largest relative error of a measurement that counts as rounding error.
 
         This limit is at least 1e-5, because many layers compute in float32 for any dtype.
         """
@@ -111,10 +111,10 @@ class WeightReader:
         return out - self.raw_output(q, k, 0 * v, **keywords) if self.affine else out
 
     def value_width(self, j: int) -> int:
-        """Return the width of v to use for `j` keys.
+        """Return the number of columns of v to use for `j` keys.
 
-        Unless the probe fixes the width, it is j + 3: if it were j, a scale that depends on j could not be
-        distinguished from a scale that depends on the width.
+        Unless the attention needs a fixed width, it is j + 3. If it were j, a scale of q . k that depends on j could
+        not be distinguished from a scale that depends on the width of v.
         """
         return self.e or j + 3
 
@@ -133,9 +133,10 @@ class WeightReader:
         return torch.stack([self.output(q, k, one.repeat(b, self.g, 1, 1), **keywords).mean(-1) for one in ones], -1)
 
     def weights(self, q: Tensor, k: Tensor, **keywords: object) -> Float[Tensor, "b h i j"]:
-        """Read the attention weights without dropout: the maximum of several readings, divided by `kept_factor`.
+        """Read the attention weights without dropout: the largest of several readings, divided by `kept_factor`.
 
-        Dropout sets some weights of each reading to zero and multiplies the kept weights by `kept_factor`.
+        Dropout sets some weights of each reading to zero and multiplies the kept weights by `kept_factor`, so the
+        largest reading of a weight is one in which it was kept.
         """
         read = self.weights_once(q, k, **keywords)
         for _ in range(self.readings - 1):

@@ -46,14 +46,15 @@ class Rotation:
         return rotated
 
     def base(self) -> float | None:
-        """Return the base if pair n of N has the frequency base**(-n / N); None if the frequencies differ from that.
+        """Return the base of the frequencies; None if they are not powers of one base.
 
-        The base is rounded to two digits if the rounded number fits closely.
+        With a base, pair n of N has the frequency base**(-n / N), for n from 0. The base is rounded to two digits if
+        the rounded number fits closely.
         """
         return _common_base(torch.tensor(self.frequencies, dtype=torch.float64))
 
     def scheme(self) -> "RotaryScheme | None":
-        """Return the base and the context-extension scaling of the frequencies; None if no known scheme fits."""
+        """Return the base of the frequencies and their scaling for a longer context; None if no known scheme fits."""
         found = torch.tensor(self.frequencies, dtype=torch.float64)
         if (base := _common_base(found)) is not None:
             return RotaryScheme(base)
@@ -65,14 +66,14 @@ class Rotation:
         return _blended_scheme(found)
 
     def with_base(self, base: float) -> "Rotation":
-        """Return the same rotation with the frequency base**(-n / N) for pair n of N."""
+        """Return the same rotation with the frequency base**(-n / N) for pair n of N, for n from 0."""
         count = len(self.frequencies)
         return replace(self, frequencies=tuple(base ** -(pair / count) for pair in range(count)))
 
 
 @dataclass(frozen=True)
 class RotaryScheme:
-    """How rotary frequencies are computed: powers of a base, possibly scaled to extend the context."""
+    """How rotary frequencies are computed: powers of a base, possibly scaled for a longer context."""
 
     base: float
     scaling: str = ""  # "linear scaling", "Llama 3" or "YaRN"; empty if there is none
@@ -101,8 +102,9 @@ def _common_base(found: Float[Tensor, "pairs"]) -> float | None:
 def _blended_scheme(found: Float[Tensor, "pairs"]) -> RotaryScheme | None:
     """Find the parameters of Llama 3 or YaRN scaling from the frequencies; None if neither fits.
 
-    Both scalings keep high frequencies, divide low frequencies by a factor, and interpolate linearly between
-    the two. The interpolation depends on the frequency in Llama 3, and on the index of the pair in YaRN.
+    Both scalings keep high frequencies and divide low frequencies by a factor. In between, they interpolate linearly
+    between a kept and a divided frequency. The interpolation depends on the frequency in Llama 3, and on the index of
+    the pair in YaRN.
     """
     count = len(found)
     index = torch.arange(count, dtype=torch.float64)
@@ -129,7 +131,7 @@ def _round_base(base: float) -> float:
 
 
 def usual_rotations(width: int) -> Iterator[Rotation]:
-    """Yield the rotations of all coordinates with the bases and pairings that most models use."""
+    """Yield rotations of all coordinates, with the bases and the pairings of coordinates that most models use."""
     exponents = [2 * pair / width for pair in range(width // 2)]
     for base in USUAL_BASES if width % 2 == 0 else ():
         frequencies = tuple(base**-exponent for exponent in exponents)
@@ -171,9 +173,11 @@ def read_rotation(reader: ScoreReader) -> Rotation | None:
 
 
 def _basis_scores(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs distances"]:
-    """Return the mean score of basis vectors q = e_a and k = e_b for each distance i - j = 0, 1, ...
+    """Return the scores of basis vectors q = e_a and k = e_b, as a mean over pairs with distance i - j = 0, 1, ...
 
-    a, b  coordinates of the basis vectors, one pair (a, b) for each row of the result
+    e_a is nonzero in coordinate a only.
+
+    a, b  lists of coordinates, one pair (a, b) for each row of the result
     """
     sizes = reader.raw.reader
     try:
@@ -185,7 +189,7 @@ def _basis_scores(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tens
 
 
 def _scores_of_pairs(reader: ScoreReader, a: list[int], b: list[int]) -> Float[Tensor, "pairs i j"]:
-    """Return the scores of the first head for basis vectors q = e_a and k = e_b, one pair (a, b) in each sequence."""
+    """Return the scores of head 0 for basis vectors q = e_a and k = e_b: in sequence n, pair n of the lists a and b."""
     raw = reader.raw
     size = max(len(a), raw.reader.b)
     q, k = (x.new_zeros(size, *x.shape[1:]) for x in (raw.q, raw.k))
@@ -197,7 +201,7 @@ def _scores_of_pairs(reader: ScoreReader, a: list[int], b: list[int]) -> Float[T
 def _frequency(phases: list[float]) -> float:
     """Fit a frequency, in radians per position, to the angles measured at distances 0, 1, ...
 
-    The angles are known only up to multiples of 2 pi.
+    Each angle is the frequency times the distance, and is known only up to multiples of 2 pi.
     """
     total, weight, guess = 0.0, 0.0, phases[1]
     for far, phase in enumerate(phases):

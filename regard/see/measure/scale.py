@@ -1,4 +1,4 @@
-"""Measure the scale of q . k, taking soft-cap, norms of q and k, and rotary positions into account."""
+"""Measure the scale of q . k in the scores, also if q and k are normalised or rotated, or scores are soft-capped."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -53,8 +53,8 @@ def read_scores(raw: RawWeights, key_heads: tuple[int, ...], normalised: str | N
     """Measure how scores are computed: scale, soft-cap, norm and rotary positions.
 
     key_heads   the key head of each query head
-    normalised  which axis of the weights sums to one, as in `LinearityReading`
-    steady      whether two calls with the same input return the same weights
+    normalised  the axis along which the weights sum to one, as in `LinearityReading`
+    steady      whether two readings of the weights with the same input agree
     """
     shown, notes = raw.random[raw.visible], raw.notes
     zero = shown == 0
@@ -79,7 +79,7 @@ def read_scores(raw: RawWeights, key_heads: tuple[int, ...], normalised: str | N
 
 
 def _explain_scores(reader: ScoreReader) -> ScoreReading:
-    """Find the simplest norm, rotation and soft-cap with which the scores are a function of q . k."""
+    """Find the simplest combination of norm, rotary embedding and soft-cap that explains the measured scores."""
     raw = reader.raw
     scores = reader.scores(raw.q, raw.k)
     if not bool(scores.isfinite().any()):
@@ -130,7 +130,7 @@ def prepare_products(
 ) -> Tensor:
     """Return q . k after applying a norm and a rotary embedding to q and k.
 
-    start  position of the first query
+    start  position of the first query; the first key is at position 0
     """
     q, k = (q, k) if norm is None else norm.apply(q, k)
     q, k = (q, k) if rotation is None else (rotation.apply(q, start), rotation.apply(k))
@@ -138,11 +138,11 @@ def prepare_products(
 
 
 def read_rotary_alignment(reader: ScoreReader, reading: ScoreReading) -> str | None:
-    """Measure at which rotary positions the queries are if there are more keys than queries.
+    """Measure which positions rotary embedding gives to the queries if there are more keys than queries.
 
     Returns "bottom-right" (the queries are at the last positions), "top-left" (at the first), or None if neither fits.
 
-    reading  the measured scores for equal numbers of queries and keys, at the same width
+    reading  how scores are computed, measured with equal numbers of queries and keys of the same width
     """
     raw, size = reader.raw, reader.raw.reader
     scores = reader.scores(raw.q, raw.k)
@@ -178,7 +178,7 @@ def _fit_capped(
 
 
 def _slack(rotation: Rotation | None, norm: QKNorm | None = None) -> float:
-    """Return the largest residual of a good fit, as a multiple of the rounding error.
+    """Return the largest relative residual of a good fit, as a multiple of `WeightReader.rounding`.
 
     The result is 10 with a rotation, because the measured frequencies of the rotation have errors. It is 3 with a norm
     only, because the epsilon of the norm is unknown, and 1 otherwise.
@@ -224,7 +224,8 @@ def _reading(
 def name_scale(measured: Sequence[tuple[Sizes, float]], near: float = 1e-3) -> str | None:
     """Return the name of the scale rule, such as 1/sqrt(c), that gives all measured scales; None if no rule fits.
 
-    measured  for each measurement, a pair of its sizes and its scale
+    measured  for each measurement, a pair: the sizes (c, e, h, j) of its tensors, and the measured scale
+    near      largest relative difference between the measured scale and the rule
     """
     for name, rule in SCALES.items():
         if all(math.isclose(scale, rule(*sizes), rel_tol=near, abs_tol=1e-9) for sizes, scale in measured):

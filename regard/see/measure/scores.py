@@ -1,4 +1,4 @@
-"""Read scores from weights: the logarithm of a weight is the score of the pair plus a constant of the row."""
+"""Read scores from weights: the logarithm of a weight is the score of its query-key pair plus a constant of the row."""
 
 import math
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class ScoreReader:
         return torch.einsum("bhic,bhjc->bhij", q, self.repeat_heads(k))
 
     def repeat_heads(self, k: Float[Tensor, "b g j c"]) -> Float[Tensor, "b h j c"]:
-        """Return the key heads repeated so that each query head has the key head that it uses."""
+        """Return one key head for each query head, the one that it uses; a key head is repeated if several use it."""
         return k[:, list(self.key_heads)]
 
     def _log_weights(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h i j"]:

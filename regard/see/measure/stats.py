@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
-    """Return the norm of a - b divided by the norm of a, over the entries that are finite in both tensors.
+    """Return |a - b| / |a|, where |x| is the square root of the sum of squares over entries finite in both tensors.
 
     Returns inf if there are no such entries.
     """
@@ -17,7 +17,7 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 def value_range(values: Tensor) -> float:
-    """Return the largest minus the smallest finite entry; 0 if there are none."""
+    """Return the difference of the largest and the smallest finite entry; 0 if no entry is finite."""
     known = values[values.isfinite()]
     return float(known.max() - known.min()) if known.numel() else 0.0
 
@@ -34,9 +34,9 @@ def centre_rows(x: Float[Tensor, "*b i j"], visible: Bool[Tensor, "*b i j"]) -> 
 
 
 def fit_slopes(scores: Float[Tensor, "b h i j"], products: Float[Tensor, "b h i j"]) -> tuple[list[float], float]:
-    """Fit scores = factor * products for each head.
+    """Fit scores = factor * products for each head by least squares.
 
-    Returns the factor of each head, and the largest relative residual over the heads.
+    Returns the factor of each head, and the relative residual of the head that fits worst.
     """
     known = scores.isfinite()
     s, x = (each.masked_fill(~known, 0).transpose(0, 1).flatten(1) for each in (scores, products))

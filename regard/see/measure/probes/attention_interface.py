@@ -1,7 +1,7 @@
 """Probe a Hugging Face layer whose projections are not known, such as multi-head latent attention.
 
-q, k and v are replaced in the call of the layer's attention function, which comes after projections and rotary
-positions.
+The layer looks up its attention function in transformers' `AttentionInterface` and calls it after the projections and
+rotary positions. In this call, q, k and v are replaced by chosen tensors.
 """
 
 import inspect
@@ -25,7 +25,7 @@ NOTE = "q, k and v are replaced after the projections and rotary positions of th
 
 
 def calls_attention_interface(module: nn.Module) -> bool:
-    """Return whether a module is a transformers attention layer that calls a registered attention function."""
+    """Return whether a module is a transformers attention layer that calls a function of `AttentionInterface`."""
     beside = vars(sys.modules[type(module).__module__])
     known = "eager_attention_forward" in beside and "ALL_ATTENTION_FUNCTIONS" in beside
     return known and "attention_interface" in inspect.getsource(type(module).forward)
@@ -37,7 +37,7 @@ class _ChosenTensors:
 
     original  the attention function of the layer
     tensors   q, k and v to use; None keeps the q, k and v that the layer computes
-    shapes    shapes of the q, k and v that the layer computes
+    shapes    shapes of the q, k and v that the layer computed in its last call
     """
 
     original: Callable[..., Any]
@@ -54,9 +54,9 @@ class _ChosenTensors:
 
 
 def probe_attention_interface(module: nn.Module, name: str, options: ProbeOptions) -> Probe:
-    """Build the probe of a transformers attention layer that calls a registered attention function.
+    """Build the probe of a transformers attention layer that calls a function of `AttentionInterface`.
 
-    A first call with zeros finds the sizes.
+    A first call of the layer with zeros finds the numbers and widths of its heads.
     """
     functions = vars(sys.modules[type(module).__module__])
     config: Any = module.config

@@ -19,12 +19,12 @@ Replace = Callable[[Tensor, Axes], Tensor]  # the result of the product of a wei
 
 @dataclass(frozen=True, eq=False)
 class BareWeight:
-    """An object in place of a weight parameter: `replace` computes its product with another tensor.
+    """An object in place of a weight parameter: its product with another tensor is computed by `replace`.
 
     weight      the original parameter
-    replace     function of the other tensor and a pair of axes that returns the product. The pair is the axis of
-                positions in the other tensor and the axis of positions in the product
-    time_first  whether the layer's tensors are (n, b, ...)
+    replace     function that returns the product. Its arguments are the other tensor and a pair of axes: the axis of
+                positions in the other tensor, and that in the product
+    time_first  whether the layer's tensors are (n, b, ...), with positions before sequences
     """
 
     weight: Tensor
@@ -53,9 +53,9 @@ class BareWeight:
         return dataclasses.replace(self, weight=found) if isinstance(found, Tensor) else found
 
     def _position_axes(self, product: Callable[[Tensor, Tensor], torch.Size], other: Tensor) -> Axes:
-        """Return the axis of positions in `other` and in the product.
+        """Return the axis of positions in `other`, and that in its product with the weight.
 
-        The axes are found by a product on the meta device with a longer sequence in place of `other`.
+        The axes are found by the shape of a product with a longer sequence in place of `other`, on the meta device.
         """
         for axis in (0 if self.time_first else 1,) if other.ndim == 3 else (1, 2):
             shape = [LENGTH if n == axis else size for n, size in enumerate(other.shape)]
@@ -82,12 +82,12 @@ def _run_on_meta(func: Any, args: Any, kwargs: Any, other: Tensor, longer: Tenso
 
 
 def bare_weight(module: nn.Module, name: str) -> Tensor | None:
-    """Return the module's own parameter of this name (not of a submodule), or None."""
+    """Return the parameter of this name of the module itself, not of a submodule; None if there is none."""
     return dict(module.named_parameters(recurse=False)).get(name)
 
 
 def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: bool) -> None:
-    """Replace a weight parameter by a `BareWeight`, and set the bias that belongs to it to zero."""
+    """Replace a weight parameter by a `BareWeight`, and set the bias of the same projection to zero."""
     weight = module._parameters.pop(name)
     assert weight is not None
     object.__setattr__(module, name, BareWeight(weight.detach(), replace, time_first))
@@ -98,9 +98,9 @@ def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: 
 
 
 def heads_before_output(heads: Tensor, axes: Axes) -> Tensor:
-    """Concatenate the heads to the input of an output projection, (b n (h e)).
+    """Concatenate the heads, instead of multiplying them by the weight of the output projection.
 
-    A tensor of three axes is returned unchanged.
+    The result is (b n (h e)). A tensor of three axes is returned unchanged, because its heads are concatenated already.
 
     axes  the axis of positions in the input of the projection, and that in its output
     """

@@ -1,4 +1,4 @@
-"""Build the probe of a function of q, k and v: trial calls find its layout and its free sizes."""
+"""Build the probe of a function of q, k and v: trial calls find its order of axes and the sizes that it accepts."""
 
 import inspect
 import re
@@ -61,9 +61,9 @@ def probe_function(
 ) -> Probe:
     """Build the probe of an attention function: find its layout and sizes by trial calls.
 
-    function_for  function that returns the function to call for a tensor q, since a module has one copy for
-                  each dtype
-    signed        the object whose signature lists the arguments
+    function_for  function that takes q and returns the attention function to call, since a module has one copy for each
+                  dtype
+    signed        the function or module whose signature lists the arguments of the attention function
     module        the module behind the function, or None
     """
     signature = read_signature(signed)
@@ -99,7 +99,7 @@ def probe_function(
 class _Function:
     """An attention function, with the keyword arguments that are passed in every trial call.
 
-    filled_in  names of required arguments that are passed as None
+    filled_in  names of the required arguments that the caller did not pass; None is passed for them
     """
 
     name: str
@@ -112,10 +112,13 @@ class _Function:
     def attempts(
         self, h: int, g: int, c: int, dtype: torch.dtype, device: torch.device
     ) -> Iterator[tuple[Probe, ProbeSizes] | Exception]:
-        """Try layouts: yield a probe and its sizes if a layout works, or the exception if a layout fails.
+        """Try all layouts, such as "b h n c": yield a probe and its sizes for one that works, else the exception.
 
-        After a layout that works, layouts with fewer axes are not tried: with them, a function that mixes sequences or
-        heads by mistake could not be detected.
+        After a layout that works, layouts without its axis of heads or of sequences are not tried: with them, a
+        function that mixes heads or sequences by mistake could not be detected.
+
+        h, g  numbers of query heads and key heads
+        c     width of one head
         """
         options, axes = self.options, ""  # axes of all layouts that worked
         for layout in [options.layout] if options.layout else LAYOUTS:
@@ -166,7 +169,8 @@ class _Function:
     def _call(self, layout: str, q: Tensor, k: Tensor, v: Tensor, **keywords: object) -> Tensor:
         """Call the function in a layout and return its output.
 
-        For the layout "n c", the function is called for each sequence and the outputs are stacked.
+        The tensors q, k and v are (b h n c) and are permuted to the layout. For the layout "n c", the function is
+        called once for each sequence, and the outputs are stacked.
         """
         function, names = self.function_for(q), self.signature.names
         keywords = {**dict.fromkeys(self.filled_in), **self.options.extra, **keywords}
@@ -183,7 +187,7 @@ class _Function:
     def _output_layout(
         self, layout: str, sizes: ProbeSizes, dtype: torch.dtype, device: torch.device
     ) -> str | Exception:
-        """Call the function in a layout and return the layout of its output, or an exception if this fails."""
+        """Call the function with random tensors in a layout; return the layout of its output, or an exception."""
         b, h, i, e = sizes.b, sizes.h, sizes.i, sizes.e
         try:
             with torch.no_grad():
@@ -216,7 +220,8 @@ class _Function:
 def read_signature(fn: object) -> Signature:
     """Return the arguments of a function besides q, k and v.
 
-    The arguments are read from the signature, or from the first line of the docstring for compiled functions.
+    The arguments are read from the signature. A compiled function, such as one of torch, may have none; its arguments
+    are then read from the first line of its docstring.
     """
     try:
         listed = list(inspect.signature(fn).parameters.values())  # type: ignore[arg-type]

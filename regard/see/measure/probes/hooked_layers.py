@@ -45,10 +45,10 @@ MEMORIES = ("memory", "context", "encoder_hidden_states", "key_value_states", "e
 def probe_layer(module: nn.Module, known: Projections, name: str, options: ProbeOptions) -> Probe:
     """Build the probe of an attention layer with projections.
 
-    Trial calls find the layer's arguments, axes and order of heads: the first combination that does not mix
-    sequences or heads.
+    Trial calls find which arguments are sequences, whether the batch is the first axis, and how the heads are ordered:
+    the first combination in which the output of a head does not depend on other heads and sequences.
 
-    known  names of the layer's projections
+    known  names of the layer's projections, such as q_proj, and which of q, k and v each computes
     """
     # bare weights may be (in, out) or (out, in)
     bare = bare_weight(module, known.names[0]) is not None
@@ -81,11 +81,12 @@ def probe_layer(module: nn.Module, known: Projections, name: str, options: Probe
 def _count_heads(
     module: nn.Module, known: Projections, name: str, options: ProbeOptions, transposed: bool
 ) -> int | None:
-    """Find the number of heads with a trial call; return None if no call works.
+    """Find the number of heads of a layer with a trial call; return None if no call works.
 
-    All columns of v are equal in this call, so that the columns of the output differ only between heads.
+    All columns of v are equal in this call, so neighbouring columns of the output differ only where the next head
+    begins.
 
-    transposed  whether bare weights are (out, in)
+    transposed  whether weights that are parameters of the layer itself are (out, in) instead of (in, out)
     """
     sizes = layer_sizes(module, known, name, replace(options, heads=1), transposed)
     for probe, shape in _attempts(module, known, sizes, name, options):
@@ -106,7 +107,7 @@ def _count_heads(
 def _attempts(
     module: nn.Module, known: Projections, sizes: LayerSizes, name: str, options: ProbeOptions
 ) -> Iterator[tuple[Probe, ProbeSizes]]:
-    """Yield a `Probe` and the sizes to test it with, for every combination of arguments, axes and order of heads."""
+    """Yield a `Probe` and sizes to test it with, for each combination of sequence arguments, axes and head order."""
     (dtype, *_), device = dtypes_and_device(module, options)
     stars = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     takes = {key: each for key, each in inspect.signature(module.forward).parameters.items() if each.kind not in stars}
@@ -145,7 +146,7 @@ def _attempts(
 
 
 def _sequence_arguments(names: tuple[str, ...], sizes: LayerSizes) -> list[tuple[str, ...]]:
-    """Return the possible sequence arguments: x alone, x and a memory (cross-attention), or query, key and value."""
+    """Return the possible sequence arguments: x; x and a memory (cross-attention); or query, key and value."""
     if len(names) > 2 and names[1] in KEYS and names[2] in VALUES:
         return [names[:3]]
     with_memory: list[tuple[str, ...]] = [(names[0], each) for each in names if each in MEMORIES]
@@ -156,10 +157,10 @@ def _sequence_arguments(names: tuple[str, ...], sizes: LayerSizes) -> list[tuple
 class _Chosen:
     """The q, k and v that the replaced projections return at the next call, in the layout of the layer.
 
-    packing     order of the heads in a joint projection: "blocks" (all q, then all k, ...) or "groups" (by key
-                head)
-    time_first  whether the layer's tensors are (n, b, ...)
-    tensors     q, k and v by name
+    packing     order of the columns of a projection that computes several of q, k and v: "blocks" (all heads of q, then
+                all of k, then all of v) or "groups" (for each key head, its q, k and v)
+    time_first  whether the layer's tensors are (n, b, ...), with positions before sequences
+    tensors     q, k and v by name, each (b h n c)
     """
 
     packing: str
@@ -174,7 +175,7 @@ class _Chosen:
             self.read.setdefault(part, []).append(x)
 
     def output(self, parts: str) -> Tensor:
-        """Return the output of a replaced projection: the chosen tensors, joined as in the layer.
+        """Return the output of a replaced projection: the chosen tensors, concatenated in the order of the layer.
 
         parts  what the projection computes: "q", "kv", "qkv" and so on
         """
@@ -192,7 +193,7 @@ class _Chosen:
 
         parts  which of q, k and v the product computes: "q", "kv", "qkv" and so on
         other  the input that is multiplied by the weight
-        axes   pair of axes: the axis of positions in `other` and that in the product
+        axes   pair: the axis of positions in `other`, and the axis of positions in the product
         """
         self.keep_input(parts, other)
         one = self.tensors[parts[0]]
@@ -250,7 +251,7 @@ class _LayerCall:
     """One way to call an attention layer: which arguments are sequences, and whether their first axis is batch or time.
 
     inputs  names of the arguments that are sequences
-    takes   all arguments of the layer's forward
+    takes   all parameters of the layer's `forward` by name
     """
 
     name: str
@@ -263,20 +264,23 @@ class _LayerCall:
 
     @property
     def required(self) -> list[str]:
-        """Names of the arguments without a default, except the first argument."""
+        """Names of the layer's arguments without a default, except the first argument."""
         return [each for each in list(self.takes)[1:] if self.takes[each].default is inspect.Parameter.empty]
 
     @property
     def filled_in(self) -> tuple[str, ...]:
-        """Names of the arguments that are filled in because the caller did not pass them.
+        """Names of the arguments for which a value is chosen because the caller did not pass one.
 
-        The names are those of the required arguments, and of the arguments in FILLED_VALUES.
+        These are required arguments, and known arguments of Hugging Face layers such as position_ids (FILLED_VALUES).
         """
         filled = dict.fromkeys((*self.required, *(each for each in FILLED_VALUES if each in self.takes)))
         return tuple(each for each in filled if each not in (*self.inputs, *self.options.extra))
 
     def input_shapes(self, b: int, i: int, j: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the sequence arguments: of x or the query, and of the memory, or the key and value."""
+        """Return the shapes of the sequence arguments: x and the memory, or query, key and value.
+
+        b, i, j  numbers of sequences, queries and keys
+        """
         shapes = (b, i, self.sizes.d), (b, j, self.sizes.m), (b, j, self.sizes.m)
         return [(n, batch, d) if self.chosen.time_first else (batch, n, d) for batch, n, d in shapes]
 
@@ -305,9 +309,9 @@ class _LayerCall:
         inputs: Sequence[Tensor] | None = None,
         **keywords: object,
     ) -> Tensor:
-        """Run the layer while its projections return q, k and v.
+        """Run the layer while its projections return q, k and v; return the output of the heads, (b h i e).
 
-        inputs  the sequence arguments; None is zeros
+        inputs  tensors for the sequence arguments; None passes zeros
         """
         copy, sizes, time_first = copies.at(q.dtype), self.sizes, self.chosen.time_first
         b, i, j = len(q), q.shape[2], k.shape[2]
@@ -340,7 +344,7 @@ class _LayerCall:
 
 
 def _depends(outputs: list[Tensor], x: Tensor) -> bool:
-    """Return whether at least one of the outputs depends on x, according to autograd."""
+    """Return whether at least one of the outputs was computed from x, according to autograd."""
     graphs = [out for out in outputs if out.requires_grad]
     if not graphs:
         return False
@@ -358,7 +362,10 @@ FILLED_VALUES = {
 
 
 def _fill_in(argument: str, module: nn.Module, layer: _LayerCall, x: Tensor) -> object:
-    """Return the value to pass for an argument in FILLED_VALUES, such as position_ids."""
+    """Return a value for an argument that the caller did not pass, such as position_ids.
+
+    argument  a name in FILLED_VALUES
+    """
     b, n = x.shape[:2]
     if argument == "position_embeddings":
         return rotary_phases(module, layer.name, x, n)

@@ -10,9 +10,10 @@ from regard.see.measure.probes.probe import ProbeOptions
 
 
 class ModuleCopies:
-    """Copies of a module, one for each dtype, each changed by the function `prepare`.
+    """Copies of a module, one for each dtype; the function `prepare` changes each, for example its projections.
 
-    `reference` is an unchanged copy. The others are in the same training or eval mode as `reference`.
+    `reference` is a copy that `prepare` does not change. When another copy is used, it is set to the training or eval
+    mode of `reference`.
     """
 
     def __init__(self, module: nn.Module, prepare: Callable[[nn.Module], None] = lambda copy: None) -> None:
@@ -21,7 +22,7 @@ class ModuleCopies:
         self.copies: dict[torch.dtype, nn.Module] = {}
 
     def at(self, dtype: torch.dtype) -> nn.Module:
-        """Return the copy in this dtype, in the training or eval mode of `reference`."""
+        """Return the copy in this dtype, and set it to the training or eval mode of `reference`."""
         if dtype not in self.copies:
             copy = deepcopy(self.reference)
             own = next((x.dtype for x in _floating(copy)), dtype)
@@ -47,7 +48,8 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
 def dtypes_and_device(module: nn.Module | None, options: ProbeOptions) -> tuple[list[torch.dtype], torch.device]:
     """Return the dtypes to try and the device to use.
 
-    If the module has floating-point parameters or buffers, their dtype and device are used, otherwise defaults.
+    If the module has floating-point parameters or buffers, their dtype and device are returned. Otherwise the dtypes
+    are float32, bfloat16 and float64, and the device is that of `options`, or the CPU.
     """
     own = None if module is None else next(_floating(module), None)
     if own is not None:

@@ -1,4 +1,4 @@
-"""Probe nn.MultiheadAttention: in a copy, all projections are the identity."""
+"""Probe nn.MultiheadAttention: in a copy, all projections are the identity, so that its inputs are q, k and v."""
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ def probe_multihead(module: nn.MultiheadAttention, name: str, options: ProbeOpti
 
 
 def _set_identity_projections(module: nn.Module) -> None:
-    """Set all projections of an nn.MultiheadAttention to the identity; bias_k, bias_v and add_zero_attn stay."""
+    """Set all projections of an nn.MultiheadAttention to the identity; bias_k, bias_v and add_zero_attn are kept."""
     assert isinstance(module, nn.MultiheadAttention)
     d = module.embed_dim
     identity = torch.eye(d, dtype=module.out_proj.weight.dtype, device=module.out_proj.weight.device)

@@ -1,4 +1,4 @@
-"""`Probe`: an attention as a function of q, k and v, with a test of whether its layout was found correctly."""
+"""`Probe`: an attention as a function of q, k and v, with a test whether its order of axes was found correctly."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,12 @@ AS_FUNCTION = "wrap it in a function of q (b h i c), k (b g j c) and v (b g j e)
 
 @dataclass(frozen=True)
 class Probe:
-    """Any attention implementation as a function with fixed axes: (b h i c), (b g j c), (b g j e) -> (b h i e).
+    """Any attention implementation as a function of q (b h i c), k (b g j c) and v (b g j e) that returns (b h i e).
+
+    There are b sequences, h query heads, g key heads, i queries and j keys. c and e are the widths of one head of q and
+    of v.
+
+    In this example, q is (1 4 5 8):
 
     >>> as_probe(torch.nn.functional.scaled_dot_product_attention).call(q, k, v).shape
     torch.Size([1, 4, 5, 8])
@@ -44,10 +49,12 @@ class Probe:
     other_layout: str = ""  # a layout that mixes no sequences, if the expected layout mixes them
 
     def test_layout(self, sizes: "ProbeSizes") -> bool | Exception:
-        """Return whether the layout is right: every output row is a multiple of a value vector of its own sequence.
+        """Return whether the order of axes was found correctly, by a call in which all keys have equal values.
 
-        A wrong layout or order of heads mixes sequences or heads, which changes the direction of the output. If
-        the call raises an exception, the exception is returned.
+        The attention is called with one value vector for each sequence and key head, repeated for all keys. Every
+        output vector must then have the direction of such a vector of its own sequence. A wrong order of axes or heads
+        mixes sequences or heads, which changes this direction. If the call raises an exception, the exception is
+        returned.
         """
         q, k, v = sizes.random_tensors(self.dtype, self.device)
         try:
@@ -64,7 +71,7 @@ class Probe:
         return bool(nonempty.any()) and bool((cosine[nonempty] > threshold).all())
 
     def usual_sizes(self) -> "ProbeSizes":
-        """Return small tensor sizes that this probe accepts."""
+        """Return small tensor sizes that this attention accepts."""
         h, c = self.heads or 3, self.width or 8
         e = self.value_width or (c if self.equal_widths else c + 3)
         return ProbeSizes(h, self.kv_heads or h, 5, 5 if self.square else 7, c, e)
@@ -104,15 +111,15 @@ class ProbeOptions:
     extra: Mapping[str, object]
 
     def lengths(self) -> list[tuple[int, int]]:
-        """Return the pairs (queries, keys) to try; pairs of different numbers come first."""
+        """Return the pairs (number of queries, number of keys) to try, first one with different numbers."""
         i = self.queries or 5
         return [(i, self.keys)] if self.keys not in (None, i) else [(i, i + 2), (i, i)]
 
 
 def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> Probe | Exception:
-    """Return the first probe with the right layout, else the first probe that runs, else the first exception.
+    """Return the first probe with the right order of axes, else the first that runs, else the first exception.
 
-    The layout is right if `Probe.test_layout` finds that sequences and heads are not mixed. If they are mixed by
+    The order of axes is right if `Probe.test_layout` finds that sequences and heads are not mixed. If they are mixed by
     every probe that runs, the first of these probes is returned, so that `check` can report the mistake.
     """
     mixing: Probe | None = None
@@ -133,11 +140,12 @@ def first_working(attempts: Iterable[tuple[Probe, ProbeSizes] | Exception]) -> P
 
 
 def missing_argument_hint(name: str, filled_in: tuple[str, ...], of: str = "") -> str:
-    """Return a hint for an error message: which required arguments were passed as None, and how to pass them.
+    """Return a hint for an error message: for which required arguments None was passed, and how to pass a value.
 
     name       name of the attention function or layer
-    filled_in  names of the required arguments
-    of         name of the input, if a value in `extra` can be a function of this input; empty if it cannot
+    filled_in  names of these arguments
+    of         name of the layer's input, if a value in `extra` may be a function that is called with this input; empty
+               if not
     """
     if not filled_in:
         return ""

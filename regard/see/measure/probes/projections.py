@@ -12,7 +12,7 @@ from regard.see.measure.probes.probe import AS_FUNCTION, ProbeOptions
 
 @dataclass(frozen=True)
 class Projections:
-    """The names of an attention layer's projections, and what each of them computes: "q", "kv", "qkv" and so on."""
+    """The names of an attention layer's projections, and for each what it computes: "q", "kv", "qkv" and so on."""
 
     names: tuple[str, ...]
     parts: tuple[str, ...]
@@ -44,7 +44,7 @@ WIDTHS = ("head_width", "head_dim", "dim_head", "attention_head_size", "head_siz
 def known_projections(module: nn.Module) -> Projections | None:
     """Return the first known set of projection names that all exist in a module; None if there is none.
 
-    A projection may be a submodule or a parameter.
+    An example of a set is q_proj, k_proj and v_proj. A projection may be a submodule or a parameter.
     """
     modules = {name for name, _ in module.named_modules(remove_duplicate=False)}
     bare = {name for name, weight in module.named_parameters(recurse=False) if weight.ndim in (2, 3)}
@@ -64,7 +64,7 @@ class LayerSizes:
 
 
 def has_known_heads(module: nn.Module, options: ProbeOptions) -> bool:
-    """Return whether the number or width of heads is known from an option, a usual attribute or an axis of a weight."""
+    """Return whether the number or width of heads is known from an option, an attribute or an axis of a weight."""
     if any(weight.ndim == 3 for weight in module.parameters(recurse=False)):
         return True
     found = options.heads or options.width or _attribute(module, HEADS) or _attribute(module, WIDTHS)
@@ -76,7 +76,7 @@ def layer_sizes(
 ) -> LayerSizes:
     """Find the numbers and widths of heads from the shapes of the projections and from attributes of usual names.
 
-    transposed  whether bare weight parameters are (out, in) instead of (in, out)
+    transposed  whether weights that are parameters of the layer itself are (out, in) instead of (in, out)
     """
     bare = [weight for each in known.names if (weight := bare_weight(module, each)) is not None]
     if bare:
@@ -125,9 +125,9 @@ def projection_widths(projection: nn.Module, name: str = "", path: str = "") -> 
 
 
 def _bare_widths(weight: Tensor, transposed: bool) -> tuple[int, int]:
-    """Return the input and output widths of a weight parameter, (in, out) or (heads, in, width of a head).
+    """Return the input and output widths of a weight: (in, out), or (heads, in, width of a head).
 
-    transposed  whether a matrix is (out, in)
+    transposed  whether a weight of two axes is (out, in) instead
     """
     if weight.ndim == 3:
         return weight.shape[1], len(weight) * weight.shape[2]
@@ -136,6 +136,6 @@ def _bare_widths(weight: Tensor, transposed: bool) -> tuple[int, int]:
 
 
 def _attribute(module: nn.Module, names: tuple[str, ...]) -> int | None:
-    """Return the first of the named attributes, of the module or its config, that is a positive integer, or None."""
+    """Return the first named attribute, of the module or its config, that is a positive integer; None if none is."""
     values = (getattr(owner, name, None) for owner, name in product((module, getattr(module, "config", None)), names))
     return next((value for value in values if type(value) is int and value > 0), None)

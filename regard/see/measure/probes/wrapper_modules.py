@@ -24,10 +24,10 @@ ProbePart = Callable[[nn.Module, str, ProbeOptions], Probe]
 def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions, probe_part: ProbePart) -> Probe:
     """Build the probe of a module that contains one attention, such as a Transformer block.
 
-    If the module cannot be called with a sequence, the result is the probe of the inner attention alone.
+    If the module cannot be called with a sequence (b n d), the result is the probe of the inner attention alone.
 
-    path        path of the inner attention
-    probe_part  function that builds the probe of the inner attention
+    path        path of the inner attention in the module
+    probe_part  function that takes the inner attention, its name and options, and builds its probe
     """
     parameters = inspect.signature(module.forward).parameters
     own = {each: value for each, value in options.extra.items() if each in parameters}
@@ -50,7 +50,7 @@ def probe_wrapper(module: nn.Module, path: str, name: str, options: ProbeOptions
 def _is_time_first(module: nn.Module, part: nn.Module) -> bool:
     """Return whether the module takes (n, b, d), that is, whether the attribute `batch_first` is False.
 
-    If a torch.nn module has no such attribute, the attribute of the inner attention is used.
+    For a module of torch.nn without this attribute, the attribute of the inner attention is used.
     """
     batch_first = getattr(module, "batch_first", None)
     if batch_first is None and type(module).__module__.startswith("torch.nn."):
@@ -64,8 +64,8 @@ def _probe_with(
     """Build the probe of the whole module, or return a text that says why the module cannot be called.
 
     inner       probe of the inner attention
-    own         keyword arguments of the module
-    time_first  whether the module takes (n, b, d)
+    own         keyword arguments that are passed to the module, not to the inner attention
+    time_first  whether the module is called with (n, b, d) instead of (b, n, d)
     """
     parameters = inspect.signature(module.forward).parameters
     sequences = [
@@ -104,7 +104,7 @@ class _WrapperCall:
 
     path       path of the inner attention
     sequences  names of the module's arguments that are sequences
-    own        keyword arguments of the module
+    own        keyword arguments that are passed to the module, not to the inner attention
     chosen     q, k and v of the next call
     """
 
@@ -151,12 +151,13 @@ class _WrapperCall:
         return projection_widths(part.get_submodule(known.names[0]))[0]
 
     def attend(self, keywords: Mapping[str, object], received: Tensor) -> Tensor:
-        """Compute the inner attention on the chosen q, k and v.
+        """Compute the inner attention on the chosen q, k and v, in place of those of the module.
 
-        Batch and time are exchanged if the module passes its input in the wrong order of axes.
+        If the module passes its input to the attention with the axes of batch and time in the wrong order, they are
+        exchanged in q, k and v too, so that the mistake shows in the output.
 
-        keywords  keyword arguments that the module passes
-        received  the input that the module passes
+        keywords  keyword arguments that the module passes to the inner attention
+        received  the input that the module passes to the inner attention
         """
         q, k, v = self.chosen
         b, n = len(q), q.shape[2]
