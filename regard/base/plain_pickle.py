@@ -7,7 +7,6 @@ keys of dictionaries are text, bytes or integers, and text that occurs several t
 """
 
 import pickletools  # pickletools lists opcodes and runs none  # nosec B403
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ KNOWN_FUNCTIONS = {
 }
 CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 MARK = object()
-# errors of opcodes that do not fit the stack; the warning is about an invalid escape sequence, which no pickle contains
+# errors of opcodes that do not fit the stack; where warnings are errors, an invalid escape sequence raises a Warning
 DAMAGE = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, Warning)
 
 
@@ -64,15 +63,13 @@ def load_plain_pickle(where: str, data: bytes) -> Any:
     machine = _PickleMachine()
     name, position = "", 0
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for number, (opcode, argument, byte) in enumerate(pickletools.genops(data)):
-                name, position = opcode.name, byte or 0
-                if number > MAX_OPCODES:
-                    raise _RefusedOpcodeError(f"comes after {MAX_OPCODES:,} others, which are too many")
-                if name == "STOP":
-                    return _finalize(machine.stack.pop(), {})
-                machine.run(name, argument)
+        for number, (opcode, argument, byte) in enumerate(pickletools.genops(data)):
+            name, position = opcode.name, byte or 0
+            if number > MAX_OPCODES:
+                raise _RefusedOpcodeError(f"comes after {MAX_OPCODES:,} others, which are too many")
+            if name == "STOP":
+                return _finalize(machine.stack.pop(), {})
+            machine.run(name, argument)
     except _RefusedOpcodeError as refusal:
         raise DataError(
             f"{where}: opcode {name} at byte {position} {refusal}; a pickle may hold dictionaries, lists, strings, "
