@@ -229,7 +229,10 @@ def _run_fact(fact: Fact, tested: MeasuredAttention | DecoderUnderTest, causes: 
 
 
 def _raising_failure(tested: MeasuredAttention | DecoderUnderTest, words: str) -> Failure:
-    """Return the failure of a fact whose test raised an error. Its example is the last call that the test made.
+    """Return a `Failure` for a fact whose test raised an error.
+
+    Its example repeats the last call of the attention, with inputs that are as small as possible. There is no example
+    for a decoder, or if the call does not raise an error again.
 
     words  describes the error
     """

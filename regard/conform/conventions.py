@@ -308,10 +308,11 @@ class MeasuredAttention(AttentionUnderTest):
         return [self._scale_at(n, c) for c, n in ((4, 7), (12, 7), (4, 9))]
 
     def _scale_at(self, n: int, c: int) -> tuple[Sizes, float]:
-        """Measure the scale of q . k with n keys of width c; return the sizes of the inputs and the scale.
+        """Measure the scale of q . k with n queries and n keys of width c.
 
-        The sizes are (c, e, h, j), as in `scales`. The scale is NaN if no scale was found. If the options declare
-        qk_norm="l2", it is the scale for vectors that are normalised to length one.
+        Returns the sizes (c, e, h, j) of the inputs, and the scale. The sizes are the width of keys, the width of
+        values, the number of query heads and the number of keys. The scale is NaN if no scale was found. If the options
+        declare qk_norm="l2", it is the scale for q and k normalised to length one.
         """
         found = self.measurement(n, c=c)
         reader, scale = found.raw.reader, found.scores.scale

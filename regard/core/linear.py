@@ -446,8 +446,8 @@ def _add_keys(
 def _chunks_at_once(features: FeatureMap, step: int, size: tuple[int, int, int, int], device: str) -> int:
     """Return the number of chunks to compute in one batched product, limited by the memory for the sums of each chunk.
 
-    The number is 1 for the recurrent form, so that memory does not grow, and for logarithmic features, whose sums are
-    rescaled from chunk to chunk.
+    The number is 1 for the recurrent form, so that the sums are stored only once, and for logarithmic features, because
+    their sums are rescaled after each chunk.
 
     step  number of keys in a chunk; 1 is the recurrent form
     size  sizes of the sums: (b, h, number of features, width of v)

@@ -165,10 +165,10 @@ def accumulate(
     FRESH: tl.constexpr, REVERSE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, LINES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute cumulative sums over segments, which start with MATRIX and VECTOR.
+    """Compute cumulative sums over segments. Their initial value is MATRIX and VECTOR, or 0 if FRESH.
 
-    BEFORE gets, for each segment, the start plus the SUMS of all earlier segments, or of all later ones if REVERSE.
-    MATRIX_AFTER and VECTOR_AFTER get the start plus the SUMS of all segments. If FRESH, the start is 0.
+    BEFORE gets, for each segment, the initial value plus the SUMS of all earlier segments, or of all later ones if
+    REVERSE. MATRIX_AFTER and VECTOR_AFTER get the initial value plus the SUMS of all segments.
     """
     both = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -207,7 +207,7 @@ def attend_chunks(
     H: tl.constexpr, GROUP: tl.constexpr, MAP: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr, M: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outputs of the queries of each segment, and if KEEP also their sums of weights."""
+    """Compute the outputs of the queries of each segment. If KEEP, store the sum of weights of each query in MASS."""
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H
     queries = _head(Q, b, h, q_b, q_h)
@@ -240,10 +240,11 @@ def sum_queries(
     H: tl.constexpr, GROUP: tl.constexpr, MAP: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the sum of weights of each row, and the sums of each segment that key gradients need.
+    """Compute OF_MASS and SUMS from the queries, for the kernels that compute gradients of queries and keys.
 
-    Two sums over the rows of a segment are computed: phi(q)^T times the gradients of the weighted sums of values, and
-    phi(q) times the gradients of the sums of weights.
+    OF_MASS is the gradient of the sum of weights of each row. SUMS has two sums over the rows of each segment: phi(q)^T
+    times the gradients of the weighted sums of values, and phi(q) times OF_MASS. Before `key_gradients` runs,
+    `accumulate` adds up the SUMS of all later segments.
     """
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H

@@ -172,7 +172,11 @@ def sum_queries(
     H: tl.constexpr, GROUP: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, R: tl.constexpr, E: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the sum of weights of each row, and the sums of each segment that key gradients need."""
+    """Compute OF_MASS and SUMS from the queries, for the kernels that compute gradients of queries and keys.
+
+    OF_MASS is the gradient of the sum of weights of each row. SUMS has sums over the rows of each segment, which
+    `accumulate` adds up over all later segments before `key_gradients` runs.
+    """
     segment, both = tl.program_id(0), tl.program_id(1)
     b, h = both // H, both % H
     queries, grads = _head(Q, b, h, q_b, q_h), _head(GRAD, b, h, o_b, o_h)

@@ -3,7 +3,7 @@
 A file in `sheets/answers` answers one question, or the same question of several sheets. Its header is TOML between
 two lines of +++:
 
-    questions  the text of each question by its place on a sheet: "000 1.1a" = "..."
+    questions  the text of each question; its key is the number of the sheet and of the question: "000 1.1a" = "..."
     claims     claims whose runs measure the numbers of the answer
     figure     the claim whose figure is shown [default: the first]; "" shows none
     command    the command line that computes the answer, such as "regard lab run beta"
@@ -41,12 +41,12 @@ class SheetAnswer:
     """The answer to questions of a course's exercise sheets: one Markdown file with a template.
 
     name       the file's name without its suffix
-    questions  the text of each question by its place, such as "000 1.1a"
+    questions  the text of each question; its key is the number of the sheet and of the question, such as "000 1.1a"
     claims     ids of the lab claims whose runs measure the numbers of the answer
     figure     id of the claim whose figure is shown; empty for none
     command    the command line that computes the answer, such as "regard lab run beta"
     view       where else to look: another command, an exercise, a page
-    sections   the template of each section by its heading
+    sections   the template of each section; its key is the heading
     """
 
     name: str
@@ -80,10 +80,10 @@ class SheetAnswer:
     def errata(self, place: str, result: Callable[[str], Result]) -> list[Erratum]:
         """Return the errata of the exercise sheets that concern one of the questions of this answer.
 
-        If no erratum concerns the question on the sheet of `place`, return the errata of all questions of this answer,
-        which are the same question on other sheets.
+        If no erratum concerns the question at `place`, return the errata of all questions of this answer, which are the
+        same question on other sheets.
 
-        place   the place of the question, such as "000 1.1a"
+        place   number of the sheet and of the question, such as "000 1.1a"
         result  function that returns the result of the lab claim with a given id
         """
         several = [answer for answer in wrong_answers() if _concerns(answer.source, self.questions)]
@@ -130,13 +130,18 @@ def _read(path: Path) -> SheetAnswer:
 
 @cache
 def sheet_titles() -> dict[str, str]:
-    """Return the title of each exercise sheet by its number, such as "000"."""
+    """Return the titles of all exercise sheets; the keys are the numbers of the sheets, such as "000"."""
     titles: dict[str, str] = tomllib.loads((FOLDER / "sheets.toml").read_text(encoding="utf-8"))["sheets"]
     return titles
 
 
 def sheet_questions(sheet: str) -> dict[str, SheetAnswer]:
-    """Return the answer to each question of an exercise sheet, by place and in the order of the sheet."""
+    """Return the answers to the questions of an exercise sheet, in the order of the sheet.
+
+    The keys of the dictionary are the sheet and the number of each question, such as "000 1.1a".
+
+    sheet  number of the sheet, such as "000"
+    """
     if sheet not in sheet_titles():
         raise UnknownNameError(f"there is no sheet {sheet!r}; there are {', '.join(sheet_titles())}")
     found = {place: answer for answer in sheet_answers() for place in answer.questions if place.startswith(f"{sheet} ")}
@@ -150,9 +155,10 @@ def _natural(place: str) -> list[tuple[bool, int, str]]:
 
 
 def find_answer(place: str) -> tuple[str, SheetAnswer]:
-    """Find the answer to a question; returns its place as the sheet writes it, such as "002 1.2a", and the answer.
+    """Find the answer to a question. Returns the key of the question in `sheet_questions`, and the answer.
 
-    place  sheet and number; case, spaces, hyphens and parentheses do not matter
+    place  number of the sheet and of the question, such as "002 1.2a"; case, hyphens, parentheses and additional spaces
+           do not matter
     """
     match = PLACE.fullmatch(place.strip())
     questions = sheet_questions(match[1]) if match else {}
@@ -166,7 +172,7 @@ def find_answer(place: str) -> tuple[str, SheetAnswer]:
 
 
 def _letters(place: str) -> str:
-    """Normalise the place of a question: lower case, without spaces, hyphens and parentheses."""
+    """Normalise the number of a question: lower case, without spaces, hyphens and parentheses."""
     return re.sub(r"[\s()-]", "", place.lower())
 
 

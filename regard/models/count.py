@@ -20,7 +20,7 @@ class Count:
     parameters         number of parameters by module name; modules with the same name in every block are summed, with
                        `*` in place of the block number
     multiply_adds      multiply-adds of one forward pass: half the FLOPs that torch's FlopCounterMode counts
-    attention_entries  query-key pairs that the masks leave visible, summed over all layers, heads and sequences
+    attention_entries  number of query-key pairs that the masks leave visible, over all layers, heads and sequences
     cache_bytes        size of the KV cache after the forward pass, in bytes
     activation_bytes   bytes of the tensors that autograd saves for the backward pass, without parameters and buffers
     """

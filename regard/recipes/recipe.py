@@ -6,8 +6,7 @@ A module of this folder that is listed in `RECIPES` has
     built_in      () -> settings for the built-in data set; a frozen dataclass with everything that affects the result
     real          () -> settings for real data, read from a path
     VARIANTS      optional: {name: (settings) -> settings}, other ways to run the recipe, each with a docstring
-    CPU_SETTINGS  {name of a setting: value}: changes of the settings for real data for a run on a CPU, which the
-                  variant `cpu` makes
+    CPU_SETTINGS  {name of a setting: value}: the changes that the variant `cpu` makes to the settings for real data
     FROM_DATA     optional: names of settings of the model that the data determine, so that `--set` refuses them
     NEXT_COMMAND  the command to try after training; {folder} is the folder of the run
     prepare       (settings, location) -> TrainingSetup: the untrained model, its tasks and its tokenizer
@@ -92,7 +91,7 @@ class RunLocation:
     tensorboard  write events for TensorBoard to the folder
     on_message   called with messages to the user
     on_progress  called with the name of the phase and its progress
-    on_start     called once all data are read, before the first step
+    on_start     called after all data are read and before the first step, in the main process only
     on_estimate  called with the estimated time of the run, after the first steps and again after the first validation.
                  On a CPU, it is also called before the first step of a run of one process that is not resumed
     """

@@ -91,8 +91,9 @@ class HeadTransform:
 class FlexMask(Mask):
     """The mask of a recorded flex_attention call, given by its mask_mod.
 
-    fn    the mask_mod: a function of the batch, head, query and key indices of one pair
-    data  further tensor arguments of `fn`
+    fn      the mask_mod: a function of the batch, head, query and key indices of one pair
+    data    further tensor arguments of `fn`
+    chosen  for each recorded head, its index among all heads of the model's call; None if all heads are recorded
     """
 
     fn: Callable[..., Tensor]
@@ -263,7 +264,7 @@ def _is_identity(score_mod: Callable[..., Tensor]) -> bool:
 
 
 def _copy_data(data: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Copy the tensors that a mask_mod or score_mod reads, because the model can overwrite them before the call."""
+    """Copy the tensors that a mask_mod or score_mod reads, because the model can overwrite them before that."""
     return tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in data)
 
 
@@ -314,9 +315,8 @@ def read_mask(
     """Convert an `attn_mask` tensor, boolean (True is visible) or additive, to a mask, score terms and positions.
 
     Values of an additive mask that are low enough to hide a key become part of the mask; the other values become a
-    score term. The positions are those of queries at the end of the keys. If all values of a row are low enough, the
-    keys that have the highest value of the row stay visible. If this highest value is so low that adding it rounds all
-    scores to the same number, the weights of the row are uniform.
+    score term. Rows with no other values are treated as in `split_hidden`. The positions are those of queries at the
+    end of the keys.
 
     has_sink  whether an attention sink takes part in the softmax; if so, a row that would have uniform weights hides
               all keys instead
@@ -350,11 +350,13 @@ def split_hidden(
 ) -> tuple[Bool[Tensor, "b h i j"], Float[Tensor, "b h i j"], Bool[Tensor, "b h i 1"]]:
     """Split an additive mask into three tensors: visible pairs, values at these pairs, and rows of uniform weights.
 
-    If finite values hide all keys of a row, the keys with the highest value of the row count as visible. If this
-    highest value is so low that adding it rounds all scores to the same number, the weights of the row are uniform.
+    A value hides its pair if it is low enough compared with `bound` (see `is_hiding`). If all values of a row are that
+    low, but not all are -inf, the highest value is subtracted from all values of the row, which does not change the
+    softmax. Keys with values at most 2 * bound + MARGIN below the highest value are then visible. The weights of such a
+    row are uniform if adding the highest value to its scores rounds them all to the same number.
 
     added  the additive mask
-    bound  upper bound of the absolute scores beta q . k
+    bound  upper bound of the absolute scores |beta q . k|
     """
     hidden = is_hiding(added, bound)
     empty = hidden.all(-1, keepdim=True) & (added > -torch.inf).any(-1, keepdim=True)
@@ -370,11 +372,11 @@ def split_hidden(
 def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
     """Return True where an additive mask hides a pair: the weight of the pair is rounded to 0, whatever its score is.
 
-    A value hides its pair if it is so far below all other values of the mask that even the highest possible score
+    A value hides its pair if it is so far below the values of all visible pairs that even the highest possible score
     cannot compensate for it. Examples are -inf, the lowest number of the dtype, -1e9, -1e4, and -100 if scores are
     small. The values of a bias that decreases gradually, such as ALiBi, do not hide a pair.
 
-    bound  upper bound of the absolute scores beta q . k
+    bound  upper bound of the absolute scores |beta q . k|
     """
     added, lowest = added.detach(), torch.finfo(added.dtype).min / 2
     if not added.numel() or float(added.amin()) > -MARGIN:
@@ -393,9 +395,9 @@ def is_hiding(added: Float[Tensor, "..."], bound: float) -> Bool[Tensor, "..."]:
 
 
 def _negligible(bound: float) -> float:
-    """Return how far below all other scores a score must be so that its weight is below rounding error.
+    """Return how far a value of an additive mask must be below another, so that the weight of its pair is rounded to 0.
 
-    bound  upper bound of the absolute scores beta q . k
+    bound  upper bound of the absolute scores |beta q . k|
     """
     return 2 * bound + MARGIN
 

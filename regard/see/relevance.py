@@ -147,10 +147,12 @@ def flow(maps: Maps, *, rows: Sequence[int], residual: float = 0.5, heads: Fusio
 def gradient_relevance(maps: Seen | Sequence[Record], *, rows: Sequence[int] | None = None) -> Float[Tensor, "b r n"]:
     """Gradient relevance: start with R = I, the identity, and set R = R + A R for each layer in order.
 
-    A is the mean over heads of max(0, gradient * weight), for each weight and the gradient of the number L to explain
-    with respect to it. Chefer et al. 2021, arXiv:2103.15679, equations 5 and 6. Call `backward` on L first. The
-    gradient of each weight is computed from the gradient of the attention output: dL/dw_ij = dL/dout_i . v_j. No entry
-    of R is smaller than the entry of the identity, and R is the identity if all gradients are zero.
+    A is the mean over heads of max(0, gradient * weight), for each attention weight. The gradient is that of L, the
+    number to explain, with respect to the weight. Chefer et al. 2021, arXiv:2103.15679, equations 5 and 6.
+
+    Call `backward` on L first. The gradient of each weight is computed from the gradient of the attention output:
+    dL/dw_ij = dL/dout_i . v_j. No entry of R is smaller than the entry of the identity, and R is the identity if all
+    gradients are zero.
 
     maps  records of `watch`, one for each layer
     rows  indices of the outputs to compute, without computing the full matrix; None is all
@@ -374,7 +376,11 @@ def _check_stack(maps: Maps) -> list[Record | Tensor]:
 
 
 def _check_one_stack(seen: Seen) -> None:
-    """Raise ConfigError if names show more than one stack of layers (encoder and decoder) or repeated calls."""
+    """Raise ConfigError if the recorded calls are not one stack of layers.
+
+    All layers must have the same role, according to their names: encoder, decoder or cross-attention. No layer may be
+    called more than once.
+    """
     found = sorted({attention_role(name.partition(":")[0]) for name in seen})
     if len(found) > 1:
         raise ConfigError(

@@ -56,7 +56,7 @@ def head_figure(report: AttentionReport) -> Figure:
 def layer_figure(report: AttentionReport, name: str, most: int) -> Figure:
     """Return a figure with the maps of all heads of a layer, in rows of eight.
 
-    most  largest number of rows, and of columns, of cells in a map
+    most  maximum number of rows, and of columns, in a map; larger maps are pooled
     """
     maps = report.small_maps(name, most)
     rows = [maps[start : start + 8] for start in range(0, len(maps), 8)]
@@ -73,7 +73,10 @@ def overlay_figure(report: AttentionReport, overlay: Overlay) -> Figure:
 
 
 def draw_head(ax: Any, report: AttentionReport) -> None:
-    """Draw the map of the chosen head: axes in positions, a colour bar, hidden pairs in grey."""
+    """Draw the map of the chosen head with a colour bar. Hidden pairs are grey.
+
+    The axes show the labels of queries and keys, such as tokens, or their positions if there are too many labels.
+    """
     record, drawn = report.seen[report.layer], report.chosen_map()
     low, high = _query_limits(record)
     j = record.k.shape[2]
@@ -124,7 +127,7 @@ def draw_small_maps(ax: Any, rows: Sequence[Sequence[HeadMap]], names: Sequence[
 
 
 def _enlarge(drawn: HeadMap, side: int) -> NDArray[np.float64]:
-    """Return the RGBA colours of a map with `side` x `side` pixels, in which every cell is repeated."""
+    """Return a head's map as RGBA colours of `side` x `side` pixels; each cell of the map fills a block of pixels."""
     values = np.ma.array(drawn.values.numpy(), mask=drawn.hidden.numpy())
     colours = COLORMAP(root_norm(drawn.top)(values))
     down, across = (np.arange(side) * size // side for size in values.shape)

@@ -112,7 +112,7 @@ class TracedWeights:
 
 @dataclass(frozen=True, eq=False)
 class Unsupported:
-    """Marks a tensor that may be attention weights but was computed in an unsupported way, with the reason."""
+    """A traced tensor that may be attention weights but was computed in an unsupported way, with the reason."""
 
     reason: str
     root: object = None  # as in TracedWeights, if it was made from attention weights
@@ -120,14 +120,14 @@ class Unsupported:
 
 @dataclass(frozen=True, eq=False)
 class PairProducts:
-    """Marks an elementwise product of every query with every key, (..., i, j, c); its sum over c gives the scores."""
+    """A traced elementwise product of every query with every key, (..., i, j, c); its sum over c gives the scores."""
 
     scores: TracedScores
 
 
 @dataclass(frozen=True, eq=False)
 class WeightedValues:
-    """Marks the product of each weight with each value, (..., i, j, e); its sum over keys is the attention output."""
+    """A traced product of each weight with each value, (..., i, j, e); its sum over keys is the attention output."""
 
     weights: TracedWeights | Unsupported
     v: Tensor  # (..., j, e)
@@ -137,12 +137,15 @@ class WeightedValues:
 
 @dataclass(frozen=True, eq=False)
 class SingleScores:
-    """Marks the product of keys (j, c) and one query (c), which may be scores (j) without an axis for queries."""
+    """A traced product of keys (j, c) and one query (c), which may be scores (j) without an axis for queries."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowWeights:
-    """Marks a softmax of a matrix: attention weights of one query for each sequence (b, j), or class probabilities."""
+    """A traced softmax of a tensor with two axes; its result may be attention weights or class probabilities.
+
+    Attention weights are (b, j), for one query of each sequence, or (i, j), for one sequence.
+    """
 
 
 Traced = TracedScores | TracedWeights | Unsupported | PairProducts | WeightedValues | SingleScores | RowWeights
@@ -647,7 +650,7 @@ def _read_added(added: Sequence[Tensor], q: Tensor, k: Tensor, beta: float) -> t
     """Convert the tensors that were added to the scores, each (b h i j), to a mask and score terms.
 
     The values of all tensors that are low enough to hide a key are summed and become the mask. All other values become
-    score terms. If the mask hides all keys of a row, the keys with the highest sum of this row stay visible.
+    score terms. A row in which all sums are that low is treated as in `split_hidden`.
     """
     low: Tensor | None = None
     terms: list[ScoreTerm] = []

@@ -41,8 +41,8 @@ class Expected:
     from the wrong values, either exactly (`matrix`) or from the rounded numbers that the student wrote.
 
     matrix        the correct values; after a mistake, the values calculated exactly from the wrong ones
-    tolerance     for each entry, how far `matrix` can be wrong, because wrong numbers are known only as rounded;
-                  0 before the first mistake
+    tolerance     for each entry, how far `matrix` can be from the exact value, which is unknown because the student's
+                  wrong numbers are known only as rounded; 0 before the first mistake
     alternatives  the other matrices whose entries are accepted after a mistake
     """
 
@@ -98,7 +98,10 @@ class HeadProgress:
         return correct_steps(self.head, self.mistaken)[step]
 
     def from_written(self, step: str) -> Array:
-        """Return the matrix of a step as the student wrote it, or else calculated from the steps that were written."""
+        """Return the matrix of a step as the student wrote it.
+
+        If the student did not write it, it is calculated from the steps that the student wrote.
+        """
         return correct_steps(self.head, self.written)[step]
 
     def true(self, step: str) -> Array:
@@ -126,7 +129,10 @@ class HeadProgress:
         )
 
     def tolerance(self, step: str) -> Array:
-        """Return for each entry of a step how far it can be off because earlier wrong numbers were written rounded."""
+        """Return for each entry of `carried_forward` how far it can be from the exact value.
+
+        The exact value is unknown, because the student's earlier wrong numbers are known only as rounded.
+        """
         matrix = self.carried_forward(step)
         tolerance = np.zeros_like(matrix)
         for name, entry, slack in self.uncertain:
@@ -266,12 +272,15 @@ def judge_step(
 
 
 def _affected_rows(hypothesis: ErrorHypothesis, matrix: Array, wrong: set[int]) -> Array | None:
-    """Return the matrix that a step has after a possible mistake; None if the mistake cannot explain all wrong rows.
+    """Return the matrix that a step would have if the student made a possible mistake.
 
-    If the mistake can be limited to some rows, the rows that the student has right keep the values of `matrix`.
+    If the mistake can be made in single rows (`hypothesis.rows`), the result has the values after the mistake only in
+    the wrong rows, and the expected values in the other rows. The result is None if one of the wrong rows is not among
+    these rows.
 
-    matrix  the expected values of the step
-    wrong   indices of the rows in which the student's matrix has wrong entries
+    hypothesis  the possible mistake
+    matrix      the expected values of the step
+    wrong       indices of the rows in which the student's matrix has wrong entries
     """
     if hypothesis.rows is None:
         return hypothesis.matrix

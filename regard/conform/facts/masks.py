@@ -99,9 +99,10 @@ def mask_ignored(a: MeasuredAttention) -> Failure | None:
 def _hides_key_one(
     a: MeasuredAttention, words: str, argument: MaskArgument | None = None, declare: str = ""
 ) -> Failure:
-    """Return the failure of an attention that does not obey a mask hiding key 1.
+    """Return a `Failure` for an attention whose weights are wrong under a mask that hides key 1.
 
-    The example shows the attention weights for queries of zero.
+    Its example computes the attention weights with q = 0, so that they depend only on mask and bias. The expected
+    weights are 0 at key 1.
 
     words     describes the failure
     argument  the mask argument to use; None uses the mask argument of the attention
@@ -189,7 +190,7 @@ def masked_outputs(a: MeasuredAttention) -> Failure | None:
 def _detect_masked(a: MeasuredAttention, inputs: AttentionInputs) -> Violation | None:
     """Return a violation if the output under a mask is wrong, else None.
 
-    If the mask of one row, sequence or head is used for all rows, sequences or heads, the description says so.
+    If the mask of one row, sequence or head is used for all rows, sequences or heads, `words` says so.
     """
     found = detect_error(a, inputs)
     if found is None or inputs.visible is None:

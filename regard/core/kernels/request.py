@@ -201,11 +201,13 @@ def add_terms(
 
 
 def visible_keys(visible: Bool[Tensor, "#b #h i j"], g: int) -> Bool[Tensor, "#b #g j 1"]:
-    """Return, for each key head, which keys are visible to at least one query of the same sequence.
+    """Return which keys are visible to at least one of the queries that attend to them.
 
-    Kernels set the other keys to 0, because these keys may contain NaN. The shape is (b g j 1).
+    These are all queries of the same sequence, in all query heads that share the key head. Kernels set the other keys
+    to 0, because these keys may contain NaN.
 
-    g  number of key heads
+    visible  the dense mask, True meaning visible
+    g        number of key heads
     """
     seen = visible.any(-2)
     if seen.shape[1] > 1:

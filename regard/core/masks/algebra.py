@@ -136,8 +136,8 @@ class Mask:
     def steps(self) -> tuple[int, ...]:
         """Return the periods of the pattern, such as `step` of dilated(step). Empty if the pattern is not periodic.
 
-        Sparse kernels sort positions by their remainder modulo the period, so that more blocks are entirely visible or
-        hidden.
+        Sparse kernels may sort positions by their remainder modulo the period. Positions that see each other are then
+        side by side, so that more blocks are entirely visible or hidden.
         """
         return tuple(sorted({step for child in self.children() for step in child.steps()}))
 

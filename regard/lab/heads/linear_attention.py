@@ -43,12 +43,13 @@ MATHS = r"h_i = \frac{(\sum_j v_j g(k_j)^\top) g(q_i)}{(\sum_j g(k_j))^\top g(q_
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Settings of the claim: sizes of one attention head, and the timings.
+    """Settings of this lab claim's experiment: sizes of one attention head, and the timings.
 
-    length   N, the number of tokens at which multiply-adds are counted; at least 2 * `width`, so that the N x N
-             weights would be larger than every other tensor
-    width    D, the width of queries, keys and values; also D_g, the number of features of elu + 1
-    lengths  increasing numbers of tokens, for the growth of multiply-adds and seconds with N
+    length   N, the number of tokens at which multiply-adds are counted; at least 2 * `width`. The matrix of all N x N
+             weights would then be the largest tensor, so the size of the largest tensor shows that it is not computed
+    width    D, the width of queries, keys and values. The number of features D_g is the same, because the feature map
+             elu + 1 computes one feature from each coordinate
+    lengths  increasing numbers of tokens, at which the growth of multiply-adds and seconds with N is measured
     repeats  number of timings per length; the median is used
     """
 
@@ -138,7 +139,8 @@ def _cost(call: Callable[[], Any]) -> int:
 def _sum_flops(shape: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
     """Return the FLOPs of `torch.sum` over a tensor of this shape, as a formula for `FlopCounterMode`.
 
-    Each element counts as 2 FLOPs, because `_cost` halves the FLOPs and counts an addition as a multiply-add.
+    Each element counts as 2 FLOPs, like a multiply-add. `_cost` divides the FLOPs by 2, so it counts one multiply-add
+    for each element.
     """
     return int(2 * math.prod(shape))
 

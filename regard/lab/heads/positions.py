@@ -54,7 +54,7 @@ TASKS = ("relative", "absolute")
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(RepeatedSetup):
-    """Settings of the claim: the layer, its two tasks, and its training.
+    """Settings of this lab claim's experiment: the layer, its two tasks, and its training.
 
     vocab     number of different tokens
     width     width of the layer

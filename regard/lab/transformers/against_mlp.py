@@ -49,12 +49,12 @@ MATHS = r"\mathrm{perceptron, first layer}: n H + H, \quad \mathrm{feed-forward 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Settings of the claim: sizes of a Vision Transformer and of a multi-layer perceptron.
+    """Settings of this lab claim's experiment: sizes of a Vision Transformer and of a multi-layer perceptron.
 
     width   width of the Transformer
     heads   number of heads of the Transformer
-    depth   number of blocks of the Transformer; at least 2, because the second block is measured on the outputs of
-            the first
+    depth   number of blocks of the Transformer; at least 2, because the experiment counts how many outputs of the
+            first block each output of the second block depends on
     patch   side of a patch in pixels
     sides   sides of the images in patches, at least two different ones; both models are built for each of them
     hidden  width of the hidden layer of the multi-layer perceptron
@@ -161,8 +161,8 @@ def _first_layer_derivatives(layer: Any, inputs: Tensor) -> list[Tensor]:
 def _hidden_states_read(model: Any, tokens: Tensor) -> int:
     """Return how many output tokens of the first block each output token of the second block depends on.
 
-    A token depends on another if its gradient there is nonzero. The result is the minimum over all output tokens of the
-    second block.
+    An output token depends on another token if the gradient of its squared norm with respect to that token is nonzero.
+    The result is the minimum over all output tokens of the second block.
     """
     middle = model.blocks[0](tokens).detach().requires_grad_()
     out = model.blocks[1](middle)

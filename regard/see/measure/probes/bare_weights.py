@@ -55,7 +55,10 @@ class BareWeight:
     def _position_axes(self, product: Callable[[Tensor, Tensor], torch.Size], other: Tensor) -> Axes:
         """Return the axis of positions in `other`, and that in its product with the weight.
 
-        The axes are found by the shape of a product with a longer sequence in place of `other`, on the meta device.
+        Each possible axis of `other` is tried: the axis gets the unusual size LENGTH, and the product is computed on
+        the meta device. The axis of size LENGTH in the shape of the product is then the axis of positions.
+
+        product  function that returns the shape of the product: product(other, tensor to use in place of other)
         """
         for axis in (0 if self.time_first else 1,) if other.ndim == 3 else (1, 2):
             shape = [LENGTH if n == axis else size for n, size in enumerate(other.shape)]
@@ -71,7 +74,11 @@ def _unwrap(value: Any) -> Any:
 
 
 def _run_on_meta(func: Any, args: Any, kwargs: Any, other: Tensor, longer: Tensor) -> torch.Size:
-    """Return the shape of the result of a torch function on the meta device, with `longer` in place of `other`."""
+    """Call a torch function on the meta device, which computes shapes only, and return the shape of the result.
+
+    other   one of the tensors in `args` and `kwargs`
+    longer  a tensor on the meta device that is passed in place of `other`, with a longer sequence
+    """
 
     def move(value: Any) -> Any:
         value = longer if value is other else _unwrap(value)
@@ -100,7 +107,8 @@ def set_bare_weight(module: nn.Module, name: str, replace: Replace, time_first: 
 def heads_before_output(heads: Tensor, axes: Axes) -> Tensor:
     """Concatenate the heads, instead of multiplying them by the weight of the output projection.
 
-    The result is (b n (h e)). A tensor of three axes is returned unchanged, because its heads are concatenated already.
+    The result has the shape (b, n, h * e). A tensor of three axes is returned unchanged, because its heads are
+    concatenated already.
 
     axes  the axis of positions in the input of the projection, and that in its output
     """
