@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from regard.base.axes import format_axis, format_shape
 from regard.base.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from regard.base.registry import Registry
-from regard.base.tracing import can_read_values, is_symbol
+from regard.base.tracing import can_read_values, is_symbol, outside_inference_mode
 from regard.base.validation import check_integer, check_number
 from regard.core.absolute_positions import Grid
-from regard.core.masks.plan_cache import planning
 
 BoundTerm = Callable[[Tensor, Grid], Tensor]
 _SMALL = 1024  # largest number of elements of a tensor whose contents become part of a cache key
@@ -430,7 +430,7 @@ def _bucket_by_distance(
 
     The result is cached: computing it takes some thirty operations, which on a GPU take longer than short calls.
     """
-    with planning():
+    with _disable_current_modes(), outside_inference_mode():
         return t5_bucket(_distances(largest, device), buckets, largest, bidirectional)
 
 
