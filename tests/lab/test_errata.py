@@ -43,6 +43,7 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "key-nudge-1": lambda n: {"difference to the added weights": 1e-12},
     "key-nudge-2": lambda n: {"other weights, before and after": [[0.3, 0.2], [0.3, 0.2]]},
     "dot-product-0": lambda n: {"size of H": [15, 4]},
+    "dot-product-1": lambda n: {"size of Q, K, V": [[1, 4], [1, 5], [3, 5]]},
     "key-stretch-0": lambda n: {"weights for scores 1, 1/2, 0": [1.0, 1.0, 1.0]},
     "key-stretch-1": lambda n: {"weights with the first key doubled": n["weights for scores 1, 1/2, 0"]},
     "multi-head-0": lambda n: {"difference without W_o": 0.0},
@@ -60,7 +61,8 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "identity-layer-0": lambda n: {"own weight of orthonormal tokens, beta = 1": 1.0},
     "identity-layer-1": lambda n: {"distinct outputs at zero scores": 4},
     "identity-layer-2": lambda n: {"tokens 1, 2, 3, ... at zero scores": 0.0},
-    "identity-layer-3": lambda n: {"own weight of orthonormal tokens, beta = 1": n["own weight of orthonormal tokens"]},
+    "identity-layer-3": lambda n: {"own weight of orthonormal tokens": 0.0},
+    "identity-layer-4": lambda n: {"own weight of orthonormal tokens, beta = 1": n["own weight of orthonormal tokens"]},
     "running-linear-0": lambda n: {"difference with biases of 1": 0.0},
     "running-linear-1": lambda n: {"positions read": 3},
     "as-convolution-0": lambda n: {"error of conv1d": 100.0},
@@ -74,11 +76,13 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "vit-is-convolution-0": lambda n: {"convolution against matrix on whole numbers": 3.0},
     "vit-against-transformer-0": lambda n: {"feed-forward widths": n["feed-forward widths"] | {"vit-b/16": 1024}},
     "vit-against-transformer-1": lambda n: {"widths": n["widths"] | {"vit-l/16": 2048}},
-    "average-two-0": lambda n: {"lowest score of the others": [-20.0]},
+    "average-two-0": lambda n: {"weight of a": [1.0] * 6},
+    "average-two-1": lambda n: {"lowest score of the others": [-20.0]},
     "noisy-keys-one-head-0": lambda n: {"share near v_a": 0.01},
     "noisy-keys-one-head-1": lambda n: {"distance from one half, tiny noise": 0.5},
     "noisy-keys-two-heads-0": lambda n: {"standard deviation of c, two equal heads": 0.1},
-    "noisy-keys-two-heads-1": lambda n: {"standard deviation of c, two equal heads": 0.1},
+    "noisy-keys-two-heads-1": lambda n: {"histogram": [0.0] * 20 + [0.9]},
+    "noisy-keys-two-heads-2": lambda n: {"standard deviation of c, two equal heads": 0.1},
     "scale-by-root-0": lambda n: {"gradient of q, undivided": [0.1, 1.0, 2.0, 4.0, 9.0]},
     "scale-by-root-1": lambda n: {"overflow: share finite": 0.5},
     "scale-by-root-2": lambda n: {"variance, undivided": [2.0, 4.0, 8.0, 16.0, 32.0]},
@@ -99,7 +103,8 @@ IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
     "linear-attention-1": lambda n: {"multiply-adds of all weights by features": 2_000_000},
     "pretraining-knowledge-0": lambda n: {"accuracy": n["accuracy"] | {"read about others": 0.9}},
     "pretraining-knowledge-1": lambda n: {"accuracy": n["accuracy"] | {"read about others": 0.9}},
-    "made-up-answers-0": lambda n: {"unknown: fits the surname": n["chance of fitting the surname"]},
+    "made-up-answers-0": lambda n: {"accuracy, unknown people": 0.0},
+    "made-up-answers-1": lambda n: {"unknown: fits the surname": n["chance of fitting the surname"]},
     "against-mlp-0": lambda n: {"hidden states read": 1},
     "rows-are-distributions-0": lambda n: {"weights of three tokens": np.eye(3).tolist()},
     "rows-are-distributions-1": lambda n: {"scores of three tokens": [[0.2, 0.3, 0.5]] * 3},
@@ -149,7 +154,8 @@ def test_errata_do_not_apply_to_other_setups() -> None:
 
 def test_a_single_key_is_not_an_example_against_a_stack_of_blocks() -> None:
     dot_product = claim("dot-product")
-    assert dot_product.run(dot_product.setup({"keys": 1})).wrong_answers == []
+    judged = dot_product.run(dot_product.setup({"keys": 1})).wrong_answers
+    assert [answer.source for answer, _ in judged] == ["001 review 5"]
 
 
 def test_bounds_are_rounded_outward() -> None:
@@ -249,6 +255,11 @@ def check_dot_product(n: Numbers) -> None:
     q, k, v = (np.ones(size) for size in n["size of Q, K, V"])
     h = v @ softmax((k.T @ q).T).T
     assert n["size of H"] == list(h.shape) == [3, 4]
+    width = n["size of Q, K, V"][0][0]
+    w_q, x = np.ones((width, width)), np.ones((width, 1))
+    with pytest.raises(ValueError, match="mismatch"):
+        w_q @ x.T
+    assert ((w_q @ x).T @ w_q @ x).shape == (x.T @ w_q.T @ w_q @ x).shape == (1, 1)
 
 
 def check_as_convolution(n: Numbers) -> None:
@@ -380,6 +391,7 @@ def check_encoder_decoder(n: Numbers) -> None:
 def check_average_two(n: Numbers) -> None:
     assert n["sizes"][-1] == 20
     assert n["score difference to the others"][-1] == pytest.approx(20)
+    assert n["weight of a"][-1] == pytest.approx(softmax([20, 20] + [0] * 8)[0])
     assert max(map(abs, n["lowest score of the others"])) < 1e-13
     # q = s (k_a + k_b) has the length s sqrt 2; a unit key opposite to it scores minus that
     q = 20 * np.array([1.0, 1.0, 0.0])
@@ -402,6 +414,11 @@ def check_noisy_keys_two_heads(n: Numbers) -> None:
     assert n["standard deviation of c1"] == pytest.approx(first.std(), abs=0.003)
     assert n["standard deviation of c, two heads"] == pytest.approx(first.std() / 2, abs=0.003)
     assert n["standard deviation of c, one head"] == pytest.approx(one.std(), abs=0.003)
+    # one-hot values: no output is longer than a value, and no weight is outside the histogram
+    c1 = np.column_stack([first, *[(1 - first) / 9] * 9])
+    assert np.linalg.norm(c1, axis=1).max() <= 1
+    assert sum(n["histogram"]) == pytest.approx(1)
+    assert sum(n["histogram of one head"]) == pytest.approx(1)
 
 
 def check_scale_by_root(n: Numbers) -> None:
