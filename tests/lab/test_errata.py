@@ -33,8 +33,8 @@ def identify(answer: WrongAnswer) -> str:
 
 # numbers of a run that would agree with each wrong answer, in the order of the file
 IF_RIGHT: dict[str, Callable[[Numbers], Numbers]] = {
-    "beta-0": lambda n: {"weights": [[1.0, 0.0, 0.0, 0.0]] * 5},
-    "beta-1": lambda n: {"weights": [[0.0, 0.0, 0.0, 1.0]] * 5},
+    "beta-0": lambda n: {"weights": [[0.0, 0.0, 0.0, 1.0]] * 5},
+    "beta-1": lambda n: {"weights": [[1.0, 0.0, 0.0, 0.0]] * 5},
     "copy-value-0": lambda n: {"weight of the first key": 0.4},
     "copy-value-1": lambda n: {"distance from the identity, equal queries": 1e-9},
     "diffuse-0": lambda n: {"distance from 1/m": [1e-9]},

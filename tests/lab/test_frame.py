@@ -458,7 +458,7 @@ def test_a_figure_is_the_same_text_for_the_same_numbers(beta: Claim, result: Res
 
 
 def test_errata_have_the_counter_example_of_a_run(beta: Claim, result: Result) -> None:
-    _, found = errata([result])
+    found, _ = errata([result])
     assert found.refuted
     assert (found.id, found.source, found.command) == ("beta", "000 1.1c", result.command)
     assert "the largest weight at beta=0.01 is 0.254" in found.counter_example
@@ -473,7 +473,7 @@ def test_errata_have_the_counter_example_of_a_run(beta: Claim, result: Result) -
 
 def test_an_answer_that_is_right_is_not_an_erratum(result: Result) -> None:
     agreeing = result.numbers | {"weights": [[0.0, 0.0, 0.0, 1.0]] * 5}
-    _, found = errata([replace(result, numbers=agreeing)])
+    found, _ = errata([replace(result, numbers=agreeing)])
     assert (found.verdict, found.refuted) == ("supported", False)
 
 
