@@ -8,8 +8,7 @@ PY := $(VENV)/bin/python
 # constraints.txt says which versions were tested together; no install goes around it
 PIP := $(PY) -m pip --disable-pip-version-check install -c constraints.txt
 # tests are many and small: one thread in each of two processes is faster than two threads that wait for each other
-# with kept bytecode the second process need not compile every file again, even where the environment forbids to keep it
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
 # tests that show how much of base and core runs
 COVERING := tests/base tests/core tests/fuzz tests/integrations tests/models/test_count.py
 CODE := regard tests $(wildcard bench tools)

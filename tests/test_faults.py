@@ -171,9 +171,9 @@ def test_a_full_disk_while_exporting_is_one_line_and_keeps_the_old_file(
     fresh = "exercises" in words  # never overwrites a file
     if not fresh:
         (tmp_path / name).write_text(OLD)
-    done = subprocess.run(
-        [sys.executable, "-m", "regard", *words], cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit_files
-    )
+    # -B: Python would keep truncated bytecode of the modules that it imports
+    command = [sys.executable, "-B", "-m", "regard", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit_files)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == f"regard: {name} cannot be written: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ([] if fresh else [name])

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -381,8 +382,9 @@ def test_a_folder_that_cannot_be_created_raises_an_error_before_the_first_step(t
             fit(Tiny(), Failing(1), plan(), folder=tmp_path / folder)
 
 
-def test_a_write_that_the_file_system_refuses_stops_the_run(tmp_path: Path) -> None:
+def test_a_write_that_the_file_system_refuses_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of modules imported meanwhile, which would be truncated
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))  # the largest file size
