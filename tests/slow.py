@@ -69,9 +69,9 @@ def select_quick(names: list[str]) -> set[str]:
 
 
 def spread(cases: list[str], count: int) -> list[str]:
-    """So many cases that every value of a parameter is chosen about as often as the others of that parameter.
+    """Return `count` of the cases, in which each value of a parameter occurs about equally often.
 
-    Cases at equal distances would all have the same value of a parameter that varies fastest, the kernel for instance.
+    Every n-th case could always have the same value of the parameter that varies fastest, such as the kernel.
     """
     if count == len(cases):
         return cases
@@ -87,7 +87,7 @@ def spread(cases: list[str], count: int) -> list[str]:
 
 
 def values(case: str) -> list[tuple[int, str]]:
-    """The values of the parameters of a case, as its id shows them, with their places."""
+    """Return the parameter values of a case, read from its id, each with its index."""
     return list(enumerate(case.partition("[")[2].removesuffix("]").split("-")))
 
 
